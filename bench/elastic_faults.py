@@ -52,7 +52,7 @@ def train(state):
 train(state)
 """
 
-# When each phase begins and is over, in the words of the log.
+# Prints the times at which each phase begins and ends.
 MARKS = """
 import cohort
 from cohort.hvd import basics, elastic
@@ -71,7 +71,7 @@ cohort.init = marked("join", cohort.init)
 elastic.State.on_reset = marked("reset", elastic.State.on_reset)
 basics.init()
 """
-# What torch imports when it is first used: after `init` the others would wait for it.
+# Imports early what torch imports at first use: after `init` the others would wait for it.
 WARM = """
 warm = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 warm.param_groups[0]["params"][0].sum().backward()
@@ -80,7 +80,7 @@ warm.step()
 
 
 class Worker:
-    """What one has said so far."""
+    """A worker's output so far."""
 
     def __init__(self, path):
         self.path, self.read, self.pid = path, 0, None

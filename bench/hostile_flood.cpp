@@ -6,7 +6,8 @@
 //                 [--repeat FILE --hold N]
 //
 // garbage: an HTTP request; silent: nothing; half: the beginning of a TLS handshake; secret: a whole ClientHello with
-// another secret's proof; slow: a byte of one every 50 ms. Who is not answered or not closed within a second goes.
+// another secret's proof; slow: a byte of one every 50 ms. A client that is not answered or not closed within a second
+// goes.
 #include "base/parse.h"
 #include "net/socket.h"
 #include "net/tls.h"
@@ -94,7 +95,7 @@ Options read(int argc, char** arguments) {
   return options;
 }
 
-/// What one with another secret says first.
+/// The first message of a client with another secret.
 std::string client_hello() {
   const auto secret = cohort::value_or_throw(cohort::net::Secret::generate());
   const auto session = cohort::value_or_throw(cohort::net::TlsSession::make(false, secret, "store"));
@@ -115,7 +116,7 @@ class Flood {
         begun + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.seconds));
     for (auto now = begun; now < end; now = Clock::now()) {
       const auto due = static_cast<std::uint64_t>(std::chrono::duration<double>(now - begun).count() * options_.rate);
-      // Who has been held up does not catch up at once: that would be another flood.
+      // After being held up, it does not catch up at once: that would be another flood.
       if (due > tried_ + 200) skipped_ += due - tried_ - skipped_ > 200 ? due - tried_ - skipped_ - 200 : 0;
       while (tried_ + skipped_ < due) {
         if (options_.hold > 0 && attempts_.size() >= options_.hold) {

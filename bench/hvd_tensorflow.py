@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What operations of cohort.tensorflow take within a tf.function, beside TensorFlow's own MultiWorkerMirroredStrategy (its ring,
+"""Times operations of cohort.tensorflow within a tf.function, and TensorFlow's MultiWorkerMirroredStrategy (its ring,
 over gRPC), in turns, in the same processes:
 
     cohort run -np 2 -- python bench/hvd_tensorflow.py [--steps N] [--no-peer]
@@ -51,7 +51,7 @@ def peer_step(strategy):
 
 
 def medians(steps, calls):
-    """Of each function, called in turns; the slowest rank's, in microseconds."""
+    """Median time of each function, called in turns; the slowest rank's, in microseconds."""
     taken = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(3):

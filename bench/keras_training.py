@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `cohort.keras` costs: run with `cohort run -np N`, and the Keras that KERAS_BACKEND names.
+"""The cost of `cohort.keras`: run with `cohort run -np N`, and the Keras that KERAS_BACKEND names.
 
     overhead  in a world of one: a step of a model with 60 small variables, with the optimizer as it is and distributed
     exposed   on two ranks: a step of 25 M parameters, with the optimizer as it is and distributed; what the second takes

@@ -66,13 +66,13 @@ double at(std::vector<double> values, double share) {
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-/// What is timed: so many keys, pulled or pushed.
+/// The operation that is timed: so many keys, pulled or pushed.
 class Subject {
  public:
   virtual ~Subject() = default;
   virtual void pull(std::span<const std::uint64_t> keys) = 0;
   virtual void push(std::span<const std::uint64_t> keys) = 0;
-  /// Whatever is under way is over.
+  /// Returns once all operations under way are over.
   virtual void finish() {}
   /// All workers are here.
   virtual void meet() {}

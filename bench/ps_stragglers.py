@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a slow worker of a parameter server costs the others, by consistency. Workers are threads, whose work is to sleep.
+"""The cost of a slow worker to a parameter server's others, by consistency. Workers are threads that sleep as their work.
 
     python3 bench/ps_stragglers.py [--workers 8] [--seconds 10] [--rounds 3] [--step 0.02]
 

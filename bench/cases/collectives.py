@@ -6,8 +6,8 @@
 
 Every library is started once per number of ranks and sleeps while it is not asked. A round measures each of them for a
 moment through the same loop (bench/peers/peer_loop.h), and the distance of the cores before and after: on virtual
-machines it moves every figure by 3 to 5 times, so rounds are told apart by it. Microseconds, the slowest rank of each
-call. Results are compared in full, once.
+machines it moves every figure by 3 to 5 times, so rounds are distinguished by it. Microseconds, the slowest rank of
+each call. Results are compared in full, once.
 """
 import random
 import statistics

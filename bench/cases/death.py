@@ -1,4 +1,4 @@
-"""How soon a dead rank is told of: from its SIGKILL until `cohort run` has written its post-mortem.
+"""The time until a dead rank is reported: from its SIGKILL until `cohort run` has written its post-mortem.
 
     bench/compare death --rounds 200 --processes 4 --mebibytes 64
 

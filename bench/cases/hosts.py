@@ -7,12 +7,12 @@
 A layout is HOSTS x RANKS PER HOST; a rate is in Mbit/s for each host's link, 0 is what the machine gives. All hosts are
 on this machine, so that its cores are shared by all ranks. Each library is started once per layout and sleeps while it
 is not asked. `bound` is what the links allow: of an all_reduce n/R at 2 hosts and 2 (H-1)/H n/R beyond, of a
-reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. Of --ours the first is "Cohort" in the
+reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. The first of --ours is "Cohort" in the
 table and the others are columns: narrower on the wire, encrypted, without tags (plain), and our transport over Open MPI,
 whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once, but for those of formats that round.
 
 --cpu adds what the processor did for it, in seconds for each GB (10^9 bytes) that the algorithm with the fewest bytes
-sends between hosts: user and system time of all ranks and threads. Who waits spinning or yielding spends it, too.
+sends between hosts: user and system time of all ranks and threads. Waiting by spinning or yielding counts, too.
 """
 import shutil
 
@@ -64,14 +64,14 @@ def commands_of(box, per_host, name, build):
 
 
 def bytes_between(hosts, collective, size):
-    """What all hosts together have to send at least; None where that is not known here, or is next to nothing."""
+    """Bytes that all hosts together have to send at least; None if unknown here or next to nothing."""
     if collective not in ("all_reduce", "reduce_scatter") or size < 65536:
         return None
     return (hosts - 1) * size * (2 if collective == "all_reduce" else 1)
 
 
 def bound_us(box, collective, size):
-    """What the links allow; None where they are not limited."""
+    """The time that the links allow; None without limited links."""
     if not box.rate or collective not in ("all_reduce", "reduce_scatter") or size < 65536:
         return None
     hosts = len(box.hosts)

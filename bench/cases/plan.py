@@ -1,4 +1,4 @@
-"""What `cohort bench plan` says a step would take in another wire format, next to what it then takes. Needs root.
+"""Compares the step time that `cohort bench plan` predicts for other wire formats with the measured one. Needs root.
 
     bench/compare plan --models digits,layers,25M --rates 100,1000
 

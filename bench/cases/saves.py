@@ -1,4 +1,4 @@
-"""What checkpoints cost a training of 25 million parameters: saved in the background, and blocking, against not at all.
+"""The cost of checkpoints in a training of 25 million parameters: in the background, and blocking, against none.
 
     bench/compare saves --ranks 2 --every 100 --optimizer adam --place rank0
 

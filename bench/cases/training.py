@@ -34,7 +34,7 @@ from lib import boxes, groups, records, worker
 ROUNDS = 9
 PEERS = ["gloo", "view"]
 WARMUP = 3
-# Of the model, samples per rank and step, and how many steps are timed at once.
+# By model: samples per rank and step, and how many steps are timed at once.
 MODELS = {"small": (16, 20), "digits": (32, 2), "resnet": (8, 1), "mlp": (4, 1), "layers": (128, 1)}
 WAYS = ["nn", "cohort", "c++", "checked", "same"]
 

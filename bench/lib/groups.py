@@ -26,7 +26,7 @@ KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshol
 
 
 class Failed(Exception):
-    """What failed, with the program's own last words."""
+    """The program that failed, with its last words."""
 
 
 def die_with_parent():
@@ -233,7 +233,7 @@ class CoreDistance:
 
 
 def busy_cores(seconds=0.3):
-    """How many cores others keep busy now, from /proc/stat."""
+    """Number of cores that others keep busy now, from /proc/stat."""
     def read():
         with open("/proc/stat", encoding="ascii") as file:
             fields = [int(word) for word in file.readline().split()[1:9]]
@@ -244,5 +244,5 @@ def busy_cores(seconds=0.3):
 
 
 def slowest(answers, key="us"):
-    """Of each call the slowest rank, of these the median."""
+    """The median over all calls of the slowest rank's time."""
     return statistics.median(max(times) for times in zip(*(answer[key] for answer in answers)))

@@ -1,4 +1,4 @@
-"""What every case of bench/compare shares: rounds in rotating order, records, and the table that is printed of them.
+"""Shared by all cases of bench/compare: rounds in rotating order, records, and the table that is printed of them.
 
 A record is one cell (what was measured: a dict) in one round, with a figure of each side. The first side, "cohort", is
 what the others are compared with. `ahead` is the other side's time over ours in the same round, or ours over theirs for
@@ -79,7 +79,7 @@ class Recorder:
         print(text, file=sys.stderr, flush=True)
 
     def fail(self, text):
-        """What is wrong; the measuring goes on, and the command fails at its end."""
+        """Reports a problem; the measuring goes on, and the command fails at its end."""
         self.failed = True
         print(f"bench/compare: {text}", file=sys.stderr, flush=True)
 
@@ -111,7 +111,7 @@ def ratios(entries, side):
 
 
 def settled(records):
-    """Without the rounds in which the distance of the cores changed."""
+    """Drops the rounds in which the distance of the cores changed."""
     return [entry for entry in records if entry["cell"].get("cores") != "moved"]
 
 
@@ -140,7 +140,7 @@ def print_table(records):
     """A row for each cell: what ours took, and the median of each other side with `ahead`: median (quartiles, all)."""
     cells = by_cell(records)
     names = list(dict.fromkeys(name for entry in records for name in entry["cell"]))
-    # What is the same in all rows is said once.
+    # Values equal in all rows are printed once.
     common = [name for name in names if len({str(entry["cell"].get(name)) for entry in records}) == 1]
     if common:
         print(", ".join(f"{name} {cell_text(name, records[0]['cell'][name])}" for name in common))

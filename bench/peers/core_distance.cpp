@@ -1,4 +1,4 @@
-// How far two cores are from each other: the nanoseconds of a cache line there and back between threads pinned to the
+// The distance of two cores: the nanoseconds of a cache line there and back between threads pinned to the
 // first two cores that this process may use. One line of JSON for each line on stdin; in between it sleeps.
 #include <pthread.h>
 #include <sched.h>

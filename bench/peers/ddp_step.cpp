@@ -110,7 +110,7 @@ at::Tensor step(Model& model, torch::optim::SGD& optimizer, const Batch& batch) 
   return loss.detach();
 }
 
-// Of all threads of this process, since it began.
+// Processor time of all threads of this process, since it began.
 double cpu_milliseconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -131,7 +131,7 @@ Taken timed(cohort::Communicator& comm, Function&& function) {
   return {std::chrono::duration<double, std::milli>(end - begin).count(), cpu_milliseconds() - cpu};
 }
 
-// Of each step the time of its slowest rank.
+// The time of the slowest rank, step by step.
 std::vector<double> slowest(cohort::Communicator& comm, std::vector<double> times) {
   comm.all_reduce(std::span(times), {.op = cohort::ReduceOp::Max}).wait();
   return times;

@@ -1,9 +1,9 @@
-// What an elastic State costs a training in which nothing happens: rounds with and without State::step, one after the
-// other, of a model with the tensors of ResNet-50 (161 parameters, 106 buffers; 102 MB, with Adam's moments 307 MB).
+// The cost of an elastic State in a training in which nothing happens: rounds with and without State::step, one after
+// the other, of a model with the tensors of ResNet-50 (161 parameters, 106 buffers; 102 MB, with Adam 307 MB).
 //
 //   cohort run -np 2 elastic_step [ROUNDS [STEPS [MILLISECONDS-A-STEP]]]
 //
-// Or how long those who go on pause when ranks come and go, for so many seconds (in an elastic job):
+// Or the pauses of the remaining ranks when others come and go, for so many seconds (in an elastic job):
 //
 //   cohort run --min-np 1 ... elastic_step pauses SECONDS
 #include <cohort/elastic.h>

@@ -1,4 +1,4 @@
-// A peer's input and output: allocated and touched once, and brought into the state that the task asks for before each
+// A peer's input and output: allocated and touched once, and put into the state that the task asks for before each
 // call. Belongs to the loop's thread.
 #pragma once
 

@@ -1,6 +1,7 @@
-// How a peer's ranks hear from the driver and wait for each other. The driver's folder holds, for each rank R, the
-// FIFOs in.R and out.R, and the file `flags`. A rank that has nothing to do blocks in read(), so it disturbs nobody; it
-// ends when the driver does, because its FIFO then does. Throws std::runtime_error; used by one thread.
+// Channels by which a peer's ranks get requests from the driver and wait for each other. The driver's folder holds, for
+// each rank R, the FIFOs in.R and out.R, and the file `flags`. A rank that has nothing to do blocks in read(), so it
+// disturbs nobody; it ends when the driver does, because its FIFO then does. Throws std::runtime_error; used by one
+// thread.
 #pragma once
 
 #include <fcntl.h>

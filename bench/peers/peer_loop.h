@@ -28,14 +28,14 @@ inline constexpr std::size_t kBackToBackBytes = 4096;
 
 inline double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
-/// Of the processor, by all threads of this process.
+/// Processor time used by all threads of this process.
 inline double cpu_microseconds() {
   timespec now{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
 }
 
-/// Where every rank needs all others, calls in a row cannot overtake each other by more than one.
+/// True if every rank needs all others: calls in a row then cannot overtake each other by more than one.
 inline bool symmetric(Collective collective) {
   switch (collective) {
     case Collective::AllReduce:

@@ -1,5 +1,4 @@
-// What a peer is asked to measure: `run COLLECTIVE BYTES ITERATIONS STATE MEMORY TYPE CHECK`, one line. Plain values,
-// any thread.
+// A peer's task, one line: `run COLLECTIVE BYTES ITERATIONS STATE MEMORY TYPE CHECK`. Plain values, any thread.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +29,7 @@ enum class State { Hot, Touched, Cold };
 
 struct Task {
   Collective collective = Collective::AllReduce;
-  std::size_t bytes = 0;  ///< the larger of what a rank brings and what it receives, as nccl-tests count
+  std::size_t bytes = 0;  ///< the larger of a rank's input and output, as nccl-tests count
   int iterations = 1;
   State state = State::Hot;
   Memory memory = Memory::Heap;
@@ -40,7 +39,7 @@ struct Task {
 
 constexpr std::size_t size_of(Type type) { return type == Type::Float32 ? 4 : 2; }
 
-/// Elements of one rank's part where ranks bring or receive parts, else all of them.
+/// Elements of one rank's part if ranks send or receive parts, else all of them.
 inline std::size_t count_of(const Task& task, int ranks) {
   const std::size_t elements = task.bytes / size_of(task.type);
   switch (task.collective) {

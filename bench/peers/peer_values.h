@@ -1,4 +1,4 @@
-// What ranks bring and what has to come out: small whole numbers that depend on rank and place, so that every sum is
+// The ranks' inputs and the expected results: small whole numbers that depend on rank and place, so that every sum is
 // exact in every type and a part at the wrong place shows. Pure functions.
 #pragma once
 
@@ -29,7 +29,7 @@ inline std::uint32_t bits_of(int value, Type type) {
   return exponent << 10 | ((bits >> 13) & 0x3FF);
 }
 
-/// The elements that a rank brings, one period of them.
+/// A rank's input elements, one period of them.
 struct Pattern {
   std::vector<std::uint32_t> bits = std::vector<std::uint32_t>(kPeriod);
 };
@@ -63,7 +63,7 @@ inline void fill(void* data, std::size_t count, Type type, const Pattern& patter
   }
 }
 
-/// How many of `count` elements are not the pattern's from `first` on.
+/// Number of `count` elements that differ from the pattern from `first` on.
 inline std::size_t count_wrong(const void* data, std::size_t count, Type type, const Pattern& pattern,
                                std::size_t first = 0) {
   std::size_t wrong = 0;
@@ -77,7 +77,7 @@ inline std::size_t count_wrong(const void* data, std::size_t count, Type type, c
   return wrong;
 }
 
-/// How many elements of rank `rank`'s output are not what the collective has to deliver; `count` as count_of says.
+/// Number of elements of rank `rank`'s output that the collective has not delivered rightly; `count` as count_of says.
 inline std::size_t wrong_elements(const Task& task, int rank, int ranks, const void* output, std::size_t count) {
   const Type type = task.type;
   const auto size = static_cast<std::size_t>(ranks);

@@ -1,4 +1,4 @@
-// What a step of data-parallel training costs, and what memory, when its state is divided over the ranks: an MLP of
+// The cost of a data-parallel training step, in time and memory, when its state is divided over the ranks: an MLP of
 // LAYERS square layers with Adam, 100 M parameters by default.
 //
 //   cohort run -np 4 sharded_step none|optimizer|gradients|parameters [LAYERS [WIDTH [STEPS [ROWS]]]]
@@ -31,7 +31,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using cohort::nn::Sharding;
 
-/// Of this process, in bytes: memory that several map counts as a part for each.
+/// The PSS of this process, in bytes: memory that several map counts as a part for each.
 double pss() {
   ::malloc_trim(0);
   std::ifstream file("/proc/self/smaps_rollup");
@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   const int layers = number(2, 6), width = number(3, 4096), steps = number(4, 10), rows = number(5, 2);
   at::set_num_threads(1);
   cohort::Communicator comm = cohort::join();
-  {  // what libtorch and the communicator take by themselves
+  {  // taken by libtorch and the communicator themselves
     torch::nn::Linear first(64, 64);
     first(at::ones({2, 64})).sum().backward();
     comm.barrier().wait();
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     comm.barrier().wait();
     const auto begun = Clock::now();
     model(input).square().mean().backward();
-    if (step == 1) most = pss_of_all(comm);  // where gradients exist, and the optimizer's state
+    if (step == 1) most = pss_of_all(comm);  // gradients and the optimizer's state exist
     whole ? whole->step() : sharded->step();
     model.zero_grad();
     comm.barrier().wait();

@@ -1,6 +1,6 @@
-// What tracing costs a rank: an event by itself, and small collectives with and without it, in turns of 50 (within one
-// process, so that both meet the same machine). `cohort run --trace -np 2 trace_step`; without --trace all turns are
-// without. Rank 0 prints.
+// The cost of tracing to a rank: an event by itself, and small collectives with and without it, in turns of 50 (within
+// one process, so that both meet the same machine). `cohort run --trace -np 2 trace_step`; without --trace all turns
+// are without. Rank 0 prints.
 #include "telemetry/timeline.h"
 
 #include <cohort/cohort.h>

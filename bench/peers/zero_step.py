@@ -60,7 +60,7 @@ def over_ranks(value, op):
 
 
 def pss():
-    """Of all ranks, in bytes."""
+    """The PSS of all ranks, in bytes."""
     dist.barrier()
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
         own = next(int(line.split()[1]) for line in file if line.startswith("Pss:"))

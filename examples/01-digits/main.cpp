@@ -1,5 +1,5 @@
-// Trains a network on handwritten digits, on as many processes as it is started with. What makes it distributed is
-// marked with (1) to (6); the rest is an ordinary libtorch program.
+// Trains a network on handwritten digits, on as many processes as it is started with. The lines that make it
+// distributed are marked with (1) to (6); the rest is an ordinary libtorch program.
 #include "data.h"
 #include "learning_rate.h"
 #include "model.h"

@@ -3,7 +3,7 @@
     cohort run -np 2 examples/02-digits-python/digits_ddp.py
     torchrun --nproc_per_node 2 examples/02-digits-python/digits_ddp.py
 
-What makes it distributed is marked with (1) to (4).
+The lines that make it distributed are marked with (1) to (4).
 """
 
 import argparse

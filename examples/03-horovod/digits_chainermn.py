@@ -3,7 +3,7 @@
     cohort run -np 2 examples/03-horovod/digits_chainermn.py
     mpiexec -n 2 python examples/03-horovod/digits_chainermn.py
 
-There is no trainer: its loop is written out. What makes it distributed is marked with (1) to (5).
+There is no trainer: its loop is written out. The lines that make it distributed are marked with (1) to (5).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     cohort run -np 2 examples/03-horovod/digits_horovod.py
 
-What makes it distributed is marked with (1) to (5).
+The lines that make it distributed are marked with (1) to (5).
 """
 
 import argparse

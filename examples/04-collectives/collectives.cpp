@@ -1,4 +1,4 @@
-// Collectives on arrays of one's own, without libtorch: what every rank brings, and what each one has afterwards.
+// Collectives on arrays of one's own, without libtorch: every rank's input, and its result.
 #include <cohort/cohort.h>
 
 #include <cstdint>
@@ -32,7 +32,7 @@ void run() {
   world.broadcast(std::span(told), {.root = 0}).wait();
   show("broadcast", told);
 
-  // (3) Parts of different sizes, one after the other: rank r brings r + 1 elements.
+  // (3) Parts of different sizes, one after the other: rank r has r + 1 elements.
   std::vector<std::int64_t> counts(static_cast<std::size_t>(size));
   std::iota(counts.begin(), counts.end(), 1);
   const std::vector<std::int64_t> part(static_cast<std::size_t>(rank + 1), rank);

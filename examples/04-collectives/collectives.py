@@ -24,7 +24,7 @@ told = np.array([7 if rank == 0 else 0])
 world.broadcast(told, root=0)
 show("broadcast", told)
 
-# (3) Parts of different sizes, one after the other: rank r brings r + 1 elements.
+# (3) Parts of different sizes, one after the other: rank r has r + 1 elements.
 counts = list(range(1, size + 1))
 everything = np.empty(sum(counts), dtype=np.int64)
 world.all_gather_v(np.full(rank + 1, rank), everything, counts)

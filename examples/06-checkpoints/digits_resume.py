@@ -4,7 +4,7 @@
     kill -USR1 PID        # of the command or of any process of it: all save and end with the status 75
     cohort run -np 2 examples/06-checkpoints/digits_resume.py --out runs/digits     # goes on there
 
-What makes it distributed is marked with (1) to (6), as in 01-digits.
+The lines that make it distributed are marked with (1) to (6), as in 01-digits.
 """
 
 import argparse

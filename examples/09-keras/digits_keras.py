@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=torch cohort run -np 2 examples/09-keras/digits_keras.py      # or tensorflow, jax
 
-What makes it distributed is marked with (1) to (5).
+The lines that make it distributed are marked with (1) to (5).
 """
 
 import argparse
@@ -37,7 +37,7 @@ def load() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def network() -> keras.Model:
-    """That of the other examples."""
+    """Returns the network of the other examples."""
     return keras.Sequential([
         keras.layers.Input((28, 28, 1)),
         keras.layers.Conv2D(32, 3, activation="relu"),

@@ -1,5 +1,5 @@
-// Who clicks on what, in C++ and without libtorch: rows of users and of items on parameter servers, the product of the
-// two says how likely a click is. The clicks are those of clicks.py, without the time of day.
+// Predicts who clicks on what, in C++ and without libtorch: rows of users and of items on parameter servers; the
+// product of the two says how likely a click is. The clicks are those of clicks.py, without the time of day.
 //   cohort run -np 2 --servers 2 build/release/bin/clicks
 #include <cohort/ps.h>
 #include <cohort/role.h>

@@ -1,10 +1,10 @@
-"""Who clicks on what: a hybrid model, whose embeddings are on parameter servers and the rest on every rank.
+"""Predicts who clicks on what: a hybrid model, whose embeddings are on parameter servers and the rest on every rank.
 
     cohort run -np 2 --servers 2 examples/10-parameter-server/clicks.py
     cohort run -np 2 --servers 2 examples/10-parameter-server/clicks.py --async
     cohort run -np 2 examples/10-parameter-server/clicks.py --local         # the same with the embeddings on every rank
 
-The clicks are made here: each user and each item is of one of four kinds, which the model is not told, and users like items
+The clicks are made here: each user and each item is of one of four kinds, unknown to the model, and users like items
 of their own kind. So the best AUC that any model can have is known.
 """
 

@@ -90,7 +90,7 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-/// Of the text, as numbers below 96.
+/// Reads the text, as numbers below 96.
 torch::Tensor characters_of(const std::string& path) {
   std::ifstream file(path);
   torch::Tensor all = torch::empty({1 << 24}, torch::kLong);
@@ -101,7 +101,7 @@ torch::Tensor characters_of(const std::string& path) {
   return all.narrow(0, 0, count).clone();
 }
 
-/// What a rank brings to a communicator's operations.
+/// Counts the bytes of a rank's operations on a communicator, and those that it sends.
 struct Bytes : cohort::Observer {
   void on_collective(const cohort::CollectiveEvent& event) override {
     brought += event.bytes;
@@ -114,7 +114,7 @@ void train(const Options& options) {
   Bytes bytes;
   cohort::Communicator comm = cohort::join();
   torch::set_num_threads(1);
-  // What communicates most is last, so that its ranks share a host.
+  // The axis that communicates most is last, so that its ranks share a host.
   cohort::Mesh mesh(comm, {{"dp", options.dp}, {"pp", options.pp}, {"tp", options.tp}});
   if (options.doubles) torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   cohort::nn::ParallelCrossEntropy loss_of(mesh.along("tp"));

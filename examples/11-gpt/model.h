@@ -48,7 +48,7 @@ struct BlockImpl : torch::nn::Module {
     };
     first = register_module("first", torch::nn::LayerNorm(torch::nn::LayerNormOptions({shape.width})));
     second = register_module("second", torch::nn::LayerNorm(torch::nn::LayerNormOptions({shape.width})));
-    attend = register_module("attend", column(3 * shape.width));  // of each head: queries, keys, values
+    attend = register_module("attend", column(3 * shape.width));  // queries, keys, values of each head
     project = register_module("project", row(shape.width));
     up = register_module("up", column(4 * shape.width));
     down = register_module("down", row(4 * shape.width));
@@ -71,7 +71,7 @@ struct BlockImpl : torch::nn::Module {
   }
 
   Shape shape;
-  int64_t heads;  // of this rank
+  int64_t heads;  // on this rank
   torch::nn::LayerNorm first{nullptr}, second{nullptr};
   cohort::nn::ColumnParallelLinear attend{nullptr}, up{nullptr};
   cohort::nn::RowParallelLinear project{nullptr}, down{nullptr};

@@ -30,5 +30,5 @@ struct DigitSets {
 /// Throws cohort::Error, naming the file, if one is missing or damaged.
 DigitSets load_digits(const std::filesystem::path& folder);
 
-/// Where the shipped digits lie: beside the sources, or installed beside the program (../share/cohort/digits).
+/// The folder of the shipped digits: beside the sources, or installed beside the program (../share/cohort/digits).
 std::filesystem::path shipped_digits();

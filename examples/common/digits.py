@@ -1,4 +1,4 @@
-"""What the digits programs share: the images, the network, the test. Nothing here knows of other processes."""
+"""Shared by the digits programs: the images, the network, the test. Nothing here knows of other processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load(folder: Path = FOLDER) -> tuple[Digits, Digits]:
 
 
 def right(model: torch.nn.Module, test: Digits, rank: int, size: int) -> tuple[int, int]:
-    """Of this process's part of the test images: how many the model gets right, and how many there are."""
+    """In this process's part of the test images, how many the model gets right, and how many there are."""
     images, labels = test.images[rank::size], test.labels[rank::size]
     with torch.no_grad():
         return int((model(images).argmax(1) == labels).sum()), len(labels)

@@ -1,6 +1,6 @@
 // The learning rate of each step. It falls along half a cosine, so that the last steps are small and the result does
-// not depend on where training happens to stop. Where the batch grows with the processes it begins at --lr and climbs
-// to as many times that during the first epoch.
+// not depend on where training happens to stop. If the batch grows with the processes, the rate begins at --lr
+// and climbs to as many times that during the first epoch.
 #pragma once
 
 #include "options.h"

@@ -1,4 +1,4 @@
-// What the program can be told on its command line.
+// The program's command-line options.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -9,7 +9,7 @@
 
 struct Options {
   std::filesystem::path data;  ///< empty: the shipped digits
-  std::filesystem::path out;   ///< where record, curves, checkpoints and weights go
+  std::filesystem::path out;   ///< folder for record, curves, checkpoints and weights
   int64_t epochs = 10;
   int64_t batch_per_process = 0;
   bool batch_grows = false;  ///< the global batch, and with it the learning rate, grows with the processes
@@ -20,7 +20,7 @@ struct Options {
   std::string device = "cpu";  ///< "cuda": the GPU of the process's local rank
   int64_t local_steps = 0;     ///< steps from one average of parameters to the next; 0: gradients are, in every step
   int64_t delay = 0;           ///< steps that such an average travels
-  cohort::WireFormat wire_format = cohort::WireFormat::None;  ///< what gradients, or averages, travel as between hosts
+  cohort::WireFormat wire_format = cohort::WireFormat::None;  ///< of gradients, or averages, between hosts
   bool resume = false;
   int64_t save_every = 0;  ///< steps from one checkpoint to the next within an epoch; 0: at its end only
 };

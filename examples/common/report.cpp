@@ -15,7 +15,7 @@ std::string processes(int number) { return std::to_string(number) + (number == 1
 
 }  // namespace
 
-// What of the images has been used.
+// The share of the images used so far, in epochs.
 double Report::epochs_done() const {
   return static_cast<double>(sampler_->epoch()) +
          static_cast<double>(sampler_->cursor()) / static_cast<double>(sampler_->size());
@@ -121,7 +121,7 @@ void Report::end(const Score& score) {
   const std::filesystem::path curves = out_ / "curves.svg";
   const std::filesystem::path weights = out_ / "weights.safetensors";
   const double speed = seconds_ > 0 ? static_cast<double>(samples_) / seconds_ : 0;
-  // The first epoch also warms up; the others tell the speed of a long run.
+  // The first epoch also warms up; the others have the speed of a long run.
   if (speeds_.size() > 1) speeds_.erase(speeds_.begin());
   std::sort(speeds_.begin(), speeds_.end());
   const double steady = speeds_.empty() ? 0 : speeds_[speeds_.size() / 2];

@@ -1,5 +1,5 @@
-// What a training tells of itself: the run record and its curves, a line of progress, a summary at the end. On rank 0;
-// on the other ranks, where `begin` is not called, everything here does nothing.
+// A training's reports: the run record and its curves, a line of progress, a summary at the end. On rank 0; on the
+// other ranks, where `begin` is not called, everything here does nothing.
 // The record watches the communicator, so declare a Report before it.
 #pragma once
 
@@ -29,7 +29,7 @@ class Report {
   void begin_epoch();
   /// `loss` of this rank, `samples` over all ranks, `waited`: seconds for reductions after backward had ended.
   void step(int64_t step, double loss, int64_t samples, double waited);
-  /// Of the steps since the last call: the mean loss over all ranks, and the learning rate.
+  /// Records the mean loss over all ranks of the steps since the last call, and the learning rate.
   void loss(double mean, double rate);
   void saved(const std::string& checkpoint) { checkpoint_ = checkpoint; }
   void preempted();
@@ -53,5 +53,5 @@ class Report {
   bool whole_epoch_ = false;
   int64_t epoch_samples_ = 0, samples_ = 0;
   double seconds_ = 0;
-  std::vector<double> speeds_;  ///< of each whole epoch
+  std::vector<double> speeds_;  ///< one for each whole epoch
 };

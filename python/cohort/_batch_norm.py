@@ -15,9 +15,9 @@ from torch import Tensor
 
 
 class Ranks:
-    """How Normalize reaches the other ranks."""
+    """Gives Normalize access to the other ranks."""
 
-    name = ""  # of the layer, for errors
+    name = ""  # the layer's, for errors
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
         """The rows of all ranks that take part, one of each."""
@@ -107,7 +107,7 @@ class OverRanks(_BatchNorm):
             raise ValueError(f"{type(self).__name__}: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
 
 
-# What their forward does is known.
+# Classes whose forward is known.
 _ORDINARY = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm, OverRanks)
 
 

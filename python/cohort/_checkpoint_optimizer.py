@@ -17,11 +17,11 @@ from cohort.errors import Corrupt, InvalidArgument
 
 _log = logging.getLogger("cohort.checkpoint")
 _NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
-# What has no counterpart in C++ and changes the arithmetic: part of the type's name, so that no other takes the state.
+# Options unknown in C++ that change the arithmetic: part of the type's name, so that no other type takes the state.
 _VARIANTS = ("maximize", "decoupled_weight_decay")
-# Of a group, beside its kind's options: those that no other program is to take over.
+# Entries of a group, besides its kind's options, that are not for other programs.
 _NOT_SAVED = ("params", "param_names", "betas", "foreach", "fused", "capturable", "differentiable", *_VARIANTS)
-# In the metadata: by group, what the program or a schedule has added to it ("initial_lr"), as JSON.
+# Metadata key: what the program or a schedule has added to each group ("initial_lr"), as JSON.
 _ADDED = "group_values"
 _warned: set[str] = set()
 
@@ -153,7 +153,7 @@ def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
 
 
 def _added(group: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
-    """What a group has beside its kind's options: numbers, text and bools. Warns once of what is neither."""
+    """Returns what a group has besides its kind's options: numbers, text and bools. Warns once of other values."""
     added: dict[str, Any] = {}
     for name, value in group.items():
         if name in kind.options or name in _NOT_SAVED or not isinstance(name, str):
@@ -209,7 +209,7 @@ class _Saver:
 
 
 def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
-    """Its tensors, and text: type, names of each group's parameters, options that are text.
+    """Returns its tensors, and text: type, names of each group's parameters, options that are text.
 
     Raises InvalidArgument if the optimizer is not one of those above, keeps more than that does, or has parameters that
     are not the module's.
@@ -243,12 +243,12 @@ def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a parameter's state comes to be."""
+    """Target of a parameter's loaded state."""
 
     device: torch.device = torch.device("cpu")
     like: torch.Tensor | None = None  # the parameter, whose shape tensors share; None: they have shapes of their own
     count: torch.Tensor | None = None  # a count; None: it is Python's int
-    dtype: torch.dtype | None = None  # of tensors with fractions; None: as they were saved
+    dtype: torch.dtype | None = None  # for tensors with fractions; None: as they were saved
 
 
 def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, masters: bool) -> _Place:
@@ -267,7 +267,7 @@ def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, ma
 
 
 def _plain_groups(text: str) -> str:
-    """Of a file from before names were without wrappers' parts."""
+    """Converts the groups of a file from before wrappers' parts were removed from names."""
     try:
         groups = json.loads(text)
         plain = [[plain_name(name) for name in group] for group in groups]
@@ -332,8 +332,8 @@ class _Loader:
 
 def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: Iterable[Entry],
             metadata: Mapping[str, str], source: str, *, masters: bool = False) -> Callable[[], None]:  # fmt: skip
-    """What sets the optimizer to the state in the file, once called; it cannot fail any more. masters: parameters of 16 bits are
-    stepped in float32.
+    """Returns a function that sets the optimizer to the state in the file and cannot fail any more. masters: parameters
+    of 16 bits are stepped in float32.
 
     Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is
     missing or misshapen; nothing is changed then.

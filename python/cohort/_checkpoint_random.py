@@ -19,7 +19,7 @@ def _gpus(module: torch.nn.Module) -> Iterator[tuple[str, torch.device]]:
 
 
 def random_states(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """By generator: "cpu", "cuda/0", ..."""
+    """Returns the states by generator: "cpu", "cuda/0", ..."""
     states = {"cpu": torch.get_rng_state()}
     states.update((name, torch.cuda.get_rng_state(device)) for name, device in _gpus(module))
     return states
@@ -28,8 +28,8 @@ def random_states(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def restored_random_states(
     module: torch.nn.Module, saved: Mapping[str, torch.Tensor], source: str
 ) -> Callable[[], None]:
-    """What sets the generators that `saved` has states of, once called. Raises InvalidArgument for states of a GPU that are
-    not as this torch has them."""
+    """Returns a function that sets the generators that `saved` has states of. Raises InvalidArgument if a GPU's state
+    is not in the format of this torch."""
     gpus = [(device, saved[name]) for name, device in _gpus(module) if name in saved]
     for device, state in gpus:
         if state.shape != torch.cuda.get_rng_state(device).shape:

@@ -62,7 +62,7 @@ def to_tensor(entry: Entry) -> torch.Tensor:
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:
-    """What is in a data-parallel wrapper: Cohort's or torch's."""
+    """Returns the module inside a data-parallel wrapper: Cohort's or torch's."""
     from cohort.nn import DataParallel, DistributedDataParallel
 
     wrappers = (
@@ -77,7 +77,7 @@ def bare(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """What is in data-parallel wrappers and in torch.compile's, in any order."""
+    """Returns the module inside data-parallel wrappers and torch.compile's, in any order."""
     while True:
         inner = bare(module)
         compiled = getattr(inner, "_orig_mod", None)
@@ -112,14 +112,14 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements lie in one place, as those of an expanded tensor: nothing can be copied into it."""
+    """True if several elements share memory, as those of an expanded tensor: nothing can be copied into it."""
     return tensor.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())
     )
 
 
 def module_entries(module: torch.nn.Module) -> list[Entry]:
-    """What a checkpoint has of a module. Raises InvalidArgument for what could not be loaded into it again."""
+    """Returns a checkpoint's entries for a module. Raises InvalidArgument for what could not be loaded again."""
     tensors = named_tensors(module)
     for name, tensor in tensors.items():
         if overlaps(tensor):
@@ -185,7 +185,7 @@ class Assignment:
                 )
 
     def prepared(self) -> Callable[[], None]:
-        """What overwrites the tensors, once called: every byte has been checked before."""
+        """Returns a function that overwrites the tensors: every byte has been checked before."""
         pairs = [(to, to_tensor(entry)) for to, entry in self._copies]
 
         def apply() -> None:

@@ -17,7 +17,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What load_weights did."""
+    """Result of load_weights."""
 
     missing: list[str]  # in the module only (match="subset")
     unexpected: list[str]  # in the file only (match="subset")

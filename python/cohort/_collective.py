@@ -1,5 +1,5 @@
-"""What parts of the package say between ranks: bytes of different lengths, and errors, so that all ranks go on or all
-raise. Collective, and waits; one thread per rank. None stands for a world of one."""
+"""Communication for parts of the package: bytes of different lengths, and errors, so that all ranks go on or all raise.
+Collective, and waits; one thread per rank. None stands for a world of one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def all_gather_bytes(comm: Communicator | None, mine: bytes | bytearray) -> list
 
 
 def cut(together: bytearray, sizes: Sequence[int]) -> list[memoryview]:
-    """What lies there one after another."""
+    """Splits `together` into consecutive parts of these sizes."""
     view, ends = memoryview(together), list(itertools.accumulate(sizes))
     return [view[end - size : end] for size, end in zip(sizes, ends)]
 
@@ -73,7 +73,7 @@ def attempt(work: Callable[[], object]) -> errors.Error | None:
 
 
 def agree(comm: Communicator | None, error: errors.Error | None) -> None:
-    """Raises on all ranks if any rank brings an error: that of the lowest such rank."""
+    """Raises on all ranks if any rank has an error: that of the lowest such rank."""
     if comm is None or comm.size() == 1:
         if error is not None:
             raise error

@@ -3,7 +3,7 @@
     python -m cohort._coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
 Programs are read and not run. Names are looked up in Cohort's modules (and torch's own), with frameworks made up for
-Horovod's; variables and options are those of the command. What differs: _coming_from_notes.py.
+Horovod's; variables and options are those of the command. _coming_from_notes.py has the differences.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _OfMadeUp(type):
 
 
 class _MadeUp(metaclass=_OfMadeUp):
-    """Whatever a framework would give."""
+    """Stands for any object of a framework."""
 
     def compile(self) -> None: ...
     def fit(self) -> None: ...
@@ -128,7 +128,7 @@ def _made_by(one: Any) -> list[type]:
 
 
 def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
-    """Of an object of one of these classes; `surely`: of no class that is derived from them."""
+    """Returns a member of an object of one of these classes; `surely`: of no class derived from them."""
     bases = [base for maker in makers for base in maker.__mro__ if base is not object]
     own = [base for base in bases if base.__module__.split(".")[0] in ("cohort", "horovod", "torch")]
     for base in own:
@@ -141,7 +141,7 @@ def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
 
 
 def find(path: str) -> Any:
-    """What a dotted name is; "()" behind a part is what calling it gives. Raises Missing or Untold."""
+    """Returns the object of a dotted name; "()" behind a part is its call's result. Raises Missing or Untold."""
     parts = path.split(".")
     one = _module(parts[0])
     made: Optional[tuple[list[type], bool]] = None  # by the part before
@@ -187,7 +187,7 @@ class Program:
         listed = re.findall(r"^  (-\S+)( [A-Z]\S*)?", self.ask("run", "--help-all"), re.MULTILINE)
         self.options = {one: value for names, value in listed for one in names.split(",")}
         if name == "horovod":
-            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # who say what they lack
+            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # they say what they lack
             options = importlib.import_module("horovod.runner._options")
             self.not_here, self.no_meaning = names._NOT_HERE, options.NO_MEANING
             self.horovodrun = options.make_parser()._option_string_actions

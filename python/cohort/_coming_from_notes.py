@@ -1,4 +1,4 @@
-"""What differs from Horovod and torch.distributed, by name: what `cohort doctor --horovod` says, and docs/coming-from."""
+"""Differences from Horovod and torch.distributed, by name, for `cohort doctor --horovod` and docs/coming-from."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _beside_package() -> Iterator[pathlib.Path]:
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
-    yield package.parent / "bin" / "cohort"  # of `pip install --target`
+    yield package.parent / "bin" / "cohort"  # from `pip install --target`
     # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
     for parent in package.parents:
         if parent.name in ("lib", "lib64"):
@@ -119,15 +119,16 @@ class Job:
         self._streams = (_Stream("stdout"), _Stream("stderr"))
 
     def refusal(self) -> str:
-        """Why the command did not even begin; empty if it did, and then the record says how the job ended."""
+        """The reason that the command did not even begin; empty if it did, and then the record says how the job
+        ended."""
         try:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
 
     def invitation(self) -> str:
-        """Waits, in another thread than `run`: a line of the command about itself, and what agents are told. Holds the job's
-        secret. Empty: the command has ended before."""
+        """Waits, in another thread than `run`, for the command's line for agents, which holds the job's secret. Empty:
+        the command has ended before."""
         with open(self._invitation, encoding="ascii") as pipe:
             return pipe.read()
 
@@ -142,15 +143,15 @@ class Job:
         return process is not None and process.poll() is None
 
     def be_silent(self) -> None:
-        """What it says from now on is of no use: the job will be started again."""
+        """Silences its output from now on: the job will be started again."""
         for stream in self._streams:
             stream.is_silent = True
 
     def run(self) -> int:
         """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
 
-        What interrupts the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again once
-        nothing of it is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
+        An exception during the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again
+        once nothing of the job is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
         """
         try:
             # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
@@ -200,7 +201,7 @@ class Job:
                         pipe.close()
 
     def _pump(self, process: subprocess.Popen[bytes], deadline: float | None) -> None:
-        """Until both streams have ended, or the deadline (time.monotonic) has passed."""
+        """Waits until both streams have ended, or the deadline (time.monotonic) has passed."""
         with selectors.DefaultSelector() as selector:
             for pipe, stream in zip((process.stdout, process.stderr), self._streams):
                 if pipe is not None and not pipe.closed:

@@ -33,7 +33,7 @@ class EarlyStopping:
         self._core = _core.EarlyStopping(patience, min_delta, mode)
 
     def should_stop(self, value: float, comm: Optional[Communicator] = None) -> bool:
-        """Whether to end: collective, the same answer on all ranks.
+        """True if training is to end: collective, the same answer on all ranks.
 
         value  rank 0's counts: of one that ranks have their own of, give the mean. NaN and infinite values are no improvement
         comm   default: the default world; where there is none, this process alone
@@ -51,12 +51,12 @@ class EarlyStopping:
 
     @property
     def waited(self) -> int:
-        """How many values have come since the best that are no improvement."""
+        """Number of values since the best one that are no improvement."""
         return self._core.waited
 
     @property
     def improved(self) -> bool:
-        """Whether the last value was an improvement."""
+        """True if the last value was an improvement."""
         return self._core.improved
 
     def state(self) -> str:

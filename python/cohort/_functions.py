@@ -170,7 +170,7 @@ def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> 
 
 def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str],
                environment: Mapping[str, str]) -> bool:  # fmt: skip
-    """Whether ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
+    """True if ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
     `environment`: the one that the command gets."""
     return (
         hosts is not None
@@ -184,8 +184,8 @@ def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, opt
 def goes_elsewhere(
     hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
 ) -> bool:
-    """Whether ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm allocation
-    has several nodes."""
+    """True if ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm
+    allocation has several nodes."""
     if hosts is not None or hostfile is not None:
         return True
     if any(environment.get(f"COHORT_RUN_{name}") for name in ("HOSTS", "HOSTFILE", "CONFIG")):
@@ -279,7 +279,7 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
 
 
 def _keep_record(folder: pathlib.Path) -> None:
-    """What the function has logged is in the run's folder, which nobody has asked to be kept."""
+    """Moves what the function has logged out of the run's folder, which nobody has asked to be kept."""
     record = folder / "run" / "run.jsonl"
     if not record.exists():
         return
@@ -296,14 +296,14 @@ def _keep_record(folder: pathlib.Path) -> None:
 
 
 def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:
-    """Where `cohort run` keeps what nobody asked to be kept: in `folder`, which goes; but a record that is tracked stays,
-    since whoever it is sent to may be away."""
+    """Returns the run's folder when nobody asked for one: within `folder`, which is removed; but one that stays for a
+    tracked record, since its receiver may be unreachable."""
     tracked = environment.get("COHORT_RUN_TRACK") or any(word.split("=")[0] == "--track" for word in words)
     return pathlib.Path("runs", folder.name) if tracked else folder / "run"
 
 
 def _search_path(executable: str | None) -> list[str]:
-    """Where the ranks look for modules: where this process does, so that what is known here by name is found there."""
+    """Returns the ranks' search path for modules: this process's, so that they find what is known here by name."""
     here = os.getcwd()
     package = str(pathlib.Path(sys.modules["cohort"].__file__ or "").absolute().parent.parent)
     if executable is not None and executable != sys.executable:
@@ -370,7 +370,7 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
 def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Exception:
     """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
     if refusal:
-        record = {}  # of an earlier run in the same folder
+        record = {}  # it is an earlier run's, in the same folder
     last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
     verdict = record.get("failure")
     if verdict is not None:
@@ -385,7 +385,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
         )
     if status == 124:
         return Timeout(f"run: {last}")
-    if status == 2:  # of the command itself; a rank's is in the verdict
+    if status == 2:  # the command's own; a rank's is in the verdict
         return InvalidArgument(f"run: {last}")
     if status == 127:
         return Unavailable(f"run: {last}")
@@ -393,7 +393,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
 
 
 def _rank_exception(rank: int, size: int, host: str | None, outcome: Outcome, status: int) -> Exception:
-    """What to raise: the rank's own exception, if it could be sent, else RankFailed."""
+    """Returns the exception to raise: the rank's own, if it could be sent, else RankFailed."""
     where = f"rank {rank} of {size}" + (f" (host {host})" if host else "")
     text = outcome["traceback"].rstrip()
     if outcome["where"] == "load":
@@ -435,5 +435,5 @@ def _load(rank: int, outcome: Outcome) -> Any:
 
 
 def first_value(outcomes: Sequence[Outcome]) -> Any:
-    """What rank 0 returned."""
+    """Returns rank 0's result."""
     return _load(0, outcomes[0])

@@ -1,4 +1,5 @@
-"""Which NVIDIA GPUs a program on this host may use, found out without CUDA: a context in the driver would cost memory."""
+"""Finds the NVIDIA GPUs that a program on this host may use, without CUDA: a context in the driver would cost
+memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What this process tells the agent that started it when it dies, or when it is asked for its stacks.
+"""Reports to the agent that started this process: why the process dies, and its stacks when it is asked for them.
 
-Does nothing where no agent started it. The program is not changed: `sys.excepthook` calls the one before, and signals
+Does nothing without such an agent. The program is not changed: `sys.excepthook` calls the one before, and signals
 are handled only where nobody handles them.
 """
 
@@ -19,7 +19,7 @@ _asked = False
 
 
 def watch_exceptions() -> None:
-    """From now on an exception that ends the program is told with its traceback."""
+    """From now on an exception that ends the program is reported with its traceback."""
     global _before
     # The page is this process's once it joins, or fails: not by the mere import.
     if _before is not None or "COHORT_STATUS_FD" not in os.environ:
@@ -56,7 +56,7 @@ def _say(error, trace) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Of an exception and those that it comes from, the one that tells of a lost peer; else itself, if it is Cohort's."""
+    """Returns the lost peer's error among an exception and its causes; else the exception, if it is Cohort's."""
     from cohort.errors import Aborted, Error, PeerLost
 
     at: BaseException | None = error
@@ -72,7 +72,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def tell_stacks() -> None:
     """From now on SIGQUIT writes the stacks of all threads to the agent, and of a crash the agent learns where it was.
 
-    For the main thread: it is where a stack overflow is told of.
+    For the main thread: there a stack overflow is reported.
     """
     global _asked
     fd = _core.status_fd()

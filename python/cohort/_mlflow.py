@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 GUARD = "COHORT_MLFLOW"  # 0: MLflow is left alone
-RUN = "COHORT_MLFLOW_RUN"  # of the driver
-SAID = "COHORT_MLFLOW_URI"  # of its store, as the driver has it: perhaps a path from its working directory
+RUN = "COHORT_MLFLOW_RUN"  # the driver's run
+SAID = "COHORT_MLFLOW_URI"  # the driver's store, as the driver has it: perhaps a path from its working directory
 
 _PARENT = "mlflow.parentRunId"
 
@@ -28,7 +28,7 @@ def wanted(environment: dict[str, str]) -> bool:
 
 
 def absolute_uri(uri: str, folder: str) -> str:
-    """The same store from any working directory. `folder`: where relative ones begin."""
+    """Returns a URI of the same store for any working directory. `folder`: the base of relative ones."""
     if found := re.fullmatch(r"(sqlite(?:\+\w+)?:///)([^/].*)", uri):
         return uri if found[2].startswith(":memory:") else found[1] + os.path.join(folder, found[2])
     if found := re.fullmatch(r"(?:file:)?([^/:]+(?:/[^:]*)?)", uri):
@@ -42,7 +42,7 @@ def hand_on(environment: dict[str, str]) -> None:
     if not wanted(environment):
         return
     environment[GUARD] = "1"
-    for name in (RUN, SAID):  # of a driver whose rank this process may be
+    for name in (RUN, SAID):  # set by a driver whose rank this process may be
         environment.pop(name, None)
     here = os.getcwd()
     mlflow = sys.modules.get("mlflow")
@@ -82,7 +82,8 @@ def _make_database(mlflow: Any, uri: str) -> None:
 
 
 def _hand_on_databricks(environment: dict[str, str], uri: str) -> None:
-    """A notebook of Databricks lets MLflow in by what is not in the environment, and ranks are no notebook."""
+    """Hands on a Databricks notebook's credentials: MLflow has them there from outside of the environment, but not in
+    ranks."""
     if environment.get("DATABRICKS_TOKEN") and environment.get("DATABRICKS_HOST"):
         return
     with contextlib.suppress(Exception):

@@ -119,7 +119,7 @@ def _on_rank_0(mlflow: ModuleType) -> bool:
 
 # ---- Models ----------------------------------------------------------------------------------------------------------
 
-# What the first forward of a wrapped model took and gave, by the bare module: (inputs, outputs).
+# Inputs and outputs of a wrapped model's first forward, by the bare module: (inputs, outputs).
 _forwards: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -170,7 +170,7 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(bare, *args, **kwargs)
         if kwargs.get("signature") is None and kwargs.get("input_example") is None:
             kwargs.update(_signature_and_example(bare, takes_example and kwargs.get("serialization_format") != "pickle"))
-        # What is exported has the mode of now for ever.
+        # An exported model keeps its current mode for ever.
         modes = {module: module.training for module in bare.modules()}
         bare.eval()
         try:
@@ -183,7 +183,7 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bare(model: Any) -> Any:
-    """Without what trains it on several processes, which nobody has who loads it."""
+    """Returns the model without its distributed wrapper, which a program that loads it does not have."""
     wrappers = {"DistributedDataParallel", "DataParallel"}
     while hasattr(model, "module") and any(kind.__name__ in wrappers for kind in type(model).__mro__):
         model = model.module
@@ -191,7 +191,8 @@ def _bare(model: Any) -> Any:
 
 
 def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
-    """By what the first forward took and gave. An example has zeros: nobody's data goes to MLflow unasked."""
+    """Derived from the first forward's inputs and outputs. An example has zeros: nobody's data goes to MLflow
+    unasked."""
     inputs, outputs = _forwards.get(bare, (None, None))
     if inputs is None:
         return {}
@@ -215,7 +216,7 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
     except TypeError:  # a type that NumPy does not have
         return {}
     if wants_example and not isinstance(inputs, dict):
-        # Of two samples: what has one only is taken for a constant.
+        # Two samples: a dimension of one would be taken for a constant.
         found["input_example"] = numpy.zeros((2, *inputs[0][1:]), numpy_type(inputs))
     return found
 
@@ -224,7 +225,7 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
 
 
 class _StandIn:
-    """What `start_run` returns where nothing is written: of the driver's run, if there is one, its id is true."""
+    """Result of `start_run` where nothing is written; its id is that of the driver's run, if there is one."""
 
     def __init__(self) -> None:
         self.info = types.SimpleNamespace(
@@ -255,7 +256,7 @@ def _on_other_ranks(mlflow: ModuleType, rank: int) -> bool:
     stand_in = _StandIn().info
     experiment = types.SimpleNamespace(experiment_id=stand_in.experiment_id, name="", artifact_location="", tags={})
     _in_both(mlflow, "set_experiment", _nothing(fluent.set_experiment, "mlflow.set_experiment", rank, lambda: experiment))
-    # What log_model of every flavor calls.
+    # Called by log_model of every flavor.
     from mlflow.models import Model
 
     Model.log = _nothing(Model.log, "mlflow's log_model", rank)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Of all groups, in order."""
+    """Returns the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What `put` takes. Its tensors are the optimizer's own.
+    """Returns the state, in the form that `put` takes. Its tensors are the optimizer's own.
 
     sizes       parameters of each group
     groups      the options of each group
@@ -43,7 +43,7 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def is_empty(taken: Mapping[str, Any]) -> bool:
-    """Whether the optimizer, and what is within it, had no state yet."""
+    """True if the optimizer, and those within it, had no state yet."""
     return not taken["parameters"] and not taken["others"] and all(map(is_empty, taken["within"].values()))
 
 

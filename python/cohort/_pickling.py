@@ -1,4 +1,4 @@
-"""How functions, arguments, results and exceptions travel between a driver and the ranks it starts: by cloudpickle
+"""Pickles functions, arguments, results and exceptions between a driver and the ranks it starts: by cloudpickle
 where it is installed, else by pickle, which knows functions and classes only by the module they can be imported from.
 And how objects travel between ranks, which run one program: by pickle where it can, since what the program has a name
 for is there."""
@@ -86,8 +86,9 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_ranks(value: object) -> bytes:
-    """The value as bytes for a rank of the same job, which runs the same program: what that has is sent by its name, so
-    that a class is the same class there. What has no name goes by cloudpickle, where it is installed."""
+    """The value as bytes for a rank of the same job, which runs the same program: the program's own objects are sent
+    by name, so that a class is the same class there. Objects without a name go by cloudpickle, where it is
+    installed."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -122,7 +123,7 @@ def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object
 
 
 def load_call(data: bytes) -> Any:
-    """What `dump_call` has made, of this job's driver."""
+    """Loads the result of `dump_call`, made by this job's driver."""
     find_cloudpickle()  # the bytes name it
     return pickle.loads(data)
 

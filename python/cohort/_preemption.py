@@ -48,10 +48,10 @@ class Preemption:
         self._every = every
         self._timeout = timeout
         self._calls = 0
-        self._signal = 0  # of the answer
+        self._signal = 0  # the answer's
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
-        """Whether the job is to save and end: collective, the same answer on all ranks, to be asked once per step.
+        """True if the job is to save and end: collective, the same answer on all ranks, to be asked once per step.
 
         comm  default: the default world; where there is none, this process alone decides
 
@@ -83,5 +83,5 @@ class Preemption:
         return self._signal
 
     def received(self) -> int:
-        """Of this process alone, not collective: the first of `signals` that has come since this object was made, or 0."""
+        """The first of `signals` that this process has received since this object was made, or 0. Not collective."""
         return self._signals.received()

@@ -1,11 +1,11 @@
-"""What a rank does that `cohort.run` has started: reads the call from the job's private folder, calls the function, and
-leaves in the folder how it went.
+"""Runs a call of `cohort.run` on one rank: reads it from the job's private folder, calls the function, and leaves the
+outcome in the folder.
 
-The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, of each
-rank that has got so far, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
+The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, for
+each rank that has got so far, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
 
-Ranks that may be on other hosts have no folder: the command puts the files of `to-ranks` there into the job's store, and what
-the ranks put into it into `from-ranks`.
+Ranks that may be on other hosts have no folder: the command puts the files of `to-ranks` there into the job's store,
+and the ranks' entries of the store into `from-ranks`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         traceback: str
         exception: Optional[bytes]  # pickled, where that is possible
         python: str  # that the rank runs
-        path: list[str]  # where it looks for modules
+        path: list[str]  # its search path for modules
         follows: bool  # it failed because another rank had
         at: float  # time.monotonic(), one clock for all processes of a host
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 TO_RANKS, FROM_RANKS = "to-ranks", "from-ranks"
 _SECONDS_TO_TRAVEL = 600.0  # for results of gigabytes over a slow network
 
-# Failures of a rank that tell of another one's.
+# Failures of a rank that report another one's.
 _FOLLOWING = {"PeerLost", "Aborted", "HorovodInternalError"}
 
 
@@ -129,7 +129,7 @@ def end(status: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """What is still open and not written, of Python and of C."""
+    """Flushes files that are still open, of Python and of C."""
     for one in gc.get_objects():
         if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             with contextlib.suppress(Exception):
@@ -195,7 +195,7 @@ def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where
     sys.stdout.flush()
     sys.stderr.write(text or f"the result of this rank cannot be sent back: {outcome['error']}\n")
     sys.stderr.flush()
-    # What the end of the process says to the other ranks.
+    # The end of the process reports these to the other ranks.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF or 1

@@ -1,4 +1,4 @@
-"""Where a module keeps its parameters, buffers and parts: whether these are still the same ones costs little to see."""
+"""A module's parameters, buffers and parts, held to find out cheaply whether they are still the same ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cohort import _core
 
 
 class Slots:
-    """What a module and all of its parts keep in the attributes `kinds`: "_parameters", "_buffers" or "_modules"."""
+    """The contents of a module's and all of its parts' attributes `kinds`: "_parameters", "_buffers" or "_modules"."""
 
     def __init__(self, module: torch.nn.Module, *kinds: str) -> None:
         found = [getattr(part, kind) for part in module.modules() for kind in kinds]
@@ -17,5 +17,5 @@ class Slots:
         self._values = [value for slots in self._dicts for value in dict.values(slots)]
 
     def changed(self) -> bool:
-        """Whether anything was added, replaced or removed."""
+        """True if anything was added, replaced or removed."""
         return not _core.holds_same(self._dicts, self._values)

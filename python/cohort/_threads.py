@@ -24,10 +24,10 @@ def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[An
               processes call it, with the same number. None: this process alone
     timeout   deadline in seconds of operations that give none of their own; default: that of `across`, else 1800
 
-    The first exception ends the world, and is raised here once all threads have ended; others are told its text
+    The first exception ends the world, and is raised here once all threads have ended; others get its text
     (Aborted). An interrupt does so, too. Python code of threads runs in turn; what torch and Cohort compute does not.
     torch's generator of random numbers on the CPU is one for all threads. A thread that the function starts is no rank:
-    what asks for the default world there is refused (InvalidArgument), so it is to be given `world`. Raises
+    asking for the default world is refused there (InvalidArgument), so give that thread `world`. Raises
     InvalidArgument for a number below 1, Mismatch where processes give different ones, Unavailable where they are on
     several hosts and have no secret.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Iterator
 
-# Its class Backend holds the registry. torch/distributed/__init__.py imports it.
+# The module's class Backend holds the registry. torch/distributed/__init__.py imports it.
 _REGISTRY = "torch.distributed.distributed_c10d"
 # torch.compile's list of what it leaves alone, from torch 2.2 on.
 _COMPILERS_RULES = "torch._dynamo.trace_rules"
@@ -27,7 +27,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _waiting(size: int, wait: Callable[[], Any]) -> Any:
-    """What `wait` returns; the launcher knows meanwhile that this rank waits for the others of `size`."""
+    """Returns the result of `wait`; meanwhile the launcher knows that this rank waits for the others of `size`."""
     from cohort import _core
 
     _core.begin_join(size)
@@ -43,7 +43,7 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
 def _tell_of_rendezvous(registry: ModuleType) -> None:
     """torch's own wait for all ranks, which comes before any backend, is known to the launcher, too."""
     inner = getattr(registry, "rendezvous", None)
-    # Of an elastic job joining tells itself: who is no member yet waits for no ranks.
+    # In an elastic job joining reports it: a process that is no member yet waits for no ranks.
     if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 
@@ -105,7 +105,7 @@ def register(registry: ModuleType | None = None) -> bool:
 
 
 def _backend_asked_for() -> str:
-    """What init_process_group was called with, which tells handlers nothing of it; "" where it has not called."""
+    """Returns the backend given to init_process_group, which handlers are not told; "" without such a call."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame.f_code.co_name == "init_process_group":
@@ -118,7 +118,7 @@ def _backend_asked_for() -> str:
 
 def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's handler of env://, but that for the backend "cohort" not all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    need to be set: what is missing is what the launcher says. Nothing changes for other backends."""
+    need to be set: the launcher gives the missing ones. Nothing changes for other backends."""
 
     def env(url: str, **options: Any) -> Any:
         if "cohort" in _backend_asked_for():
@@ -134,7 +134,7 @@ def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def autoload() -> None:
-    """For torch's entry points. What fails here must not keep torch from being imported."""
+    """Entry point for torch. A failure here must not keep torch from being imported."""
     try:
         wait_for_torch()
     except Exception as error:
@@ -144,8 +144,8 @@ def autoload() -> None:
 
 
 def keep_compiler_out(rules: Any = None) -> bool:
-    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and what
-    they do are no operations of torch's. True if it has been told."""
+    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and
+    they do no operations of torch's. True if the compiler has been told."""
     rules = rules or sys.modules.get(_COMPILERS_RULES)
     if not hasattr(rules, "add"):
         return False
@@ -155,7 +155,7 @@ def keep_compiler_out(rules: Any = None) -> bool:
     return True
 
 
-# What is to be done once a module of torch's has been imported.
+# Actions to take once a module of torch's has been imported.
 _AFTER = {_REGISTRY: register, _COMPILERS_RULES: keep_compiler_out}
 
 
@@ -167,7 +167,7 @@ def wait_for_torch() -> None:
 
 
 def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
-    """Once the module of this name has been executed: now, if it has."""
+    """Calls `act` once the module of this name has been executed: now, if it has."""
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, act))
@@ -216,7 +216,7 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     """torch.distributed.monitored_barrier for the backend "cohort": returns once all ranks of the group have come.
 
     group           a process group of torch.distributed; default: the world
-    timeout         seconds or a timedelta; default: the group's own; 0: who is not here already is missing
+    timeout         seconds or a timedelta; default: the group's own; 0: ranks that are not here already are missing
     wait_all_ranks  taken for torch's sake: every missing rank is named in any case
 
     Raises cohort.Timeout on all who have come, naming the ranks (of the world) that have not; the group cannot be used

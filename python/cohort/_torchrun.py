@@ -1,4 +1,4 @@
-"""Where the ranks that torchrun has started on several hosts meet: torch's store, which its agent keeps at MASTER_PORT.
+"""Meeting point of ranks that torchrun has started on several hosts: torch's store, kept by its agent at MASTER_PORT.
 
 Anybody who reaches that port can read and write it, so the world is as safe as the store; with COHORT_SECRET_FILE no
 secret goes through it.
@@ -15,7 +15,8 @@ Share = Callable[[str, Optional[str], float], str]
 
 
 def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
-    """How to share, what it is called, and this process's rank and world size, for `cohort.join`. Imports torch."""
+    """Returns the function to share by, its name, and this process's rank and world size, for `cohort.join`. Imports
+    torch."""
     import torch.distributed as dist
 
     given = 300.0 if join_timeout is None else getattr(join_timeout, "total_seconds", lambda: float(join_timeout))()
@@ -31,8 +32,8 @@ def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
 
 
 def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
-    """As `through`, of a rank above 0. Where no agent keeps the store, rank 0 does, and may be closing an earlier one (of a
-    group that is being destroyed): a store that is lost is looked for again until the time is over."""
+    """As `through`, of a rank above 0. Without an agent's store, rank 0 keeps it, and may be closing an earlier one (of
+    a group that is being destroyed): a store that is lost is looked for again until the time is over."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         deadline = time.monotonic() + seconds

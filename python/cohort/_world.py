@@ -1,7 +1,7 @@
 """This process's default world: `init` forms it, `shutdown` leaves it, the process's end leaves every world.
 
 Any thread may call. On a thread of `run_on_threads` the default world is that thread's; while such threads run, another
-thread of the process has none, since nothing says whose it would be. A forked child may ask who its parent is;
+thread of the process has none, since nothing says which it would be. A forked child may ask who its parent is;
 `shutdown` there forgets the parent's world without touching it.
 """
 
@@ -29,10 +29,10 @@ _lock = threading.RLock()
 _world: Communicator | None = None
 _own = threading.local()  # `world`: of a thread that is a rank
 _running = 0  # calls of run_on_threads
-# What uses the default world in the background, and has to end before it does.
+# Called before the default world ends: they end what uses it in the background.
 before_shutdown: list[Callable[[], None]] = []
 
-# What operations that nobody waited for are given when a process ends in good order.
+# Grace period, when a process ends in good order, for operations that nobody waited for.
 _GRACE_AT_EXIT = 5.0
 
 
@@ -62,8 +62,8 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
     trust_network  where ranks on several hosts meet at an address and have no secret: whoever reaches it may join. Also
                   COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
-                  program's own (a key-value store, MPI) by which every rank learns what rank 0 says. Called once, maybe
-                  on another thread: rank 0 brings a text, the others None, and all return that text, within so many
+                  program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
+                  on another thread: rank 0 passes a text, the others None, and all return that text, within so many
                   seconds. It carries a fresh secret, too, unless the ranks have one: whoever reads it can join
     share_name    what that channel is, for messages
 
@@ -97,7 +97,7 @@ def _refuse_child_that_imports_main() -> None:
 
 
 def _own_program() -> str:
-    """What the ranks of a job have in common: the script, as its content goes, under the same name."""
+    """Identifies what the ranks of a job have in common: the script, by its name and content."""
     if os.environ.get("COHORT_PROGRAM"):
         return ""  # it counts
     main = sys.modules.get("__main__")
@@ -127,7 +127,7 @@ def threads_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_is_rank(world: Communicator) -> Iterator[None]:
-    """Of that world, which is this thread's default world meanwhile."""
+    """Makes this thread a rank of that world, which is its default world meanwhile."""
     _own.world = world
     try:
         yield
@@ -142,7 +142,7 @@ def rank_thread() -> Communicator | None:
 
 
 def _world_of_thread() -> Communicator | None:
-    """The same. Raises InvalidArgument on another thread while such threads run."""
+    """As `rank_thread`. Raises InvalidArgument on another thread while such threads run."""
     own = rank_thread()
     if own is None and _running:
         raise InvalidArgument(
@@ -209,7 +209,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a default world. True in a forked child too: there it says who the parent is. Raises InvalidArgument
+    """True if there is a default world; in a forked child too: there it says who the parent is. Raises InvalidArgument
     as `world` does on a thread that is no rank while threads of `run_on_threads` are."""
     own = _world_of_thread()
     world = own if own is not None else _world
@@ -262,7 +262,7 @@ once_left: list[Callable[[], None]] = []  # called at the end of the process, wh
 
 def _at_exit() -> None:
     _last_words.tell_at_exit()
-    # After an exception the others are told at once why this rank will not bring what it has started.
+    # After an exception the others learn at once why this rank will not finish what it has started.
     failure = getattr(sys, "last_value", None)
     reason = "the program has ended before its operations had"
     if failure is not None:

@@ -60,14 +60,14 @@ _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.safetensors"
 _PART = "rank-{:05}.safetensors"
-# Of names within a part.
+# Prefixes of names within a part.
 _STATE_PREFIX = "state/"
 _RANDOM_PREFIX = "random/"
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where training stands, apart from tensors."""
+    """A training's position, apart from tensors."""
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0  # epochs begun before this one
@@ -119,9 +119,9 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 class Shard:
     """A part of a tensor: a box of the whole, and of the box's elements in row-major order a range (None: all of them)."""
 
-    sizes: Sequence[int]  # of the whole
-    start: Sequence[int]  # of the box
-    extent: Sequence[int]  # of the box
+    sizes: Sequence[int]  # the whole tensor's
+    start: Sequence[int]  # the box's
+    extent: Sequence[int]  # the box's
     begin: int = 0
     count: Optional[int] = None
 
@@ -208,7 +208,8 @@ class CheckpointFolder:
 
         `shards`, of every rank: parts of tensors of which no rank has all, by the name of the whole: "model/fc.weight",
         "optimizer/state/fc.weight/exp_avg". They take the place of what rank 0's `module` and `optimizer` have by that name.
-        One rank brings each element: else InvalidArgument on all ranks, which names the tensor, and nothing is saved.
+        One rank contributes each element: else InvalidArgument on all ranks, which names the tensor, and nothing is
+        saved.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -222,7 +223,7 @@ class CheckpointFolder:
                    state: Optional[Mapping[str, torch.Tensor]] = None,
                    shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointSave:  # fmt: skip
         """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
-        the state's size is needed in all, of what is on a GPU that much of the host's).
+        the state's size is needed in all; for state on a GPU that much of the host's memory).
 
         The rest is done by a thread of low priority, without the GIL, over a communicator that the first call splits
         off. One save at a time: a second call waits for the first. An error is logged at once (subsystem "checkpoint"),
@@ -242,7 +243,7 @@ class CheckpointFolder:
     def _bundle(self, comm: Optional[Communicator], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
                 progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]],
                 shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]]) -> Any:  # fmt: skip
-        """What this rank brings; raises on all ranks if one cannot."""
+        """Returns this rank's contribution; raises on all ranks if one cannot."""
         brought: list[Any] = []
         parts = dict(sorted({**_shards_of(optimizer), **(shards or {})}.items()))
 
@@ -332,10 +333,11 @@ class CheckpointFolder:
     def load_shards(
         self, wanted: Mapping[str, Shard]
     ) -> Optional[tuple[CheckpointInfo, dict[str, torch.Tensor]]]:
-        """Of the newest checkpoint that is whole, this rank's parts of tensors, by the names that `save` has for `shards`, on
-        the CPU: of the box's shape, or 1-D where it is a range. None if there is no checkpoint. Collective; each rank asks
-        for others, however they were cut when they were saved, if they were. Random state and module stay as they are.
-        Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as load_latest.
+        """Loads this rank's parts of tensors from the newest checkpoint that is whole, by the names that `save` has for
+        `shards`, to the CPU: in the box's shape, or 1-D for a range. None if there is no checkpoint. Collective; each
+        rank asks for parts of its own, whether and however the tensors were divided when saved. Random state and module
+        stay as they are. Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as
+        load_latest.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -395,15 +397,16 @@ class CheckpointFolder:
         return steps
 
     def rank_state(self) -> dict[str, torch.Tensor]:
-        """What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
-        that world had no such rank. On the CPU. Not collective. Raises InvalidArgument if none has been loaded."""
+        """Returns the `state` saved by the rank of this rank's number, in the checkpoint that load_latest has loaded;
+        empty if that world had no such rank. On the CPU. Not collective. Raises InvalidArgument before a load."""
         if self._loaded is None:
             raise InvalidArgument("rank_state: no checkpoint has been loaded -- load_latest first")
         return self._rank_state
 
     def parts(self, saved_ranks: Optional[Iterable[int]] = None) -> dict[int, dict[str, torch.Tensor]]:
-        """The same of other saved ranks, for worlds of another size: those that exist of the numbers given (None: all of
-        them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is damaged or gone."""
+        """Returns the `state` of other saved ranks, for worlds of another size: those that exist of the numbers given
+        (None: all of them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is
+        damaged or gone."""
         comm = self._comm
         wanted: set[int] = set()
         parts: dict[int, dict[str, torch.Tensor]] = {}
@@ -431,7 +434,7 @@ class CheckpointFolder:
 
 
 def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damaged: Optional[Exception]) -> None:
-    """What a load has found on its way."""
+    """Reports the checkpoints that a load has passed over; raises if all are damaged."""
     if rank_of(comm) == 0:
         for reason in passed_over:
             _log.warning("passed over: %s", reason)
@@ -440,7 +443,7 @@ def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damage
 
 
 def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """That of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
+    """Returns the optimizer of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
     return optimizer._whole() if hasattr(optimizer, "_whole") else optimizer
 
 
@@ -485,7 +488,7 @@ def _check(progress: TrainingProgress) -> None:
 
 
 def _tensors_of(part: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
-    """Those in a part whose names begin so, by the rest of their names."""
+    """Returns the tensors in a part whose names begin so, by the rest of their names."""
     entries = _core.parse_safetensors(part, path)[0]
     return {entry[0][len(prefix) :]: to_tensor(entry) for entry in entries if entry[0].startswith(prefix)}
 
@@ -514,7 +517,7 @@ def latest(folder: Path) -> Optional[CheckpointInfo]:
     return infos[-1] if infos else None
 
 
-# A signal, or Ctrl-C, is heard as often.
+# A signal, or Ctrl-C, is noticed as often.
 _SLICE = 0.2
 
 
@@ -528,9 +531,9 @@ def follow(
             info = checkpoints.load_latest(model) or info         # may be a newer one yet
             ...  evaluate
 
-    Each is the newest that has a sound manifest: who is slower than the training leaves some out, and never the last. SIGTERM
-    says that training is over, as `cohort run` tells an evaluator once the ranks have ended; from the first checkpoint that is
-    waited for on it does not end the process. To be called in the main thread or any other, one at a time.
+    Each is the newest that has a sound manifest: a caller slower than the training skips some, and never the last.
+    SIGTERM means that training is over, as `cohort run` tells an evaluator once the ranks have ended; once the first
+    checkpoint is waited for, it does not end the process. Call it in the main thread or any other, one at a time.
 
     folder            of the checkpoints; it need not be there yet
     after_generation  checkpoints up to this one are left out

@@ -1,4 +1,4 @@
-"""Which rank reads which sample: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
+"""Assigns samples to ranks: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
 
 Pure arithmetic: no communication, and no torch. One thread at a time per sampler.
 """
@@ -27,7 +27,7 @@ def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
 
 
 class Remainder(enum.Enum):
-    """What happens to the last samples of an epoch when they do not fill a global batch."""
+    """How to treat the last samples of an epoch when they do not fill a global batch."""
 
     KEEP = "keep"  # they make a smaller step, spread over the ranks; some may get none
     DROP = "drop"  # they are left out in this epoch
@@ -41,7 +41,7 @@ class SamplerState:
     seed: int = 0
     epoch: int = 0
     cursor: int = 0  # samples of this epoch that optimizer steps have used, over all ranks
-    size: int = 0  # of the data set
+    size: int = 0  # the data set's
 
 
 class DistributedSampler:
@@ -75,8 +75,8 @@ class DistributedSampler:
     shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the ranks'
                    number; "measured": by the speed at which each computes, found out and changed as training goes on, once
                    DistributedDataParallel has been given the sampler (then step() is collective); "even". Default: as
-                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. What is uneven
-                   wants averages by samples, as DistributedDataParallel with a sampler takes them
+                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. Uneven
+                   shares need averages by samples, as DistributedDataParallel with a sampler takes them
     comm           takes rank and size from it instead
 
     Iterating begins an epoch: it goes on at the cursor; if that epoch was used up, or drawn to its end without any
@@ -111,7 +111,7 @@ class DistributedSampler:
         self.remainder = Remainder(remainder)
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._full = (batch_size or 1) * self.num_replicas  # of a whole step
+        self._full = (batch_size or 1) * self.num_replicas  # a whole step's samples
         self._goes_on = False  # a new world has come, and the loop has not begun again
         self._calls_of_step = 0
         self._share_text = _share_text(shares)
@@ -127,8 +127,8 @@ class DistributedSampler:
         self._drawn = 0  # samples of this epoch handed out, over all ranks
         # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
         self._steps: deque[tuple[int, int, int]] = deque()
-        # Where a DataLoader's batches are counted: those that its loop has got and that are not stepped over, and this rank's
-        # samples of the last one that is. It draws ahead, so drawn ones tell nothing of that.
+        # Batches that a DataLoader's loop has received and that are not stepped over, if these are counted, and this
+        # rank's samples of the last batch stepped over. A DataLoader draws ahead, so the drawn ones do not tell that.
         self._received: Optional[int] = None
         self._own_of_last = -1
         self._order: Sequence[int] = ()  # the permutation of
@@ -152,7 +152,7 @@ class DistributedSampler:
                 yield from batch
 
     def __len__(self) -> int:
-        """What iterating a whole epoch gives on this rank."""
+        """Number of items that iterating over a whole epoch gives on this rank."""
         if self.batch_size is not None or self.remainder is not Remainder.KEEP:
             return self.steps_per_epoch()
         return (self.size - self.rank + self.num_replicas - 1) // self.num_replicas
@@ -204,7 +204,7 @@ class DistributedSampler:
             _core.warn_of_unused_shares()
 
     def _bind(self, comm: Communicator) -> None:
-        """By DistributedDataParallel: it weights what each rank has."""
+        """Called by DistributedDataParallel: it weights each rank's samples."""
         if self._shares is None:
             return
         self._shares.require_world(comm.size())
@@ -217,7 +217,8 @@ class DistributedSampler:
         self._weighted = True
 
     def _begin_step(self) -> None:
-        """By synchronising forwards: the ranks exchange their speeds, collectively, where shares are measured."""
+        """Called by synchronising forwards: the ranks exchange their speeds, collectively, where shares are
+        measured."""
         if self._shares is not None:
             self._shares.begin_step(self._full, (self.epoch, self._drawn))
 
@@ -230,8 +231,8 @@ class DistributedSampler:
         return self._steps[0][1] if self._steps else 0
 
     def _samples_of_batch(self, trained_at: Optional[int]) -> int:
-        """Of the batch that a forward is for: the oldest drawn and not stepped over (a DataLoader with workers draws ahead); -1
-        if there is none.
+        """Returns this rank's samples of the batch that a forward is for: the oldest drawn and not stepped over (a
+        DataLoader with workers draws ahead); -1 if there is none.
 
         trained_at: the cursor at which the model may have been trained on that one already. It does not matter as long as
         all that are drawn have equally many samples.
@@ -294,7 +295,7 @@ class DistributedSampler:
         self.set_epoch(self.epoch + 1)
 
     def reset(self) -> None:
-        """What iterating does first; see the class. In a new world an epoch that was used up is iterated once more, and gives
+        """Begins an iteration; see the class. In a new world an epoch that was used up is iterated once more, and gives
         nothing, so that a loop ends it as it would have."""
         goes_on, self._goes_on = self._goes_on, False
         # A loop that never calls step() has no position worth keeping: its epochs follow each other.

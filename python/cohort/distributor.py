@@ -189,7 +189,7 @@ class Distributor:
         """The options of `cohort run`."""
         words = [*self._where, *job_words(self.num_processes)]
         if not self.use_gpu:
-            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # what belongs to a host goes to others only so
+            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # only so do a host's settings go to others
         elif not self._elsewhere:
             words += ["--env", f"CUDA_VISIBLE_DEVICES={','.join(self._gpus)}"]
         return words

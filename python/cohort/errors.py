@@ -1,4 +1,4 @@
-"""What Cohort raises: one class for each of the C++ core's error codes, all of them `cohort.Error`.
+"""Exceptions of Cohort: one class for each of the C++ core's error codes, all of them `cohort.Error`.
 
 Each is also the built-in exception that a Python program would expect (`ValueError`, `TimeoutError`, ...). The message
 says what failed, where, why, and what to try; the same is in attributes, None where it does not apply:

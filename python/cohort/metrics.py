@@ -55,11 +55,11 @@ class Averages:
         self._sums[len(self._names) + index] += samples
 
     def local(self) -> dict[str, Mean]:
-        """What this rank has seen."""
+        """Means of this rank's values."""
         return self._means(self._sums)
 
     def reduce(self, comm: Communicator | None = None) -> dict[str, Mean]:
-        """What all ranks of `comm` (None: the default world) have seen; collective, waits. This rank's sums stay.
+        """Means over all ranks of `comm` (None: the default world); collective, waits. This rank's sums stay.
 
         Raises Mismatch on every rank if the ranks gave different names, or the same in another order.
         """
@@ -68,7 +68,7 @@ class Averages:
         return self._means(sums)
 
     def clear(self) -> None:
-        self._sums = array.array("d", bytes(16 * len(self._names)))  # of mean * samples, then of samples
+        self._sums = array.array("d", bytes(16 * len(self._names)))  # sums of mean * samples, then of samples
 
     def _means(self, sums: array.array) -> dict[str, Mean]:
         counts = sums[len(self._names) :]
@@ -85,9 +85,9 @@ def average(mean: Mapping[str, Any], *, comm: Communicator | None = None) -> dic
 def average(mean: float | Mapping[str, Any], samples: int = 1, comm: Communicator | None = None) -> Any:
     """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective.
 
-    Of a dict, which is what an evaluation has found on each rank, the dict of the means over all ranks: of numbers, of which
-    every rank's weighs the same, or of Mean (what Averages.local() gives), which are weighted by their counts and so exact
-    for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
+    Turns a dict, the findings of an evaluation on each rank, into the dict of the means over all ranks: of numbers, of
+    which every rank's weighs the same, or of Mean (as Averages.local() gives), which are weighted by their counts and
+    so exact for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
     """
     if isinstance(mean, Mapping):
         return _average_of(mean, comm if comm is not None else world())

@@ -1,4 +1,4 @@
-"""What a training run leaves behind for people: its record, a picture of its curves, and a progress bar.
+"""A training run's results for people: its record, a picture of its curves, and a progress bar.
 
     cohort.track.log(step, loss=loss, lr=lr)                 # rank 0's; on other ranks nothing happens
     cohort.track.log(step, step_ms=ms, reduce="max")         # on all ranks, in the same order
@@ -77,8 +77,8 @@ class RunRecord(_RunRecord):
 
 
 def run_folder() -> str:
-    """Where a run's record belongs, so that `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
-    `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
+    """Returns the folder for a run's record, where `cohort watch`, `cohort plot` and `--track` find it: the run's
+    folder under `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
     return os.environ.get("COHORT_RUN_DIR", "")
 
 
@@ -88,9 +88,9 @@ def _none() -> None:
 
 _lock = threading.Lock()
 _latest: Callable[[], RunRecord | None] = _none
-_record: RunRecord | None = None  # where they go
-_own: Metrics | None = None  # of values of this rank
-_shared: Metrics | None = None  # of values of all ranks
+_record: RunRecord | None = None  # the record that values go to
+_own: Metrics | None = None  # values of this rank
+_shared: Metrics | None = None  # values of all ranks
 
 
 def _rank() -> int:
@@ -98,7 +98,7 @@ def _rank() -> int:
 
 
 def _open_record() -> RunRecord | None:
-    """The one that all values go to; rank 0's alone."""
+    """Returns the record that all values go to; rank 0's alone."""
     global _record
     if _record is None and _rank() == 0:
         _record = _latest()
@@ -120,9 +120,9 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
     values  by their names
 
     A thread writes them each second and at the end, so a killed process loses the last second. They go to the RunRecord
-    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is told in the log,
-    and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and Unavailable if
-    the record cannot be made.
+    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is reported in
+    the log, and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and
+    Unavailable if the record cannot be made.
     """
     global _own, _shared
     own = _world.rank_thread()
@@ -170,7 +170,7 @@ def _close(patience: float | None) -> None:
 
 
 def _at_exit() -> None:
-    # After a failure the other ranks are to hear of it at once.
+    # After a failure the other ranks have to learn of it at once.
     _close(None if getattr(sys, "last_value", None) is None else 0.0)
 
 

@@ -31,7 +31,7 @@ xla::Error* error_of(const xla::Api& api, Code code, const std::string& text) {
   return api.error_create(&made);
 }
 
-/// By the numbers of cohort::ErrorCode.
+/// Indexed by the numbers of cohort::ErrorCode.
 Code code_of(int code) {
   constexpr Code kCodes[] = {Code::InvalidArgument, Code::Unavailable,        Code::DeadlineExceeded,
                              Code::Unavailable,     Code::FailedPrecondition, Code::Aborted};
@@ -59,12 +59,12 @@ bool dtype_of(xla::Type type, DType& dtype) {
   return false;
 }
 
-/// What cohort/jax/_ffi.py has put into the program.
+/// The attributes that cohort/jax/_ffi.py has put into the program.
 struct Asked {
   std::int64_t kind = 0, engine = 0, op = 0, root = 0;
   double prescale = 1, postscale = 1;
   std::string_view names;              // "3:abc5:hello": lengths in bytes before each
-  const std::int64_t* rows = nullptr;  // of each rank, of each operand, if its kind has any
+  const std::int64_t* rows = nullptr;  // each rank's, for each operand, if its kind has any
   std::size_t row_count = 0;
 };
 
@@ -124,14 +124,14 @@ std::string_view next_name(std::string_view& names) {
   return name;
 }
 
-/// Where the program wants a result.
+/// The memory that XLA provides for one result, and its shape.
 struct Place {
   void* data = nullptr;
   std::vector<std::int64_t> shape;
 };
 
-/// One call under way. Whoever comes second of `done` and the caller that made the future ends it. XLA keeps the memory
-/// of operands, results and attributes until the future is completed, the frame itself not.
+/// One call under way. It is ended by the second of `done` and the caller that made the future. XLA keeps the memory of
+/// operands, results and attributes until the future is completed, the frame itself not.
 struct Running {
   const xla::Api* api = nullptr;
   Asked asked;
@@ -145,7 +145,7 @@ struct Running {
 
   std::string_view name(std::size_t i) const { return {group[i].name, group[i].name_bytes}; }
 
-  /// What is wrong with a frame, or nothing.
+  /// Fills in the call from `frame`. Returns the problem with the frame; empty if there is none.
   std::string fill(const xla::CallFrame& frame);
   void* place(std::size_t i, const std::int64_t* shape, std::size_t dimensions);
   void check(const NamedReply& reply);
@@ -264,7 +264,7 @@ xla::Error* execute(xla::CallFrame& frame) {
   calls->submit(group);
   if (running->first.load()) {
     xla::FutureCreate made{{sizeof(xla::FutureCreate), nullptr}, nullptr};
-    // Without a future there is no way back, but to wait for what will be done.
+    // Without a future it can only wait until the operation is done.
     if (xla::Error* const failed = api.future_create(&made)) {
       while (running->first.load()) std::this_thread::yield();
       return failed;
@@ -280,8 +280,8 @@ xla::Error* execute(xla::CallFrame& frame) {
   return running->problem.empty() ? nullptr : error_of(api, running->code, running->problem);
 }
 
-/// What XLA asks when the handler is registered: which version of the interface it is for. Where that is none that is
-/// known here, the answer makes it refuse the handler.
+/// Answers XLA's query, when the handler is registered, for the version of the interface. For a version unknown here,
+/// the answer makes XLA refuse the handler.
 void answer(const xla::Api& api, xla::Metadata& metadata) {
   const xla::Version& theirs = api.version;
   const bool known =

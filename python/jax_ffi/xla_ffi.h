@@ -1,6 +1,6 @@
-// What XLA hands to a typed foreign function, and takes from it: the layouts of version 0.1 of its C interface, which
-// later minor versions only add to (compared: jaxlib 0.5.0, 0.7.2, 0.9.0 and 0.10.2, which has 0.3). Written down here,
-// so that nothing of JAX is needed to build. Whoever reads a struct of XLA's checks its size first.
+// Layouts of the structs that XLA passes to a typed foreign function and takes from it: version 0.1 of its C interface,
+// which later minor versions only add to (compared: jaxlib 0.5.0, 0.7.2, 0.9.0 and 0.10.2, which has 0.3). Written down
+// here, so that nothing of JAX is needed to build. Check the size of a struct of XLA's before reading it.
 #pragma once
 
 #include <cstddef>

@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The tag of a wheel speaks of glibc only. By the last number of a GLIBCXX_3.4 that is needed: the glibc of the first
 # distributions with that libstdc++ (GCC 11: RHEL 9; 12: Ubuntu 22.04; 13: Fedora 38; 14: Ubuntu 24.04).
 GLIBC_BESIDE = {29: (2, 34), 30: (2, 35), 31: (2, 37), 32: (2, 37), 33: (2, 39)}
-# What every system that runs CPython has.
+# Libraries that every system that runs CPython has.
 RUNTIME = ("ld-linux", "libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
 # torch 2.5 and later loads the first with itself, the next ones the second with the first process group.
 ENTRY_POINTS = """\
@@ -96,14 +96,14 @@ def _run(*command):
 
 
 def _what_it_needs():
-    """For whom CMake has told what is missing: one thing of several, by a name of its own."""
+    """A hint for users to whom CMake has named a missing dependency: one of several, by a name of CMake's own."""
     rows = [line.split() for line in (ROOT / "tools/packages.txt").read_text().splitlines()]
     packages = " ".join(row[1] for row in rows if row[:1] == ["build"])
     return f"cohort: something that it is built with is not here (see above). Of Debian 12 it takes: apt-get install {packages}"
 
 
 def _tell(text):
-    """To whoever waits: pip keeps what a backend prints to itself, unless it fails."""
+    """Prints for the waiting user: pip hides a backend's output, unless it fails."""
     print(text, flush=True)
     try:
         with open("/dev/tty", "w") as terminal:
@@ -113,7 +113,7 @@ def _tell(text):
 
 
 def _rpath():
-    """Where the programs find the wheel's libraries, once installed."""
+    """The folders in which the programs find the wheel's libraries, once installed."""
     places = ("lib/python3.{}/site", "lib64/python3.{}/site", "lib/python3.{}/dist")  # lib64: of Fedora's and its kin
     folders = [f"{place.format(minor)}-packages" for minor in range(9, 16) for place in places]
     return ";".join(f"$ORIGIN/../{folder}/cohort/lib" for folder in (*folders, "lib/python3/dist-packages", "."))
@@ -275,7 +275,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def build_sdist(sdist_directory, config_settings=None):
-    """What git knows."""
+    """Packs the files that git knows."""
     name = f"cohort-{version()}"
     files = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True).stdout
     with tarfile.open(os.path.join(sdist_directory, f"{name}.tar.gz"), "w:gz") as archive:

@@ -61,7 +61,7 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
 
 namespace {
 
-/// Of a kind of numbers, by DLPack's code for it.
+/// The DType of a kind of numbers, given by DLPack's code.
 std::optional<DType> find_dtype(std::uint8_t code, Py_ssize_t bytes) noexcept {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);

@@ -1,5 +1,5 @@
-// What Python gives for the core's options: numbers of seconds, names of reductions, and which DType the element types
-// of torch, of the buffer protocol and of DLPack are. Needs the GIL.
+// Conversions of Python's arguments to the core's options: numbers of seconds, names of reductions, and the DType of
+// element types of torch, of the buffer protocol and of DLPack. Needs the GIL.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -70,9 +70,9 @@ struct ManagedTensorVersioned {
 
 }  // namespace dlpack
 
-/// Of a torch.dtype, known by its text: torch is not imported.
+/// The DType of a torch.dtype, recognized by its text: torch is not imported.
 std::optional<DType> tensor_dtype(pybind11::handle dtype);
-/// Of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
+/// The DType of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
 std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
 dlpack::DataType dlpack_type(DType dtype) noexcept;

@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-/// How arrays of one Python type are read. Found once for each type.
+/// The protocol by which arrays of one Python type are read. Found once for each type.
 /// Either: arrays of CuPy and JAX have a buffer that only those of the host give.
 enum class Protocol : long { Tensor, Buffer, DLPack, Either, None };
 
@@ -72,7 +72,7 @@ bool says_true(py::handle object, py::handle name) {
   refuse(role.operation, std::string(role.name) + " " + why);
 }
 
-/// Of a capsule that was found to hold one.
+/// The tensor in a capsule that was found to hold one.
 const dlpack::Tensor* tensor_of(const py::object& capsule) {
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     void* const managed = PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned");
@@ -116,7 +116,7 @@ Array::Array(py::handle object, Access access, const Role& role, Where where) {
                              ", not an array -- pass a torch tensor, a NumPy array, or anything with the buffer "
                              "protocol or __dlpack__ (numpy.asarray makes one of numbers and lists)");
   }
-  // Where nothing is, libraries point anywhere, aligned or not.
+  // For empty arrays libraries return any address, aligned or not.
   if (count_ == 0) data_ = nullptr;
 }
 

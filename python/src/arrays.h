@@ -13,17 +13,17 @@
 
 namespace cohort::python {
 
-/// How the elements are to be used.
+/// The use of the elements.
 enum class Access { Read, Write };
 
-/// Where they may be: most of what is called reads and writes them itself.
+/// The memory accepted for an array: most operations read and write the elements themselves, so only on the host.
 enum class Where { Host, HostOrGpu };
 
 /// For error messages: "all_reduce: the input ...".
 struct Role {
   const char* operation;
   const char* name;
-  const char* item = "element";  ///< of a group: "element 0"
+  const char* item = "element";  ///< in a group: "element 0"
 };
 
 struct ReleaseBuffer {
@@ -41,8 +41,8 @@ class Array {
   Array(pybind11::handle object, Access access, const Role& role, Where where = Where::Host);
   Buffer buffer() const noexcept { return {data_, count_, dtype_, device_}; }
   ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_, device_}; }
-  /// Whether memory of its kind, once freed, is used again in the order of the stream that it came with: torch's. Other
-  /// libraries' comes with the default stream, and goes in the order of streams of theirs.
+  /// True if freed memory of its kind is reused in the order of the stream that it came with: torch's. Memory of other
+  /// libraries comes with the default stream, and goes in the order of streams of theirs.
   bool goes_by_stream() const noexcept { return by_stream_; }
   /// Lengths of its dimensions; none of a scalar.
   std::vector<std::int64_t> shape() const;
@@ -62,7 +62,7 @@ class Array {
   std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
 };
 
-/// Whether a call means its grouped form.
+/// True if a call means its grouped form.
 inline bool is_group(pybind11::handle object) noexcept {
   return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
 }

@@ -22,17 +22,17 @@
 
 namespace cohort::python {
 
-/// What an operation works on, kept until it is over, whoever drops what. Needs the GIL.
+/// An operation's arrays, kept alive until it is over, whoever drops their references. Needs the GIL.
 class Held {
  public:
   virtual ~Held() = default;
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  /// Of its arrays.
+  /// The GPU of its arrays.
   std::optional<int> gpu() const noexcept { return gpu_; }
-  /// A GPU has no memory to spare for what nobody asks for any more: lets go soon after the operation has ended, though
-  /// Python neither waits for it nor starts another. `on_done` is the operation's. Once; where there can be no thread,
-  /// the next operation lets go.
+  /// Lets go soon after the operation has ended, though Python neither waits for it nor starts another: GPU memory is
+  /// too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no thread can be
+  /// started, the next operation lets go.
   static void let_go_at_end(const std::shared_ptr<Held>& self,
                             const std::function<void(std::function<void()>)>& on_done);
   /// Ends the thread that lets go. Without the GIL. It starts anew when it is needed.
@@ -72,7 +72,7 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
   /// As Work::synchronize; torch's tensors may go in the order of the stream that they were given with. An interrupt
   /// ends the waiting for the other ranks, not the operation.
   void synchronize(const Device& stream);
-  /// Until it has finished, with or without an error, whatever signals come.
+  /// Waits until it has finished, with or without an error, whatever signals come.
   void wait_for_end();
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
@@ -89,17 +89,17 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
   std::timed_mutex waiting_;  // one thread at a time may wait for a Work
 };
 
-/// How to leave a world.
+/// Options for leaving a world.
 struct LeaveOptions {
-  /// How long unfinished operations may go on before they are aborted; default: until their own deadlines.
+  /// Grace period of unfinished operations before they are aborted; default: until their own deadlines.
   std::optional<std::chrono::milliseconds> grace = {};
-  /// What the other ranks are told if some had to be aborted.
+  /// The reason that the other ranks are given if some operations had to be aborted.
   std::string reason = {};
-  /// This rank has failed: nothing is waited for, and the others are told in any case.
+  /// This rank has failed: nothing is waited for, and the others are informed in any case.
   bool failed = false;
 };
 
-/// What a Member's communicator was given to: it ends with the Member.
+/// Something that a Member's communicator was handed over to: it ends with the Member.
 class Tenant {
  public:
   virtual ~Tenant() = default;
@@ -124,7 +124,7 @@ class Member {
   const std::chrono::milliseconds timeout;
 
   /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
-  /// and has nothing more to tell.
+  /// and has nothing to report.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
   /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
@@ -132,11 +132,11 @@ class Member {
   T call(const char* name, const std::function<T(Communicator&)>& body);
 
   Memory allocate(std::size_t bytes);
-  /// From now on it is told what happens; it lives as long as this does, since progress threads may be telling it.
+  /// From now on it gets events; it lives as long as this does, since progress threads may be calling it.
   void observe(std::shared_ptr<Observer> observer);
   void abort(const std::string& reason);
 
-  /// The communicator, once what is unfinished has ended; from now on it is the tenant's alone.
+  /// The communicator, once unfinished operations have ended; from now on it is the tenant's alone.
   Communicator give_over(const char* name, std::weak_ptr<Tenant> tenant);
 
   /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.
@@ -210,11 +210,11 @@ void bind_formats(pybind11::module_& module);
 void bind_checkpoints(pybind11::module_& module);
 /// Records of runs.
 void bind_track(pybind11::module_& module);
-/// What reduces gradients.
+/// Binds the reduction of gradients.
 void bind_gradients(pybind11::module_& module);
 void bind_slots(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
-/// What an elastic training consists of.
+/// Binds the parts of an elastic training.
 void bind_elastic(pybind11::module_& module);
 /// The parameter server.
 void bind_ps(pybind11::module_& module);

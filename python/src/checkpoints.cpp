@@ -55,7 +55,7 @@ Bytes bytes_of(sys::FileBytes file) {
 using NamedBytes = std::tuple<std::string, std::string, std::vector<std::int64_t>, Bytes>;
 using Metadata = std::map<std::string, std::string>;
 
-/// What Python gives to be written; keeps its arrays.
+/// Tensors that Python gives to be written; keeps their arrays.
 class Tensors {
  public:
   Tensors() = default;
@@ -97,7 +97,7 @@ void bind_formats(py::module_& module) {
       .def(py::init([](std::size_t size) { return bytes_of(sys::FileBytes(size)); }), py::arg("size"))
       .def("__len__", [](const Bytes& self) { return self.size; })
       .def_buffer([](Bytes& self) {
-        // Whoever asks has a file's copy to himself: it may be written.
+        // Writable: each caller has a copy of the file.
         return py::buffer_info(const_cast<std::byte*>(self.data), 1, py::format_descriptor<std::uint8_t>::format(),
                                static_cast<py::ssize_t>(self.size));
       });
@@ -146,7 +146,7 @@ ck::ShardName shard_name(const std::string& tensor, const PyShard& shard) {
   return {tensor, {sizes, start, extent, begin, count}};
 }
 
-/// What one rank brings to a save, and the arrays that it is made of.
+/// One rank's contribution to a save, and the arrays that it is made of.
 class PyBundle {
  public:
   PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,
@@ -199,7 +199,7 @@ struct PyPendingSave {
   }
 };
 
-/// The checkpoints of one folder. What saves in the background use of a world ends with that world.
+/// The checkpoints of one folder. Resources of a world that background saves use end with that world.
 class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoints> {
  public:
   explicit Checkpoints(ck::FolderOptions options) : options_(std::move(options)), saver_(options_) {}

@@ -13,12 +13,12 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// What every operation is told besides its arrays.
+/// The arguments that every operation has besides its arrays.
 struct CollectiveCall {
   const PyCommunicator& self;
   const char* name;
   bool async_op;
-  py::object result;  // of the synchronous form
+  py::object result;  // the synchronous form's
 };
 
 template <class... Array_>
@@ -47,7 +47,7 @@ Array write(const char* operation, const py::object& array, const char* name = "
   return Array(array, Access::Write, {operation, name}, Where::HostOrGpu);
 }
 
-/// Of one array, in place: `body(world, buffer)`.
+/// Starts an operation on one array, in place: `body(world, buffer)`.
 template <class Body>
 py::object start_with(const CollectiveCall& call, Array array, const Body& body) {
   const Buffer buffer = array.buffer();
@@ -207,8 +207,8 @@ py::object all_gather_v(const PyCommunicator& self, const py::object& input, con
                        [&](auto& world, auto from, auto to) { return world.all_gather_v(from, to, counts, options); });
 }
 
-/// Of gather and scatter: `part` is every rank's, and `parts`, all of them, the root's. `body(world, part, parts)`:
-/// of other ranks than the root `parts` are none.
+/// Starts gather or scatter: every rank has a `part`; the root alone has `parts`, all of them. `body(world, part,
+/// parts)`: on ranks other than the root `parts` is empty.
 template <class Body>
 py::object start_rooted(const CollectiveCall& call, int root, bool gathers, const py::object& part,
                         const py::object& parts, const Body& body) {

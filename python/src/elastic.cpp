@@ -1,5 +1,5 @@
-// What an elastic training consists of, for cohort.elastic: callables of Python as the parts and values of C++'s State.
-// The core calls them on whichever thread it is asked on, and waits for other ranks without the GIL.
+// The parts of an elastic training, for cohort.elastic: Python callables as the parts and values of C++'s State.
+// The core calls them on the thread that it is called on, and waits for other ranks without the GIL.
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
@@ -53,7 +53,7 @@ class Pieces {
   std::vector<Array> arrays_;
 };
 
-/// Whether memory has changed since it was asked last.
+/// Detects whether memory has changed since the last call.
 class Watch {
  public:
   Watch(std::uintptr_t address, std::size_t bytes) : memory_(reinterpret_cast<const char*>(address)), bytes_(bytes) {}

@@ -28,7 +28,7 @@ class PendingOperation final : public step::Pending {
   ~PendingOperation() override {
     if (!operation_) return;
     const py::gil_scoped_acquire gil;
-    if (!operation_->done()) operation_->let_go_at_end();  // of a backward that has failed
+    if (!operation_->done()) operation_->let_go_at_end();  // a backward has failed
     operation_ = nullptr;
   }
   PendingOperation(const PendingOperation&) = delete;
@@ -51,7 +51,7 @@ class PendingOperation final : public step::Pending {
   std::shared_ptr<Operation> operation_;  // none: it has finished
 };
 
-/// What a hook of the user's has started: it is `finish()`ed by cohort.nn.
+/// Communication that a user's hook has started; cohort.nn's `finish()` ends it.
 class PendingHook final : public step::Pending {
  public:
   explicit PendingHook(py::object hooked) : hooked_(std::move(hooked)) {}
@@ -397,7 +397,7 @@ void require_same_parameters(const PyCommunicator& comm, const std::vector<Named
   step::require_same_parameters(ranks, values, step);
 }
 
-/// What a method in Python keeps between steps.
+/// State that a method in Python keeps between steps.
 class KeptInPython final : public step::Kept {
  public:
   explicit KeptInPython(py::function drop) : drop_(std::move(drop)) {}

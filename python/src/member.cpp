@@ -55,7 +55,7 @@ void Held::let_go_at_end(const std::shared_ptr<Held>& self, const std::function<
 
 /// On a thread of its own.
 void tell(const std::deque<Held::Over>& over) {
-  // Who waits for an operation lets go itself, and has the GIL by then.
+  // A thread that waits for an operation lets go itself, and has the GIL by then.
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (std::none_of(over.begin(), over.end(), [](const auto& one) { return one.holds->load(); })) return;
   const py::gil_scoped_acquire gil;
@@ -115,7 +115,7 @@ void Operation::synchronize(const Device& stream) {
     wait(std::nullopt);
   } else if (work_.is_ordered() &&
              std::all_of(arrays().begin(), arrays().end(), [](const Array& one) { return one.goes_by_stream(); })) {
-    // Who runs far ahead of a GPU would hold the memory of all that is in flight.
+    // Bounds memory: a rank far ahead of its GPU would otherwise hold that of all operations in flight.
     let_go();
   } else {
     let_go_at_end();
@@ -185,7 +185,7 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
     const py::gil_scoped_release release;
     work = start(communicator_);
   }
-  // What went wrong is for the operation to tell, whether it is known already or not.
+  // The operation reports errors, even those known already.
   if (work.done() && !work.error() && !work.finite() && !work.source()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays), std::move(keep));
   running_.keep(operation);
@@ -254,7 +254,7 @@ void Member::finish_aborted(const std::string& reason) {
 void Member::leave(const LeaveOptions& options) {
   if (left_) return;
   if (in_child()) {
-    left_ = true;  // what the core has stays as it is: it knows forked children itself
+    left_ = true;  // the core's state stays as it is: it knows forked children itself
     return;
   }
   for (const auto& group : std::exchange(groups_, {})) {

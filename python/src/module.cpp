@@ -52,7 +52,7 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   options.trust_network = trust_network;
   if (!share.is_none()) options.share = share_of(share);
   if (!share_name.empty()) options.share_name = share_name;
-  // An interrupt leaves the meeting to its own deadline: there is nobody yet who could be told.
+  // An interrupt leaves the meeting to its own deadline: there are no other ranks yet to inform.
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
 }
 
@@ -101,7 +101,7 @@ std::string rendezvous_method(int rank, int world_size) {
   return "";
 }
 
-/// False where nothing in the environment says which of how many this process is. What is wrong is for `join` to say.
+/// False if nothing in the environment gives this process's rank and the size. `join` reports errors of these.
 bool has_launcher() {
   const auto said = rendezvous::detect(rendezvous::current_environment());
   return !said || !said->launcher.empty() || said->alone || env::get(env::kInit);

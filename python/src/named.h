@@ -19,10 +19,10 @@
 
 namespace cohort::python {
 
-/// What an operation makes in a GPU's memory: a tensor of torch's, since only its allocator knows what is free there.
+/// An operation's result in GPU memory: a tensor of torch's, since only its allocator knows what is free there.
 class GpuResult {
  public:
-  /// Of the type, and on the device and stream, of the input. Throws InvalidArgument where there is no torch.
+  /// Takes the type, device and stream of the input. Throws InvalidArgument without torch.
   GpuResult(const char* operation, const ConstBuffer& input);
   /// named::OutputAllocator: the engine's thread, without the GIL. Throws std::runtime_error.
   void* allocate(std::span<const std::int64_t> shape);
@@ -51,7 +51,7 @@ class NamedOperation : public Held {
   bool wait(std::optional<std::chrono::nanoseconds> limit);
   bool done() const noexcept { return handle_.done(); }
   std::optional<Error> error() const;
-  /// Of a finished operation: throws InvalidArgument before, and its error.
+  /// The outcome of a finished operation. Throws InvalidArgument before the end, and the operation's error.
   const named::Outcome& outcome(const char* what);
   named::Handle& handle() noexcept { return handle_; }
   /// Null: what it makes is the host's, or nothing.
@@ -67,12 +67,12 @@ class NamedOperation : public Held {
   std::weak_ptr<NamedWorld> keeper_;
 };
 
-/// What Python is told at once, on a thread of its own, when operations are done.
+/// Functions of Python that are called at once, on a thread of their own, when operations are done.
 class Callbacks {
  public:
   /// `function(work)` once the operation is done; at once, in the caller, if it is.
   static void add(const pybind11::object& work, NamedOperation& operation, const pybind11::object& function);
-  /// Ends the thread, once what is done has been told. It starts anew when it is needed.
+  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
   static void stop();
 };
 
@@ -96,7 +96,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   /// Keeps operations, and so their arrays, until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays,
                                        std::shared_ptr<GpuResult> result = {});
-  /// Before many are kept: lets go of what is done, now and then.
+  /// Call it before keeping many: lets go of finished operations, now and then.
   void tidy() { running_.tidy(); }
   /// At once.
   void let_go_of_done() { running_.reap(); }
@@ -119,7 +119,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   const std::shared_ptr<Member> member_;
   Communicator communicator_;  // to abort with
   std::shared_ptr<named::Engine> engine_;
-  named::Engine::Statistics last_;  // of an engine that has ended
+  named::Engine::Statistics last_;  // those of an engine that has ended
   Unfinished<NamedOperation> running_{64};
 };
 
@@ -135,7 +135,7 @@ struct NamedResult {
 
 /// For named_calls.h: the engine that a number stands for. A later one takes its place.
 void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
-/// At the end: what is done has been told.
+/// At the end: finished operations have been reported.
 void stop_completions();
 
 void bind_named(pybind11::module_& module);

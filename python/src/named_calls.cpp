@@ -1,7 +1,7 @@
-// cohort._core.named_calls: engines by number, for callers that are not Python. What is done is told by a thread of
-// its own, since those who are told go on to compute, or ask for more, which the engine's thread must not. What became
-// of the operations is kept for Horovod's timeline while one is written, and fetched by its thread. Any thread may
-// call.
+// cohort._core.named_calls: engines by number, for callers that are not Python. A thread of its own
+// reports finished operations, since the callbacks go on to compute, or ask for more, which the engine's thread must
+// not. Outcomes of the operations are kept for Horovod's timeline while one is written, and fetched by its thread. Any
+// thread may call.
 #include "named_calls.h"
 
 #include "errors.h"
@@ -195,7 +195,7 @@ named::Request request_of(const NamedCall& call) {
   return request;
 }
 
-/// True once all are done, false after the patience.
+/// True once all are done, false after `patience_ns`.
 bool wait_for(std::vector<named::Handle>& handles, std::int64_t patience_ns) {
   const auto until = Clock::now() + std::chrono::nanoseconds(patience_ns);
   for (named::Handle& handle : handles) {
@@ -221,7 +221,7 @@ void begin(const NamedGroup& group, const std::shared_ptr<Running>& running) {
   running->handles = engine_of(group.engine)->submit(std::move(requests));
 }
 
-/// Of a world of one: what is brought is the result, and no thread has to be woken for it.
+/// True in a world of one for calls whose input is their result, so that no thread has to be woken.
 bool is_alone(const NamedGroup& group) {
   const auto keeps = [](const NamedCall& call) {
     return (call.kind == NamedKind::AllReduce && call.prescale == 1 && call.postscale == 1) ||
@@ -263,7 +263,7 @@ void submit(const NamedGroup& group) noexcept {
     running->tell();
     return;
   }
-  // One more than there are, so that it is not told while this goes on.
+  // One more than there are, so that it is not reported while this goes on.
   running->left = running->handles.size() + 1;
   for (named::Handle& handle : running->handles) {
     handle.on_done([running, completions] {

@@ -27,15 +27,15 @@ struct NamedCall {
   double prescale = 1, postscale = 1;
   const char* name = nullptr;
   std::size_t name_bytes = 0;
-  const std::int64_t* shape = nullptr;  ///< of what this rank brings
+  const std::int64_t* shape = nullptr;  ///< the input's
   std::size_t dimensions = 0;
-  const void* input = nullptr;  ///< of a broadcast only the root's counts, and may be `output`
+  const void* input = nullptr;  ///< for a broadcast only the root's counts, and may be `output`
   void* output = nullptr;       ///< all_reduce (may be `input`) and broadcast; others: see NamedGroup::allocate
   const std::int64_t* splits = nullptr;
   std::size_t split_count = 0;
 };
 
-/// What came of an operation that makes its output.
+/// Result of an operation that makes its output.
 struct NamedMade {
   const std::int64_t* shape = nullptr;
   std::size_t dimensions = 0;
@@ -43,7 +43,7 @@ struct NamedMade {
   std::size_t received_count = 0;
 };
 
-/// What came of a group. Valid during `done` alone.
+/// Result of a group. Valid only during `done`.
 struct NamedReply {
   const char* failure = nullptr;    ///< null: all succeeded. Else the text of the first error
   int code = 0;                     ///< the number of its cohort::ErrorCode
@@ -55,8 +55,8 @@ struct NamedGroup {
   std::uint64_t engine = 0;  ///< the number that it was published under
   const NamedCall* calls = nullptr;
   std::size_t count = 0;
-  /// How long `submit` may wait for them before it leaves them to others: who is going to wait anyway saves two
-  /// switches of threads.
+  /// The time that `submit` may wait for them before it leaves them to other threads: a caller that is going to wait
+  /// anyway saves two switches of threads.
   std::int64_t patience_ns = 0;
   /// Memory for the output of operation `index`; all_gather, reduce_scatter and all_to_all need it. On the engine's
   /// thread: it must not call back. Null ends the world, since the other ranks count on this one.

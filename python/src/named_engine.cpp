@@ -38,7 +38,7 @@ using Works = std::vector<std::shared_ptr<NamedOperation>>;
 struct EngineCall {
   Request request;
   std::vector<Array> arrays;
-  std::shared_ptr<GpuResult> result;  // where it makes one
+  std::shared_ptr<GpuResult> result;  // null if it makes none
 };
 
 EngineCall make(Kind kind, const py::str& name) {
@@ -110,7 +110,7 @@ EngineCall broadcast_call(const NamedWorld& world, const py::str& name, py::hand
   return call;
 }
 
-/// Of an operation that makes its output.
+/// Sets up an operation that makes its output.
 void gives(EngineCall& call, py::handle input) {
   reads(call, input);
   if (call.request.input.device.type == DeviceType::CPU) return;
@@ -317,7 +317,7 @@ Works reduce_scatter_group(const PyNamedEngine& self, const py::sequence& names,
   });
 }
 
-/// Of any iterable of integers: lists, and arrays of one dimension.
+/// Converts any iterable of integers: lists, and arrays of one dimension.
 std::vector<std::int64_t> integers_of(const py::object& numbers) {
   std::vector<std::int64_t> result;
   for (const py::handle number : numbers) {

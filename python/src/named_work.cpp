@@ -1,5 +1,5 @@
-// cohort._core.NamedWork, what Python is told of its end on a thread of its own, and NamedResult: an array that the
-// engine has made, for whatever library wants to look at it.
+// cohort._core.NamedWork, the thread that reports its end to Python, and NamedResult: an array that the engine has
+// made, for any array library.
 #include "arguments.h"
 #include "errors.h"
 #include "named.h"
@@ -121,7 +121,7 @@ namespace {
 
 constexpr auto kCapsule = "dltensor";
 
-/// What a DLPack tensor of a result keeps alive: no Python, since its consumer may free it anywhere.
+/// The owner of a result's memory behind its DLPack tensor: no Python, since its consumer may free it anywhere.
 struct Exported {
   dlpack::ManagedTensor managed{};
   std::shared_ptr<void> owner;
@@ -181,7 +181,7 @@ py::object to_dlpack(const NamedResult& result, const py::args&, const py::kwarg
   made->managed.manager = made.get();
   made->managed.deleter = [](dlpack::ManagedTensor* tensor) { delete static_cast<Exported*>(tensor->manager); };
   PyObject* const capsule = PyCapsule_New(&made->managed, kCapsule, [](PyObject* unused) {
-    // Who takes the tensor renames the capsule.
+    // A consumer of the tensor renames the capsule.
     if (PyCapsule_IsValid(unused, kCapsule) == 0) return;
     auto* const tensor = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(unused, kCapsule));
     tensor->deleter(tensor);

@@ -133,7 +133,7 @@ void NamedWorld::leave(const LeaveOptions& options) {
   std::optional<py::error_already_set> interrupt;
   bool abort = options.failed;
   try {
-    // What is unfinished at the end of the grace fails with Aborted on all ranks, as after `shutdown`.
+    // Operations unfinished at the end of the grace period fail with Aborted on all ranks, as after `shutdown`.
     if (!options.failed) running_.finish(until);
   } catch (py::error_already_set& raised) {
     interrupt.emplace(raised);
@@ -154,7 +154,7 @@ void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
   sweep();
 }
 
-// Those that have nothing more to do end as the others notice, and go once they have ended.
+// Worlds that have nothing more to do end as the others notice, and go once they have ended.
 void NamedWorld::sweep() {
   for (const auto& world : std::exchange(lingering_worlds(), {})) {
     const bool at_home = world->home_ == fork_generation();

@@ -1,8 +1,7 @@
-// What the process that runs Python is: what it says of itself to the agent that started it; the signals that ask it to
-// save, noticed in C++, so that no Python code has to run for it; its role in the job and cohort.ClusterSpec,
-// TensorFlow's description of a cluster; and values of any length through the job's store: what `cohort.run` sends to
-// ranks that cannot read its folder, and what they return, where servers listen, functions that a coordinator
-// schedules.
+// The process that runs Python: its reports to the agent that started it; the signals that ask it to save, noticed in
+// C++, so that no Python code has to run for it; its role in the job and cohort.ClusterSpec, TensorFlow's description
+// of a cluster; and values of any length through the job's store: the calls that `cohort.run` sends to ranks that
+// cannot read its folder, and their results, the addresses of servers, functions that a coordinator schedules.
 #include "bindings.h"
 #include "errors.h"
 

@@ -74,7 +74,7 @@ class PyPsWork {
   struct Held {
     Held(ps::Work given, std::shared_ptr<Array> array) : work(std::move(given)), kept(std::move(array)) {}
     ~Held() {
-      // Whoever drops it last may have the GIL or not; Python's objects go with it.
+      // The last owner may have the GIL or not; Python's objects go with it.
       const py::gil_scoped_acquire gil;
       {
         const py::gil_scoped_release release;

@@ -1,4 +1,4 @@
-// Whether dicts still hold what they held: a look at each in every step, of the dicts in which modules keep their
+// Tells whether dicts still hold the same objects: checked in every step, for the dicts in which modules keep their
 // parameters, buffers and parts.
 #include "bindings.h"
 

@@ -197,7 +197,7 @@ void bind_track(py::module_& module) {
       .def(
           "line",
           [](track::Progress& self, const std::string& text) {
-            flush_python();  // what was printed before comes before
+            flush_python();  // text printed before comes before
             self.line(text);
           },
           py::arg("text"), "A line that stays, above the bar.")

@@ -11,7 +11,7 @@
 namespace cohort::python {
 namespace {
 
-// How long a KeyboardInterrupt may go unnoticed.
+// The longest time that a KeyboardInterrupt may go unnoticed.
 constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(50);
 
 std::atomic<std::uint64_t> forks{0};
@@ -46,7 +46,7 @@ bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, s
 
 std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit) {
   if (!limit) return std::nullopt;
-  // What is added to the clock must not overflow.
+  // Limited, so that adding it to the clock does not overflow.
   return Clock::now() + std::min<std::chrono::nanoseconds>(*limit, std::chrono::hours(24 * 365 * 100));
 }
 

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 /// Signals reach Python on this thread only.
 bool on_main_thread() noexcept;
 
-/// How often this process and its ancestors have been forked since the module was loaded: differs from the value an
+/// Number of forks of this process and its ancestors since the module was loaded: differs from the value an
 /// object was made with if and only if this is a forked child of the process that made it. Any thread.
 std::uint64_t fork_generation() noexcept;
 void watch_forks();
@@ -43,10 +43,10 @@ bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, s
 /// As wait_in_slices; where no interrupt can come and there is no end, `step` is called once, without a limit.
 bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
                 std::optional<Clock::time_point> until);
-/// When a limit, however long, is over.
+/// The time at which a limit, however long, is over.
 std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
 
-/// What `body` returns, which does not touch Python.
+/// Returns the result of `body`, which does not touch Python and runs without the GIL.
 template <class Body>
 auto without_gil(const Body& body) {
   const py::gil_scoped_release release;
@@ -80,8 +80,8 @@ T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel
   return result.get();
 }
 
-/// Operations that are under way, with their arrays, whoever drops what. Each owner (Member, NamedWorld) has one.
-/// Each operation has `done()` and `wait(limit)`, which is false if it is not over by then.
+/// Operations under way, kept with their arrays whoever drops their references. Each owner (Member, NamedWorld) has
+/// one. Each operation has `done()` and `wait(limit)`, which is false if it is not over by then.
 template <class OneOperation>
 class Unfinished {
  public:
@@ -89,7 +89,7 @@ class Unfinished {
 
   void keep(std::shared_ptr<OneOperation> operation) { running_.push_back(std::move(operation)); }
 
-  /// To be called before one is kept. Lets go of the first ones that are done, which is most of them as operations end
+  /// Call it before keeping one. Lets go of the first ones that are done, which is most of them as operations end
   /// in order; looks at all only once there are twice as many as were left the last time: constant time for each
   /// operation.
   void tidy() {
@@ -123,7 +123,7 @@ class Unfinished {
       try {
         if (!operation->wait(limit)) return false;
       } catch (const Error&) {
-        // Who waits for it, or its destructor's warning, tells of it; here it only has to be over.
+        // The caller that waits for it, or its destructor's warning, reports the error; here it only has to be over.
       }
     }
     return true;
@@ -144,7 +144,7 @@ class Unfinished {
   std::size_t tidy_at_;
 };
 
-/// A thread that tells of finished operations, so that the core's wait neither for Python nor for what is computed
+/// A thread that reports finished operations, so that the core's wait neither for Python nor for what is computed
 /// next. `tell(const std::deque<Item>&)`, beside Item, is called on it. Any thread may call.
 /// Never destroyed: an engine of a world that was given up may still refer to it. One of a parent is not touched in its
 /// forked child.
@@ -157,7 +157,7 @@ class CompletionThread {
     return *current();
   }
 
-  /// Ends the thread, once it has told what is done. It starts anew when it is needed.
+  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
   static void stop() {
     CompletionThread* ending = nullptr;
     {

@@ -31,7 +31,7 @@ struct DeleteTensor {
 };
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-/// Thrown of what TensorFlow refuses.
+/// Throws std::runtime_error if TensorFlow has refused.
 void check(const Status& status) {
   if (tf.GetCode(status.get()) != Code::Ok) throw std::runtime_error(tf.Message(status.get()));
 }
@@ -57,7 +57,7 @@ std::optional<DType> dtype_of(Type type) noexcept {
   return std::nullopt;
 }
 
-/// By the numbers of cohort::ErrorCode. What TensorFlow calls unavailable it takes for a failure of its own network.
+/// By the number of cohort::ErrorCode. Never Unavailable, which TensorFlow takes for a failure of its own network.
 Code code_of(int code) noexcept {
   constexpr Code kCodes[] = {Code::InvalidArgument, Code::Aborted, Code::DeadlineExceeded, Code::Aborted,
                              Code::FailedPrecondition};
@@ -65,7 +65,7 @@ Code code_of(int code) noexcept {
   return code >= 0 && code < static_cast<int>(std::size(kCodes)) ? kCodes[code] : Code::Aborted;
 }
 
-// cohort/tensorflow/_errors.py looks for it. What has no meaning is a ValueError there, and carries no mark.
+// cohort/tensorflow/_errors.py looks for the mark. Invalid arguments are a ValueError there, and carry no mark.
 std::string text_of(const NamedReply& reply) {
   return (code_of(reply.code) == Code::InvalidArgument ? "" : "HorovodInternalError: ") + std::string(reply.failure);
 }
@@ -75,7 +75,7 @@ std::string text_of(const NamedReply& reply) {
 constexpr std::int64_t kPatience = 100'000;  // ns
 constexpr std::size_t kSmall = 4096;         // bytes
 
-/// Where nothing is, there is still an address.
+/// The address of empty tensors.
 alignas(64) char nothing;
 
 }  // namespace
@@ -232,8 +232,8 @@ class Execution {
   std::vector<std::vector<std::int64_t>> shapes_;
   std::vector<std::int64_t> splits_;
   std::size_t bytes_ = 0;
-  std::vector<Tensor> held_;     // what is read and written
-  std::vector<Tensor> outputs_;  // whose size is known once all ranks have come
+  std::vector<Tensor> held_;     // inputs and outputs
+  std::vector<Tensor> outputs_;  // their size is known once all ranks have come
 };
 
 void Kernel::run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent) {

@@ -16,13 +16,13 @@
 
 namespace cohort::tensorflow {
 
-/// What the attributes of a node say.
+/// The attributes of a node.
 struct Asked {
   std::uint64_t engine = 0;
   python::NamedCall call;  // but for its name and arrays
   std::vector<std::string> names;
 
-  /// Whether results are as long as what is brought: those lie in the inputs' memory where TensorFlow gives it up.
+  /// True if results are as long as the inputs: they lie in the inputs' memory if TensorFlow gives it up.
   bool keeps_shape() const noexcept {
     return call.kind == python::NamedKind::AllReduce || call.kind == python::NamedKind::Broadcast;
   }

@@ -108,7 +108,7 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.DeleteShapeHandle(shape);
 }
 
-// What is known of them, Python says.
+// Leaves the shapes unknown: Python sets those that are known.
 void any_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.ShapeInferenceContextSetUnknownShape(context, status);
 }
@@ -134,7 +134,7 @@ void add_operation(const char* name, const std::vector<const char*>& inputs, con
   tf.RegisterKernelBuilder(name, tf.NewAsyncKernelBuilder(name, "CPU", &create, &compute, &destroy), status);
 }
 
-/// What keeps the operations from being used; empty if nothing does.
+/// Registers the operations. Returns the reason that they cannot be used; empty if they can.
 std::string add_operations() {
   if (const char* const missing = find_api()) return "this TensorFlow has no function " + std::string(missing);
   TF_Status* const status = tf.NewStatus();

@@ -11,10 +11,10 @@ Api tf;
 
 namespace {
 
-/// Newer versions show their functions to the whole process, older ones to whom links them.
+/// Newer versions show their functions to the whole process, older ones only to libraries linked with them.
 void* find(const char* name) noexcept {
   if (void* const found = ::dlsym(RTLD_DEFAULT, name)) return found;
-  // Of a process that has it: never closed, as TensorFlow itself never is.
+  // Only a library that the process has loaded (RTLD_NOLOAD): never closed, as TensorFlow itself never is.
   static void* const framework = ::dlopen("libtensorflow_framework.so.2", RTLD_LAZY | RTLD_NOLOAD);
   return framework != nullptr ? ::dlsym(framework, name) : nullptr;
 }

@@ -1,6 +1,6 @@
-// What is used of TensorFlow's C interface (tensorflow/c: kernels.h, ops.h, tf_tensor.h, tf_status.h), written down
-// here so that nothing of TensorFlow is needed to build: one library serves every version that has these functions.
-// They are looked up among what the process has loaded.
+// The part of TensorFlow's C interface used here (tensorflow/c: kernels.h, ops.h, tf_tensor.h, tf_status.h), written
+// down so that nothing of TensorFlow is needed to build: one library serves every version that has these functions.
+// They are looked up among the libraries that the process has loaded.
 #pragma once
 
 #include <cstddef>
@@ -100,18 +100,18 @@ struct Api {
 #undef COHORT_DECLARE
 };
 
-/// Of the process. Once it has been found, all pointers are set.
+/// The process's functions. Once found, all pointers are set.
 extern Api tf;
 
 /// The name of a function that this process's TensorFlow lacks; null if all were found.
 const char* find_api() noexcept;
 
-/// The function that an asynchronous kernel calls when it is done. TensorFlow lends it for the time of the call that
-/// starts the kernel: what is called later has to be a copy. It is a std::function behind an opaque pointer, so a copy
+/// The function that an asynchronous kernel calls when it is done. It is borrowed from TensorFlow for the time of the
+/// call that starts the kernel: later calls need a copy. It is a std::function behind an opaque pointer, so a copy
 /// can be made where TensorFlow was built with libstdc++, as this library is.
 class DoneCallback {
  public:
-  /// Nothing, if it is not known how to copy what is lent.
+  /// Empty if it is not known how to copy `lent`.
   explicit DoneCallback(const TF_AsyncOpKernelDoneCallback* lent);
   explicit operator bool() const noexcept { return static_cast<bool>(held_); }
   void run();

@@ -1,7 +1,7 @@
-"""Tensors of "cuda" for tests: in a torch without CUDA those that pretend (src/torch/fake), where
+"""Tensors of "cuda" for tests: in a torch without CUDA fake ones (src/torch/fake), where
 COHORT_FAKE_CUDA_TENSORS names them, else those of a real GPU. To be imported before torch.
 
-Of what pretends memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
+The fake's memory cannot be read where it lies; operations are those of the CPU, done when they are called."""
 
 import contextlib
 import ctypes
@@ -15,12 +15,12 @@ if FAKE:
 
 import torch  # noqa: E402
 
-# Only what pretends counts what it is given.
+# Only the fake counts what it is given.
 WITH_NCCL = FAKE and os.environ.get("COHORT_NCCL") != "off"
 
 
 def operations_of_nccl():
-    """How many operations this process has given to the fake NCCL so far."""
+    """Number of operations that this process has given to the fake NCCL so far."""
     return NCCL.fake_nccl_operations() if FAKE else 0
 
 

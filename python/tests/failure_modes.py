@@ -1,6 +1,8 @@
-"""For tests of the failure modes F1 to F24 of docs/failures.md: a job that comes to harm, when it was named, and a table.
+"""For tests of the failure modes F1 to F24 of docs/failures.md: a job with a fault, when the fault was named, and a
+table.
 
-A rank says when the harm is done, by `harm()`; the clock is CLOCK_MONOTONIC, the same for all processes of this machine.
+A rank reports the time of the fault, by `harm()`; the clock is CLOCK_MONOTONIC, the same for all processes of this
+machine.
 """
 
 import contextlib
@@ -79,7 +81,7 @@ class Process:
         return "".join(line for _, line in self.lines)
 
     def when(self, pattern, seconds=PATIENCE):
-        """When a line came that the pattern matches, and the match."""
+        """Returns the time of a line that the pattern matches, and the match."""
         limit = time.monotonic() + seconds
         looked = 0
         with self._changed:

@@ -1,5 +1,5 @@
-"""What tests of `cohort.keras` have two ranks do, one thing after the other: each is printed as it is done. Keras is that of the
-interpreter, its backend that of KERAS_BACKEND or TF_USE_LEGACY_KERAS."""
+"""Cases of the tests of `cohort.keras` for two ranks, one after the other: each is printed as it is done. Keras is that
+of the interpreter, its backend that of KERAS_BACKEND or TF_USE_LEGACY_KERAS."""
 
 import json
 import os
@@ -840,7 +840,7 @@ def elastic():
         calls.append((state.epoch, flat(model)))
         callbacks = [hvd.elastic.CommitStateCallback(state, batches_per_commit=100), Fail(),
                      hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state)]  # fmt: skip
-        # What an epoch's end commits is the state before it is updated, unless that callback comes first.
+        # An epoch's end commits the state before it is updated, unless that callback comes first.
         fit(model, *half(x, y), callbacks=callbacks[::-1], epochs=3 - state.epoch)
 
     train(state)

@@ -1,5 +1,6 @@
-"""Where the tests find Keras with each backend: in the folders that tools/setup --for all makes below build/, in this Python, or
-with the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python jax=/third/python"."""
+"""Finds Keras with each backend for the tests: in the folders that tools/setup --for all makes below build/, in this
+Python, or with the interpreters that COHORT_TEST_KERAS names: "tensorflow=/path/to/python torch=/other/python
+jax=/third/python"."""
 
 import functools
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build"
-# Of each: what a program is started with, what has to be there, and where it may be.
+# For each: environment of its programs, modules that have to be there, and folders to look into.
 BACKENDS = {
     "tensorflow": ({"KERAS_BACKEND": "tensorflow"}, ["keras", "tensorflow"], ["tensorflow/2.21"]),
     "torch": ({"KERAS_BACKEND": "torch"}, ["keras", "torch"], ["keras"]),
@@ -50,7 +51,7 @@ def place_of(backend):
 
 
 def _has(python, folders, modules):
-    """Whether the modules are there, for the same Python as the compiled module's."""
+    """True if the modules are there, for the same Python as the compiled module's."""
     looks = (
         "import sys, importlib.util as u; "
         "sys.exit(sys.implementation.cache_tag != sys.argv[1] or any(u.find_spec(m) is None for m in sys.argv[2:]))"
@@ -74,7 +75,8 @@ def ranks(backend, folder, script, *options, count=2, seconds=400):
 
 
 def finish(words, folder, env, seconds):
-    """Runs a command; its exit status, and what it and its children printed. Whatever is left after `seconds` is killed."""
+    """Runs a command; its exit status, and what it and its children printed. Processes left after `seconds` are
+    killed."""
     process = subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     try:

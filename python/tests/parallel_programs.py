@@ -29,7 +29,8 @@ Skip = unittest.SkipTest
 
 
 def program(ranks=2, torch=2):
-    """Of so many ranks and more, for this version of torch and later. It gives tensors, all of which are compared."""
+    """Registers a program for at least so many ranks and this version of torch. It gives tensors, all of which are
+    compared."""
     return lambda function: PROGRAMS.setdefault(function.__name__, (function, ranks, torch))[0]
 
 
@@ -219,7 +220,7 @@ def pipeline(name, stages_of, dp=None, micro_batches=8):
         optimizer.zero_grad()
         losses = []
         if 0 in mine:
-            # Of ZBV, the first rank has the last stage, too.
+            # With ZBV, the first rank has the last stage, too.
             schedule.step(inputs, **({"target": labels, "losses": losses} if count - 1 in mine else {}))
         elif count - 1 in mine:
             schedule.step(target=labels, losses=losses)
@@ -560,8 +561,8 @@ def run(backend, folder, names=()):
 
 
 def compare(folder, size):
-    """What differs, in words, and {name: why} of what was skipped. A sum of two does not depend on the order, and a pipeline
-    adds nothing up over ranks: those are equal to the bit."""
+    """Returns the differences, in words, and {name: why} of what was skipped. A sum of two does not depend on the
+    order, and a pipeline adds nothing up over ranks: those are equal to the bit."""
     differing, skipped, compared = [], {}, 0
     for rank in range(size):
         ours, theirs = (torch.load(pathlib.Path(folder, f"{backend}-{rank}.pt")) for backend in ("cohort", "gloo"))

@@ -2,7 +2,8 @@
 
 usage: python -m report MODULE...
 
-Where COHORT_TEST_REPORT names a file, rank 0 writes its cases there in the form of GoogleTest's JSON: tools/run-tests counts them.
+If COHORT_TEST_REPORT names a file, rank 0 writes its cases there in the form of GoogleTest's JSON, which
+tools/run-tests counts.
 """
 
 import json

@@ -49,7 +49,7 @@ class Folder(unittest.TestCase):
         self.addCleanup(self._expect_nothing_left)
 
     def _expect_nothing_left(self):
-        # Where the driver was killed, the command removes them, in a moment.
+        # After a kill of the driver the command removes them, in a moment.
         self.eventually(lambda: not list(self.temporary.glob("cohort-*")), "temporary files are gone", 20)
 
     @staticmethod
@@ -122,7 +122,7 @@ class Folder(unittest.TestCase):
 
 @contextlib.contextmanager
 def captured():
-    """What the block writes to sys.stdout and sys.stderr, as a notebook's cell takes it."""
+    """Captures what the block writes to sys.stdout and sys.stderr, as a notebook's cell does."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield out, err

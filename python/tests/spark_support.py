@@ -1,6 +1,6 @@
 """A Spark of its own for tests: the one that COHORT_TEST_SPARK names (a folder with the package pyspark, as `pip install
 --target` makes it), or that of this Python, or of build/spark (tools/setup --for all). Its JVM starts once for a process and
-ends with it. What is missing is said, and the tests are left out."""
+ends with it. A missing part is reported, and the tests are left out."""
 
 import contextlib
 import os

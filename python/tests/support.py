@@ -1,4 +1,4 @@
-"""What the tests share: array libraries to try, and worlds of processes that a test starts itself."""
+"""Shared by the tests: array libraries to try, and worlds of processes that a test starts itself."""
 
 import array
 import contextlib
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-# Every wait of the tests ends by itself, long before ctest's patience does.
+# Every wait of the tests ends by itself, long before ctest's timeout.
 SECONDS = 30.0
 
 try:
@@ -24,7 +24,7 @@ except ImportError:
 
 @contextlib.contextmanager
 def stderr_of_process():
-    """What C++ and Python write to it meanwhile, in a list of lines that is filled at the end."""
+    """Captures what C++ and Python write to stderr meanwhile, in a list of lines that is filled at the end."""
     lines = []
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
@@ -97,7 +97,7 @@ needs_numpy = unittest.skipUnless(numpy, "NumPy is not installed")
 
 
 def ranks_of_hosts(size):
-    """How many ranks each host has; of hosts that this machine pretends to be, where it does."""
+    """Number of ranks of each host; for hosts that this machine acts as, if it does."""
     numbers = [int(number) for number in os.environ.get("COHORT_PRETEND_HOSTS", "1").split(",")]
     if len(numbers) > 1:
         return numbers

@@ -1,4 +1,4 @@
-"""What the tests share that start processes with groups of torch.distributed."""
+"""Shared by the tests that start processes with groups of torch.distributed."""
 
 import os
 import pathlib

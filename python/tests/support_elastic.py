@@ -11,8 +11,8 @@ import time
 
 from support import SECONDS
 
-# Trains until there is a file "stop", a commit each step, and tells of each: time, epoch, step, rank, size, and a digest
-# of the weights.
+# Trains until there is a file "stop", a commit each step, and prints for each: time, epoch, step, rank, size, and a
+# digest of the weights.
 TRAINING = """
 import hashlib, os, sys, time
 import torch
@@ -109,7 +109,7 @@ class ElasticJob:
             with open(self.path / f"{worker}.log", "w") as log:
                 self.workers[worker] = subprocess.Popen(
                     [sys.executable, str(self.path / "script.py")],
-                    # What it was started as counts no more than RANK does for those who stay.
+                    # The rank and size at a process's start count for nothing, as RANK does for those who stay.
                     env=dict(self.environment, COHORT_WORKER=str(worker), COHORT_STATUS_FD=str(page), RANK="0", WORLD_SIZE="1",
                              **environment),
                     pass_fds=(self.secret, page), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # fmt: skip

@@ -1,4 +1,5 @@
-"""What tests of `cohort.torch` share: its world (`from support_hvd import setUpModule, tearDownModule`), and comparisons."""
+"""Shared by the tests of `cohort.torch`: its world (`from support_hvd import setUpModule, tearDownModule`), and
+comparisons."""
 
 import os
 import unittest

@@ -1,5 +1,5 @@
-"""What tests of `cohort.jax` share: JAX, from build/jax (tools/setup --for all) or COHORT_TEST_JAX or as it is installed, and
-the world (`from support_jax import setUpModule, tearDownModule`)."""
+"""Shared by the tests of `cohort.jax`: JAX, from build/jax (tools/setup --for all) or COHORT_TEST_JAX or as it is
+installed, and the world (`from support_jax import setUpModule, tearDownModule`)."""
 
 import os
 import pathlib
@@ -41,7 +41,7 @@ class Case(unittest.TestCase):
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def same(self, array, expected):
-        """The same shape, type and bits."""
+        """Asserts the same shape, type and bits."""
         expected = np.asarray(expected)
         array = np.asarray(array)
         self.assertEqual(array.shape, expected.shape)
@@ -52,7 +52,7 @@ class Case(unittest.TestCase):
         np.testing.assert_allclose(np.asarray(array), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
     def of_rank(self, rank, shape, dtype="float32"):
-        """What that rank brings: any rank can say what all have brought. Values with all their bits in use."""
+        """Returns that rank's input: any rank can compute those of all. Values with all their bits in use."""
         values = np.random.default_rng(17 * rank + sum(shape)).normal(size=shape) * 100
         return values.astype(dtype)
 

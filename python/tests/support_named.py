@@ -1,4 +1,4 @@
-"""What tests of operations by name share: the engine, and values of every kind."""
+"""Shared by the tests of operations by name: the engine, and values of every kind."""
 
 import unittest
 

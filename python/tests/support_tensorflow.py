@@ -1,5 +1,5 @@
-"""What tests of `cohort.tensorflow` share: its world (`from support_tensorflow import setUpModule, tearDownModule`), and
-comparisons. with_tensorflow.py runs them."""
+"""Shared by the tests of `cohort.tensorflow`: its world (`from support_tensorflow import setUpModule, tearDownModule`),
+and comparisons. with_tensorflow.py runs them."""
 
 import os
 import unittest
@@ -32,7 +32,7 @@ class Case(unittest.TestCase):
         np.testing.assert_allclose(np.asarray(tensor, np.float64), np.asarray(expected, np.float64), rtol=1e-5)
 
     def both(self, function, *args):
-        """What `function(*args)` gives in eager mode, and what it gives as a graph the second time."""
+        """Yields the result of `function(*args)` in eager mode, and that of its second run as a graph."""
         yield function(*args)
         whole = tf.function(function)
         whole(*args)

@@ -1,4 +1,4 @@
-"""What tests of cohort.torch on tensors of "cuda" share: what is done on both devices, and what NCCL is given."""
+"""Shared by the tests of cohort.torch on tensors of "cuda": what is done on both devices, and what NCCL is given."""
 
 import contextlib
 import os

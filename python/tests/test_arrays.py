@@ -1,4 +1,4 @@
-"""What is taken as an array and what is refused, in a world of one: nothing here needs a peer."""
+"""Accepted and refused arrays, in a world of one: nothing here needs a peer."""
 
 import array
 import ctypes
@@ -185,7 +185,7 @@ class Arrays(unittest.TestCase):
     @needs_numpy
     def test_dlpack(self):
         class Wrapped:
-            """Of the array, DLPack only."""
+            """Passes on the array by DLPack only."""
 
             def __init__(self, array):
                 self.array = array

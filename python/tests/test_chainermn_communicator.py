@@ -49,7 +49,7 @@ class Case(Ranks):
 
 
 def arrays_of(rank):
-    """Of every kind, other values and shapes on every rank."""
+    """Yields arrays of every kind, with other values and shapes on every rank."""
     yield "torch", torch.arange(6, dtype=torch.float32).reshape(2, 3) + rank
     yield "torch, another shape on each rank", torch.full((rank + 1, 2), float(rank))
     yield "torch, nothing on rank 0", torch.full((rank,), rank)
@@ -426,7 +426,7 @@ class Models(Case):
     def test_type_of_the_reduction_is_that_of_the_setting(self):
         self.comm.set_config("allreduce_grad_dtype", "float16")
         parameter = torch.nn.Parameter(torch.zeros(1))
-        parameter.grad = torch.full((1,), 1.0 + 2**-20)  # what float16 has not
+        parameter.grad = torch.full((1,), 1.0 + 2**-20)  # float16 cannot hold it
         self.comm.multi_node_mean_grad([parameter])
         self.assertEqual(parameter.grad.item(), 1.0)
 

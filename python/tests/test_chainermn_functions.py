@@ -382,7 +382,7 @@ class ChainLists(FunctionCase):
         model.add_link(Twice(parts[self.rank]), rank_out=[self.rank, other])
         model.add_link(Both(parts[2 + self.rank]), rank_in=[self.rank, other], rank_out=0 if self.rank else None)
         if self.rank == 0:
-            # What rank 1 has made is a part of the result.
+            # Rank 1's output is a part of the result.
             class Result(torch.nn.Module):
                 def forward(self, theirs):
                     return theirs

@@ -113,7 +113,7 @@ class WithCpp(unittest.TestCase):
         self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")
 
     def exported(self, checkpoints):
-        """What a program of torch alone has of it."""
+        """Returns the training as a program of torch alone has it."""
         old = ["--torch", "1.13"] if torch.__version__ < "2" else []
         self.export(checkpoints, "training.pth.tar", "--everything", *old)
         found = torch.load(self.folder / "training.pth.tar", weights_only=True)

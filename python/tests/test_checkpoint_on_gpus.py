@@ -1,5 +1,5 @@
 """Checkpoints of modules and optimizers on "cuda": what is saved from either device is loaded on both, bit for bit. 2
-ranks, which share a GPU that pretends."""
+ranks, which share a fake GPU."""
 
 import copy
 import os
@@ -35,7 +35,7 @@ def train(model, optimizer, steps):
 
 
 def tensors_of(value):
-    """Those anywhere in a state, by name."""
+    """Returns the tensors anywhere in a state, by name."""
     if isinstance(value, torch.Tensor):
         return [value]
     items = [value[key] for key in sorted(value, key=str)] if isinstance(value, dict) else value

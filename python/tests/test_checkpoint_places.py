@@ -1,4 +1,4 @@
-"""What each rank saves alone, in every place, and saves in the background, on the ranks of `cohort run -np N`."""
+"""Saves each rank's own state, in every place, and in the background, on the ranks of `cohort run -np N`."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class Places(unittest.TestCase):
                 only = checkpoints.parts([self.size - 1, 99] if self.rank == 0 else [])
                 self.assertEqual(sorted(only), [self.size - 1] if self.rank == 0 else [])
                 part = pathlib.Path(info.folder, f"rank-{self.rank:05}.safetensors").read_bytes()
-                self.assertEqual(bytes_of.setdefault("part", part), part)  # whoever wrote it
+                self.assertEqual(bytes_of.setdefault("part", part), part)  # the same, whoever wrote it
         with self.assertRaisesRegex(cohort.InvalidArgument, "'rank0', 'shared', 'local'"):
             checkpoint.CheckpointFolder(self.folder, place="everywhere")
         with self.assertRaisesRegex(cohort.InvalidArgument, "at least 1 copy of each file, not 0"):

@@ -19,7 +19,7 @@ def tearDownModule():
 
 
 def part(rank, count, dtype):
-    """What a rank brings: small numbers, so that every type holds every result exactly."""
+    """Returns a rank's input: small numbers, so that every type holds every result exactly."""
     if dtype == "bool":
         return [(i + rank) % 3 == 0 for i in range(count)]
     if dtype.startswith("complex"):
@@ -420,7 +420,7 @@ class Collectives(unittest.TestCase):
 
 
 class Refusals(unittest.TestCase):
-    """What ranks disagree about. The world stays usable."""
+    """Arguments on which ranks disagree. The world stays usable."""
 
     def setUp(self):
         self.world = cohort.world()

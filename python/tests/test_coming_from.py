@@ -56,7 +56,7 @@ NAMES = {
     "horovod.ray": ["RayExecutor", "RayExecutor.create_settings", "ElasticRayExecutor"],
     "horovod": ["run", "mxnet", "data"],
 }  # fmt: skip
-# Those that are not here; each says what there is instead.
+# Names that are not here; each has a note of what to use instead.
 NOT_HERE = {
     "horovod.tensorflow.BroadcastGlobalVariablesHook", "horovod.tensorflow.data.compute_service",
     "horovod.tensorflow.data.compute_worker", "horovod.spark.run_elastic", "horovod.spark.keras.KerasEstimator",
@@ -102,7 +102,7 @@ class Horovod(Case):
         self.assertEqual([name for name in NOT_HERE if "no such name" in uses[name]["note"] or not uses[name]["note"]], [])
 
     def test_names_are_those_of_an_import(self):
-        """What is looked up beside made-up frameworks is what the real ones give."""
+        """Names looked up beside made-up frameworks are those of the real ones."""
         sys.path.insert(0, str(ROOT / "python/horovod"))
         self.addCleanup(sys.path.remove, str(ROOT / "python/horovod"))
         for name in NAMES["horovod.torch"]:

@@ -1,4 +1,4 @@
-"""What the command writes for others: completion for zsh and fish, as these carry it out, and manual pages.
+"""Files that the command writes for others: completion for zsh and fish, as these carry it out, and manual pages.
 
 Tests whose shell is not installed are left out, and say so.
 """
@@ -66,7 +66,7 @@ class Completion(unittest.TestCase):
         done, said = self.folder / "done", b""
 
         def typed(text):
-            """What is in `done` once it has been carried out."""
+            """Types a line. Returns the contents of `done` once the line has been carried out."""
             nonlocal said
             os.write(master, text.encode())
             deadline = time.monotonic() + SECONDS
@@ -79,7 +79,7 @@ class Completion(unittest.TestCase):
             return told.strip()
 
         typed(f"autoload -Uz compinit && compinit -u -D && source {file}; print -r > done\n")
-        # What is typed is run, by a function that tells its words.
+        # The typed line is run, by a function that prints its words.
         typed('cohort() { print -r -- "$*" > told; mv told done }; print -r > done\n')
         for text, words in (
             ("cohort watc", "watch"),

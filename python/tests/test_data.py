@@ -149,7 +149,7 @@ class Worlds(unittest.TestCase):
             steps, used = [], []
             while samplers[0].epoch == 0:
                 world = dice.randrange(1, 6)
-                state = samplers[0].state()  # of whoever is left; others are new
+                state = samplers[0].state()  # a remaining rank's; others are new
                 samplers = (samplers + ranks(size, 8, batch_size=batch))[:world]
                 for rank, sampler in enumerate(samplers):
                     sampler.load_state(state)

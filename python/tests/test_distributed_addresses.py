@@ -1,4 +1,4 @@
-"""Where process groups of the backend "cohort" meet, and how torch finds it. Starts its processes itself."""
+"""Meeting points of process groups of the backend "cohort", and how torch finds it. Starts its processes itself."""
 
 import os
 import pathlib
@@ -54,7 +54,7 @@ dist.init_process_group("cohort", init_method="file://{self.folder}/last", rank=
                  "print(dist.Backend('cohort'), [f.module for f in sys.meta_path if 'cohort' in repr(f)])"],
                 capture_output=True, text=True, timeout=2 * SECONDS, env=environment(),
             )
-            # What is left waits for torch.compile.
+            # The module that is left waits for torch.compile.
             self.assertEqual(done.stdout.split("\n")[0], "cohort ['torch._dynamo.trace_rules']", done.stderr)
 
     @unittest.skipUnless(TORCH_2, "torch 1.13 has no entry points")

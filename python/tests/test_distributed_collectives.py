@@ -27,7 +27,7 @@ class Case(unittest.TestCase):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def of(self, rank, count=6, dtype=None):
-        """What a rank brings."""
+        """Returns a rank's input."""
         values = torch.arange(count) % 5 + rank + 1
         return values.to(dtype or torch.float32)
 
@@ -184,7 +184,7 @@ class Reductions(Case):
         output = torch.empty(6)
         getattr(dist, "reduce_scatter_tensor", dist._reduce_scatter_base)(output, torch.cat(inputs))
         self.equal(output, expected)
-        # Of different sizes.
+        # Inputs of different sizes.
         inputs = [self.of(self.rank, part + 1) for part in range(self.size)]
         output = torch.empty(self.rank + 1)
         dist.reduce_scatter(output, inputs, dist.ReduceOp.MAX)
@@ -226,7 +226,7 @@ class Moving(Case):
         dist.all_gather(outputs, self.of(self.rank))
         for output, expected in zip(outputs, self.all()):
             self.equal(output, expected)
-        # Of different sizes, and into pieces of one tensor.
+        # Inputs of different sizes, and into pieces of one tensor.
         outputs = list(torch.empty(sum(range(1, self.size + 1))).split(list(range(1, self.size + 1))))
         self.assertIs(Pieces(outputs, "test", reads=False)._own, False)
         dist.all_gather(outputs, self.of(self.rank, self.rank + 1))
@@ -298,7 +298,7 @@ class Moving(Case):
         output = torch.empty(self.size, 2)
         dist.all_to_all_single(output, torch.full((self.size, 2), float(self.rank)))
         self.assertEqual(output[:, 0].tolist(), list(range(self.size)))
-        # Row r of what a rank brings goes to rank r; rank r receives size * 1 rows... of different sizes.
+        # Row r of a rank's input goes to rank r; rank r receives size * 1 rows... of different sizes.
         sizes = [to + 1 for to in range(self.size)]
         output = torch.empty((self.rank + 1) * self.size, 2)
         dist.all_to_all_single(output, torch.full((sum(sizes), 2), float(self.rank)), [self.rank + 1] * self.size, sizes)
@@ -507,7 +507,7 @@ class Errors(Case):
         tensor = self.of(self.rank)
         dist.all_reduce(tensor)
         self.equal(tensor, sum(self.all()))
-        # Of an operation that is not over at once: by the Work, and by its future, as text.
+        # The error of an operation that is not over at once: by the Work, and by its future, as text.
         tensor = torch.ones(300_000 + (self.rank == 1))
         work = dist.all_reduce(tensor, async_op=True)
         with self.assertRaises(RuntimeError) as raised:

@@ -47,7 +47,7 @@ def check_world():
     return seen
 
 def check_groups():
-    # Of one, of all, and of some twice.
+    # Groups of one rank, of all, and of some twice.
     rank, size = dist.get_rank(), dist.get_world_size()
     for ranks in (range(1), range(size), range(size // 2, size), range(size // 2, size)):
         group = dist.new_group(list(ranks))
@@ -125,7 +125,7 @@ def others():
         if dist.get_rank() == 2:
             time.sleep(1.5)
         must_end((cohort.Timeout, cohort.Aborted), dist.barrier)
-        again(rank=int(os.environ["RANK"]))                           # what is so may be said
+        again(rank=int(os.environ["RANK"]))                           # true statements are allowed
     elif dist.get_world_size() == 3 and WORKER == 3:
         os.kill(os.getpid(), signal.SIGKILL)                          # while the others make groups
     check_groups()

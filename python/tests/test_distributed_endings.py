@@ -1,4 +1,5 @@
-"""How process groups of the backend "cohort" end: aborts, deaths, ranks that do not come. Starts its processes itself."""
+"""Ends of process groups of the backend "cohort": aborts, deaths, ranks that do not come. Starts its processes
+itself."""
 
 import signal
 import time

@@ -51,7 +51,7 @@ assert "RANK" not in os.environ
         self.assertEqual(output.count("it is a world of one"), 1, output)
         status, output = self.run_it(sys.executable, self.script(script), COHORT_ALONE="1")
         self.assertEqual((status, output), (0, ""))
-        # What says that there are more: torch, or Cohort, says what is missing.
+        # If a variable says that there are more ranks, torch or Cohort says what is missing.
         for variables, words in (
             ({"MASTER_ADDR": "127.0.0.1"}, "environment variable RANK expected"),
             ({"RANK": "1"}, "RANK=1 is set and WORLD_SIZE is not"),
@@ -65,7 +65,7 @@ assert "RANK" not in os.environ
         self.assertIn("environment variable RANK expected", output)
 
     def test_a_rank_that_ends_before_it_joins_ends_the_job(self):
-        """Whatever the others wait in: torch's rendezvous, of any backend, or Cohort's."""
+        """The others may wait in torch's rendezvous, of any backend, or Cohort's."""
         for waits in 'dist.init_process_group("cohort")', 'dist.init_process_group("gloo")', "cohort.init()":
             with self.subTest(waits):
                 script = self.script(f"{SMALLEST}\nos.environ['RANK'] == '0' or os._exit(0)\n{waits}\n")
@@ -93,7 +93,7 @@ dist.init_process_group("cohort", timeout=PATIENCE)
         self.two_are_good(*launcher, self.script(SMALLEST + again + GOOD))
 
     def test_a_store_that_rank_0_is_just_closing(self):
-        # Where no agent keeps the store, rank 0 does, of each group a new one: another rank may connect to the old one.
+        # Without an agent's store, rank 0 has a new one for each group: another rank may connect to the old one.
         port = free_port()
         serve = "import datetime, sys, time, torch.distributed as dist\n" + (
             f"store = dist.TCPStore('127.0.0.1', {port}, 2, True, datetime.timedelta(seconds=60), wait_for_workers=False)\n"

@@ -28,7 +28,7 @@ class Case(unittest.TestCase):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def of(self, rank, count=6, dtype=torch.float32):
-        """What a rank brings; sums of it are exact in each type."""
+        """Returns a rank's input; sums of it are exact in each type."""
         return (torch.arange(count) % 5 + rank + 1).to(dtype)
 
     def alike(self, call, by_nccl=True, within=0.0):
@@ -238,7 +238,7 @@ class Reductions(Case):
             while any(one() is not None for one in gone[::2]) and time.monotonic() < until:
                 time.sleep(0.001)
             self.assertEqual([one() for one in gone[::2]], [None] * 2)
-            # Whoever keeps a Work may ask it for the result.
+            # A Work that is kept still has its result.
             self.assertEqual([work.wait() and work.result()[0] is one() for work, one in zip(works, gone[1::2])], [True] * 2)
             works.clear()
             self.assertEqual([one() for one in gone], [None] * 4)
@@ -496,7 +496,7 @@ class Training(Case):
             {"hook": default_hooks.allreduce_hook},
             {"hook": default_hooks.fp16_compress_hook},
             {"hook": dist.BuiltinCommHookType.FP16_COMPRESS},
-            # What pretends has no pinned memory for torch 1.13.
+            # The fake has no pinned memory for torch 1.13.
             *([{"static_graph": True}, {"find_unused_parameters": True}] if TORCH >= (2, 0) else []),
         ):
             with self.subTest(**options):

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of the backend "cohort", on all ranks of `cohort run -np N`: events of the names and kinds that
+"""The backend "cohort" in torch's profiler, on all ranks of `cohort run -np N`: events of the names and kinds that
 torch's own tests look for on Gloo."""
 
 import unittest
@@ -40,7 +40,7 @@ class Events(unittest.TestCase):
                 dist.barrier()
                 with profile() as profiler:
                     call()
-                dist.all_reduce(torch.ones(1))  # of which nobody sees anything
+                dist.all_reduce(torch.ones(1))  # nobody sees anything of it
                 for event in ours(profiler):
                     self.assertTrue(event.is_async, event)
                     self.assertEqual(event.count, 1)

@@ -1,5 +1,5 @@
-"""What torch builds on its process groups, over the backend "cohort": DDP in its variants, ZeRO, FSDP2, DTensor, on all
-ranks of `cohort run -np N`. The measure is the same training in one process, on all ranks' data."""
+"""Trainings that torch builds on process groups, over the backend "cohort": DDP in its variants, ZeRO, FSDP2, DTensor,
+on all ranks of `cohort run -np N`. The measure is the same training in one process, on all ranks' data."""
 
 import copy
 import unittest

@@ -281,7 +281,7 @@ class Training(unittest.TestCase):
             job.kill(0)
             job.begin(1)
             job.wait_for_step(1, 3, 0, 1)
-            # Of one it grows again.
+            # The world grows again from one rank.
             job.begin(1, 5)
             job.start(5)
             for rank, worker in enumerate((1, 5)):

@@ -1,5 +1,5 @@
-"""What may go wrong in an elastic job of `cohort run`, case by case: how a process fails, when, and which one. Each case ends
-in its goal state or in one named error, is never silent for 30 s, and leaves nothing behind."""
+"""Faults in an elastic job of `cohort run`, case by case: how a process fails, when, and which one. Each case ends in
+its goal state or in one named error, is never silent for 30 s, and leaves nothing behind."""
 
 import os
 import pathlib

@@ -204,7 +204,7 @@ train(state)
 print("over", state.steps, taken, digest(net.state_dict().values()), flush=True)
 """
 
-# Where other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
+# Other packages reduce: Horovod's API, initialised before `train` or in it, and torch's DistributedDataParallel.
 OTHERS = """
 import hashlib, os, signal, sys
 import torch
@@ -253,7 +253,7 @@ print("over", state.steps, hashlib.sha256(b"".join(p.detach().numpy().tobytes() 
 
 
 def put(file, text):
-    """All of it at once, for whoever reads it at any time."""
+    """Replaces the file at once, since it may be read at any time."""
     new = file.with_name("new")
     new.write_text(text)
     os.replace(new, file)
@@ -297,7 +297,7 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def lines(self, word):
-        """By worker: the words of its lines that begin so."""
+        """Returns, by worker, the words of its lines that begin so."""
         return {
             worker: [line.split()[1:] for line in self.log(worker).split("\n")[:-1] if line.startswith(word + " ")]
             for worker in range(16)
@@ -333,7 +333,7 @@ class Job:
         return samples
 
     def losses(self):
-        """Of each step, over all ranks that have ended it."""
+        """Returns the loss of each step, over all ranks that have ended it."""
         losses = collections.defaultdict(float)
         for steps in self.lines("step").values():
             for step in steps:
@@ -342,7 +342,7 @@ class Job:
 
 
 def uninterrupted(size, global_batch, epochs):
-    """What TRAINING's model loses, on one rank: by step."""
+    """Returns the losses of TRAINING's model, on one rank: by step."""
     x = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
     y = x.sum(1, keepdim=True).sin()
     torch.manual_seed(5)
@@ -434,7 +434,7 @@ class KilledEverywhere(Killed):
 
 @needs_torch
 class Local(unittest.TestCase):
-    """LocalSGD and DiLoCo: who stays has taken each step once, with the parameters that it had."""
+    """LocalSGD and DiLoCo: a remaining rank has taken each step once, with the parameters that it had."""
 
     def train(self, workers, plan, left):
         with Job("-np", str(workers), "--min-np", "1", program=LOCAL, sizes=(1003, 8, 2), plan=plan) as job:

@@ -1,6 +1,6 @@
 """The failure modes of docs/failures.md that one host can show: each is named in time, with who, where and what to do.
 
-Prints a table: mode, seconds from the harm to the message, the message. The modes of several hosts (F18 to F20) are in
+Prints a table: mode, seconds from the fault to the message, the message. The modes of several hosts (F18 to F20) are in
 tests/cluster/test_failure_modes.py.
 """
 
@@ -291,8 +291,8 @@ print("ORDERS", first != second, sorted(first) == sorted(second), flush=True)
         self.named(14, "set_epoch is forgotten: the next epoch all the same", job, "ORDERS True True")
 
     def test_f24_an_operation_is_tried_again(self):
-        # There is no parameter server. What changes numbers are collectives: refused ones change nothing, and what is
-        # brought again is counted once.
+        # There is no parameter server. Only collectives change numbers: refused ones change nothing, and values
+        # sent again are counted once.
         job = self.job(
             START
             + """

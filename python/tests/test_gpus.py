@@ -1,4 +1,4 @@
-"""Arrays of a GPU in cohort's own operations, over a driver and an NCCL that pretend (comm/gpu/fake): torch's tensors,
+"""Arrays of a GPU in cohort's own operations, over a fake driver and a fake NCCL (comm/gpu/fake): torch's tensors,
 known by what they can do, and DLPack's. 2 ranks, which share a GPU."""
 
 import array
@@ -31,7 +31,7 @@ class Memory:
 
 
 class Tensor(Memory):
-    """What of a torch.Tensor is looked at."""
+    """The part of a torch.Tensor that is looked at."""
 
     dtype, layout = "torch.float32", "torch.strided"
 
@@ -238,7 +238,7 @@ class Gpus(unittest.TestCase):
         self.assertEqual(exported.let_go, ["once"])
 
     def test_arrays_go_when_the_gpu_is_done_with_them(self):
-        """Whoever waits, keeps the Work or has dropped it; and without another call of the program."""
+        """With a wait, a kept Work or a dropped one; and without another call of the program."""
         exported = Kept([2.0])
         for one in (Tensor([1.0]), exported):
             self.world.all_reduce(one)

@@ -161,7 +161,7 @@ class Options(Folder):
             self.assertEqual(
                 self.ways("--network-interface", "eth0", "--network-interface", "ib0"), ["--network", "eth0,ib0"]
             )
-        # What the environment says of ssh counts, too.
+        # Settings of ssh in the environment count, too.
         with unittest.mock.patch.dict(os.environ, COHORT_RUN_SSH="ssh -F there", COHORT_RUN_STARTER="mpirun"):
             self.assertEqual(
                 self.ways("-H", "a:4", "--ssh-port", "7"), ["-H", "a:4", "--ssh", "ssh -F there -p 7"]

@@ -1,4 +1,4 @@
-"""The package `horovod`: what it passes on, what it says of what it has not."""
+"""The package `horovod`: names that it passes on, and its messages about those that it lacks."""
 
 import importlib
 import importlib.util

@@ -97,7 +97,7 @@ class Surface(unittest.TestCase):
             got = [text(parameter) for parameter in parameters]
             wanted = expected.split(", ") if expected else []
             self.assertEqual(got[: len(wanted)], wanted, name)
-            # What is more than Horovod's comes after it.
+            # Arguments beyond Horovod's come after its own.
             more = {"process_set=GLOBAL", "non_finite='ignore'", "average_by='ranks'", "compare_ranks=True"}
             self.assertLessEqual(set(got[len(wanted) :]), more, name)
 
@@ -144,7 +144,8 @@ class Alone(unittest.TestCase):
         self.assertRaises(ValueError, hvd.start_timeline, "/nowhere")
         vector = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([vector], lr=0.1)
-        # Where Horovod's Python asks for the size of the world, and where its core says that there is none.
+        # Calls for which Horovod's Python asks for the size of the world, and others whose core says that there is
+        # none.
         self.assertRaises(ValueError, hvd.DistributedOptimizer, optimizer)
         self.assertRaises(ValueError, hvd.alltoall, vector)
         self.assertRaises(ValueError, hvd.allreduce, vector, op=hvd.Adasum)

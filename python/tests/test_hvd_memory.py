@@ -1,4 +1,4 @@
-"""Where the gradients of hvd.DistributedOptimizer lie, on all ranks of `cohort run -np N`: each rank runs this."""
+"""The memory of gradients of hvd.DistributedOptimizer, on all ranks of `cohort run -np N`: each rank runs this."""
 
 import copy
 import gc
@@ -54,7 +54,7 @@ class Case(unittest.TestCase):
                 model(x).square().sum().backward()
 
     def reduced(self, model, op=None, process_set=None, prescale=1.0, postscale=1.0):
-        """What the plain operation makes of the gradients of a model that no optimizer is told of."""
+        """Returns the plain operation's results for the gradients of a model that no optimizer knows."""
         return [
             hvd.allreduce(
                 parameter.grad,
@@ -84,7 +84,7 @@ class Case(unittest.TestCase):
             yield model[0].weight
 
     def settle(self, optimizer, model):
-        """Until the gradients are in their places."""
+        """Trains until the gradients are in their buffers."""
         for weight in self.train(optimizer, model, 2):
             pass
         self.assertTrue(in_communicator_memory(weight.grad))
@@ -305,7 +305,7 @@ class Sharing(Case):
             model[2].weight.grad = None
             with self.assertRaisesRegex(ValueError, r"gradient of '\d.weight' was changed"):
                 optimizer.synchronize()
-            self.assertIs(model[0].weight.grad, mine)  # what was on its way has come all the same
+            self.assertIs(model[0].weight.grad, mine)  # gradients under way have come all the same
             self.same_bits(model, self.reduced(twin))
 
     def test_unused_and_frozen(self):

@@ -1,5 +1,5 @@
-"""What `cohort.torch`'s operations have of their own (handles, in place, sparse tensors), on all ranks of `cohort run -np N`: each
-rank runs this. What they share with those of other frameworks: test_hvd_shared.py."""
+"""Peculiarities of `cohort.torch`'s operations (handles, in place, sparse tensors), on all ranks of `cohort run -np N`:
+each rank runs this. test_hvd_shared.py has what they share with those of other frameworks."""
 
 import random
 import time
@@ -75,7 +75,7 @@ class Reductions(Case):
         best = hvd.allreduce(given[0], op=hvd.Max, compression=hvd.Compression.int8)
         self.same(best, torch.stack(self.all_values("float32", (1,))).amax(0))
         with self.assertRaisesRegex(ValueError, "Int4Compressor: wire formats are for horovod.torch"):
-            compressed(given, hvd.Compression.int4)  # what TensorFlow's operations begin with
+            compressed(given, hvd.Compression.int4)  # TensorFlow's operations begin with this
         copies = [one.clone() for one in given]
         got = hvd.grouped_allreduce_(copies, op=hvd.Sum)
         for one, same, total in zip(got, copies, totals):

@@ -20,7 +20,7 @@ has_scaler = hasattr(getattr(torch, "amp", None), "GradScaler")
 
 
 class TwoLayers(torch.nn.Module if torch is not None else object):
-    """Of which ranks may leave out the second."""
+    """A model of which ranks may leave out the second layer."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ class Touched(Case):
                 optimizer.synchronize()
 
     def test_through_the_groups_all_have_to_be_there(self):
-        """Who reads gradients through the groups sees the averages of those that this rank has."""
+        """Gradients read through the groups are the averages of those that this rank has."""
         for skips in False, True:
             if skips and self.size == 1:
                 continue
@@ -332,7 +332,7 @@ class Schedules(Case):
             state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scheduler=schedule, epoch=0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if self.rank == 0:  # who is new is behind
+                if self.rank == 0:  # new ranks are behind
                     schedule.step(), schedule.step()
                 state.sync()
                 self.assertIs(state.scheduler, schedule)
@@ -349,7 +349,7 @@ class Schedules(Case):
 
     def test_any_object_with_a_state_dict_in_an_elastic_state(self):
         class Average:
-            """Of weights, and of what cannot be pickled."""
+            """Averages weights, and holds what cannot be pickled."""
 
             def __init__(self, values):
                 self.values, self.refers_to = values, lambda: None

@@ -1,5 +1,5 @@
-"""What the operations of `cohort.torch`, `cohort.tensorflow` and `cohort.jax` have in common: a class for each, whose tests each
-rank of `cohort run -np N` runs. Values are NumPy's in double, which a framework casts to each type and back."""
+"""Common tests of the operations of `cohort.torch`, `cohort.tensorflow` and `cohort.jax`: a class for each, whose tests
+each rank of `cohort run -np N` runs. Values are NumPy's in double, which a framework casts to each type and back."""
 
 import functools
 import itertools
@@ -48,11 +48,11 @@ class OfTorch:
         return str(tensor.dtype)[6:]
 
     def ways(self, function, *tensors):
-        """What a function makes of tensors: at once, and as a part of a program."""
+        """Yields a function's results: at once, and as a part of a program."""
         yield function(*tensors)
 
     def gradients(self, function, weight, *tensors):
-        """Of the sum of the result, times a weight; as `ways`."""
+        """Yields gradients of the sum of the result, times a weight; as `ways`."""
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         (function(*leaves) * weight).sum().backward()
         yield [leaf.grad for leaf in leaves]

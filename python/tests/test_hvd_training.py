@@ -550,7 +550,7 @@ class Training(Case):
         for change in rate, weights:
             self.assertIsNone(train(change, compare_ranks=False))
         self.assertIsNone(train(lambda *_: None))
-        # What is rounding, and what each rank does by itself, are no differences.
+        # Rounding, and changes that each rank makes by itself, are no differences.
         self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
         self.assertIsNone(train(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.5 * (1 + 1e-12))))
 
@@ -667,7 +667,7 @@ class Misuse(Case):
             optimizer.register_step_post_hook(lambda *_: calls.append(1))
         for step in range(2):
             loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # what is under way is forgotten
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # operations under way are forgotten
             optimizer.zero_grad()
             loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
             optimizer.step()
@@ -807,7 +807,7 @@ class States(Case):
                     self.assertIs(one, groups)
                     self.assertIs(one[0], group)
                 self.assertIs(base.state[weight]["momentum_buffer"], buffer)
-                if make is not Within or door != "load_state_dict":  # whose state_dict has not that of what is within
+                if make is not Within or door != "load_state_dict":  # the state_dict of Within lacks the inner one's
                     self.assertTrue(torch.equal(buffer, expected))
                 self.assertNotIn("__setstate__", vars(optimizer))
 
@@ -882,7 +882,7 @@ class States(Case):
                 optimizer.param_groups[0]["lr"] = 2.5
                 state.restore()
                 self.assertEqual(whole(optimizer), every[0])
-                state.restore()  # what is kept has not become the optimizer's
+                state.restore()  # the kept state has not become the optimizer's
                 self.assertEqual(whole(optimizer), every[0])
 
     def test_gradients_where_there_was_no_state(self):

@@ -17,7 +17,7 @@ import torch
 import cohort, cohort.torch as hvd
 torch.set_num_threads(1)
 _init = cohort.init
-cohort.init = lambda: _init(os.environ["TEST_INIT"])  # what a launcher would say
+cohort.init = lambda: _init(os.environ["TEST_INIT"])  # as a launcher would set it
 """
 
 

@@ -1,5 +1,6 @@
-"""What `cohort.jax`'s operations have of their own, at once and in compiled programs: bits, gradients by differences, what JAX makes
-of functions. Needs ranks, at least two. What they share with those of other frameworks: test_hvd_shared.py."""
+"""Peculiarities of `cohort.jax`'s operations, at once and in compiled programs: bits, gradients by differences, JAX's
+transformations of functions. Needs ranks, at least two. test_hvd_shared.py has what they share with other frameworks'
+ones."""
 
 import functools
 import unittest
@@ -294,7 +295,7 @@ class Training(Case):
         self.same(jax.tree_util.tree_leaves(gradients)[0], jax.tree_util.tree_leaves(plain)[0])
 
     def test_compression(self):
-        """What is sent has the type's precision: 1 + 2^-9 is 1 in bfloat16. Integers stay as they are."""
+        """Values sent have the type's precision: 1 + 2^-9 is 1 in bfloat16. Integers stay as they are."""
         values = [jnp.full(3, 1 + 2.0**-9), jnp.full(3, 257, jnp.int32)]
         expected = {"none": 1 + 2.0**-9, "bf16": 1.0, "fp16": 1 + 2.0**-9}
         for run in (lambda f: f, jax.jit):

@@ -1,5 +1,5 @@
-"""What python/jax_ffi/xla_ffi.h has written down of XLA's C interface is what the header of the JAX here says. Needs a
-compiler besides JAX."""
+"""The part of XLA's C interface in python/jax_ffi/xla_ffi.h equals the header of the JAX here. Needs a compiler besides
+JAX."""
 
 import os
 import pathlib

@@ -1,5 +1,5 @@
-"""How `cohort.jax` lives and ends: exits with programs under way, deaths, worlds after worlds, several devices, other ways to
-compile, JAX's own processes. Starts its processes itself."""
+"""Life and end of `cohort.jax`: exits with programs under way, deaths, worlds after worlds, several devices, other ways
+to compile, JAX's own processes. Starts its processes itself."""
 
 import os
 import pathlib
@@ -67,7 +67,7 @@ print("good")
         )
 
     def test_an_exception_waits_for_nothing(self):
-        """The rank with the exception ends at once, and the other one hears of it though it is in a program."""
+        """The rank with the exception ends at once, and the other one learns of it though it is in a program."""
         failed, told = self.ends(
             """
 step = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="step", op=hvd.Sum))
@@ -120,7 +120,7 @@ except Exception as error:
                 self.assertLess(float(output.split("took ")[1].split()[0]), 15)
 
     def test_programs_in_another_order_on_each_rank(self):
-        """JAX runs them one after the other, so these wait for each other: both ranks hear of it, with the names."""
+        """JAX runs them one after the other, so these wait for each other: both ranks learn of it, with the names."""
         for status, output in self.ends(
             """
 one = jax.jit(lambda x: hvd.allreduce(x, name="one", op=hvd.Sum))
@@ -184,7 +184,7 @@ print("good")
         )
 
     def test_without_the_library(self):
-        """Where XLA's interface is not known: the same results, and a word about it."""
+        """Without a known interface of XLA's: the same results, and a warning."""
         self.all_good(
             """
 import warnings

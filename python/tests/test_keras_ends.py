@@ -1,5 +1,5 @@
-"""How `fit` of `cohort.keras` ends when a rank does: killed, by an exception, by a program that goes on elsewhere. Named, by all, in
-seconds; with each backend that is there."""
+"""Ends of `fit` of `cohort.keras` with the end of a rank: killed, by an exception, by a program that goes on elsewhere.
+Named, by all, in seconds; with each backend that is there."""
 
 import pathlib
 import tempfile
@@ -59,7 +59,7 @@ def fail():
 fit(fail)
 """
 
-# What a rank prints as it meets an exception in the middle of its step: the layer fails on one rank alone.
+# The layer fails on one rank alone, which prints so as it meets the exception, in the middle of its step.
 IN_A_LAYER = """
 class Bad(keras.layers.Layer):
     def call(self, x):

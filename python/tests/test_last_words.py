@@ -1,4 +1,5 @@
-"""What a dying rank tells its agent, and the stacks of one that is asked. The test is the agent: it makes the page."""
+"""Reports of a dying rank to its agent, and the stacks of one that is asked. The test is the agent: it makes the
+page."""
 
 import fcntl
 import os
@@ -165,7 +166,7 @@ read_nothing()
             self.assertIn("in read_nothing\n", self.page.words)
             self.assertIn("the native stack:\n", self.page.words)
             self.assertNotIn("read_nothing", err)
-        # Who has asked for it on stderr keeps it there.
+        # A program that has asked for it on stderr keeps it there.
         self.setUp()
         status, _, err = self.run_to_end(crash.format("ctypes.string_at(0)"), "-X", "faulthandler")
         self.assertEqual(status, -signal.SIGSEGV)

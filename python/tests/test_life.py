@@ -1,4 +1,4 @@
-"""How worlds begin and end: init and shutdown, exit, interrupts, forks, deaths. Starts its processes itself."""
+"""Beginnings and ends of worlds: init and shutdown, exit, interrupts, forks, deaths. Starts its processes itself."""
 
 import os
 import pathlib
@@ -287,7 +287,7 @@ for way in ("os._exit", "exit"):
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status == 0, (way, status)
-world.barrier()  # what has been received by the time of the fork may be waited for
+world.barrier()  # operations received by the time of the fork may be waited for
 world.send(bytes(8), 1 - rank)
 assert work.wait()
 world.barrier()

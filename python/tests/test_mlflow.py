@@ -201,7 +201,7 @@ class Base(unittest.TestCase):
 
 
 class Environment(unittest.TestCase):
-    """What ranks are told; without MLflow."""
+    """The ranks' environment; without MLflow."""
 
     def setUp(self):
         for name in [name for name in os.environ if name.startswith(("MLFLOW_", "COHORT_MLFLOW"))]:

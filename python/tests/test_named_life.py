@@ -1,4 +1,4 @@
-"""How engines of operations by name end: exit, exceptions, interrupts, forks, deaths. Starts its processes itself."""
+"""Ends of engines of operations by name: exit, exceptions, interrupts, forks, deaths. Starts its processes itself."""
 
 import time
 import unittest

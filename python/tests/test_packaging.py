@@ -1,5 +1,5 @@
-"""The wheel's backend, as far as it does not compile: what pip is told before, and what who waits is told. And what
-`python -m cohort` finds of what was installed."""
+"""The wheel's backend, as far as it does not compile: what it tells pip before, and a user who waits. And the installed
+files that `python -m cohort` finds."""
 
 import contextlib
 import hashlib
@@ -184,7 +184,7 @@ echo sources >"$2/cohort-9.8.7.tar.gz"
 
 
 class Wheels(unittest.TestCase):
-    """What tools/make-wheels keeps of a run that was interrupted."""
+    """Results of an interrupted run that tools/make-wheels keeps."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -241,7 +241,7 @@ class Module(unittest.TestCase):
                 for name in ("sysconfig.get_path", "shutil.which"):
                     stack.enter_context(mock.patch(name, lambda *which: str(path)))
                 stack.enter_context(mock.patch.object(sys, "executable", folder))
-                self.assertEqual(_command.find(), str(target))  # of `pip install --target`: it belongs to the package
+                self.assertEqual(_command.find(), str(target))  # the package's own, from `pip install --target`
                 target.unlink()
                 with self.assertRaisesRegex(Unavailable, rf"{path} \(that is of version 0.0.9\)"):
                     _command.find()
@@ -305,7 +305,7 @@ int main() {
 
 
 class OldGlibc(unittest.TestCase):
-    """What a wheel brings for a glibc before 2.30 (tools/old_glibc_compat.c), as if this one had it not either."""
+    """A wheel's functions for a glibc before 2.30 (tools/old_glibc_compat.c), as if this one had them not either."""
 
     def test_timed_waits(self):
         text = (pathlib.Path(cohort_build.ROOT) / "tools/old_glibc_compat.c").read_text()

@@ -22,7 +22,7 @@ def tearDownModule():
 
 class Requested(unittest.TestCase):
     def calls_until_yes(self, preemption, hit):
-        """How many calls said no, where rank 1 gets the signal after its call number `hit`."""
+        """Number of calls that said no, where rank 1 gets the signal after its call number `hit`."""
         cohort.world().barrier()
         calls = 0
         while not preemption.requested():

@@ -397,7 +397,7 @@ else:
 """
 
     def run_job(self, folder, text, *words, ranks=2, options=()):
-        """Of two servers, with this program."""
+        """Runs a job of two servers, with this program."""
         program = pathlib.Path(folder, "program.py")
         program.write_text(text)
         command = [os.environ["COHORT_COMMAND"], "run", "-q", "--prefix", "none", "--timeout", "60", "-np", str(ranks)]

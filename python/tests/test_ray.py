@@ -82,7 +82,7 @@ class Ray(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp")  # its sockets' names are long
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
-        # What an installed package has: torch finds the backend by it.
+        # The entry point of an installed package, by which torch finds the backend.
         entry = pathlib.Path(folder.name, "modules", "cohort_backend-1.dist-info")
         entry.mkdir(parents=True)
         (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: cohort-backend\nVersion: 1\n")

@@ -1,5 +1,5 @@
-"""What a process is for: cohort.role() and its like, ClusterSpec, and an evaluator that follows checkpoints; over the real
-command."""
+"""The role of a process: cohort.role() and its like, ClusterSpec, and an evaluator that follows checkpoints; over the
+real command."""
 
 import json
 import os
@@ -24,7 +24,7 @@ CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1", "d:1"]}
 
 
 def described(**variables):
-    """What a program finds out that is started with these variables."""
+    """Returns the findings of a program that is started with these variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("COHORT_", "TF_", "DMLC_"))}
     done = subprocess.run(
         [sys.executable, "-c", DESCRIBED], env=dict(environment, **variables), capture_output=True, text=True, timeout=SECONDS

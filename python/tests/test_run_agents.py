@@ -43,7 +43,7 @@ def fail_once(path):
 
 
 class Owner:
-    """What `_functions` wants of a Stage: `agents` are (host, ranks, GPUs)."""
+    """The part of a Stage that `_functions` needs: `agents` are (host, ranks, GPUs)."""
 
     def __init__(self, agents, folder, spoil=lambda number, invitation: invitation):
         self._agents = agents

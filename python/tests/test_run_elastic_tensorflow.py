@@ -146,7 +146,7 @@ class Elastic(unittest.TestCase):
             return [job.log(worker) for worker in range(4)]
 
     def grown_from_one(self, script):
-        """What was compiled for one rank reduces when others come."""
+        """Graphs compiled for one rank reduce when others come."""
         self.listed("a")
         with self.job(script, "--min-np", "1") as job:
             job.wait_for_step(0, 0, 0, 1)
@@ -165,7 +165,7 @@ class Elastic(unittest.TestCase):
 
     def test_fit_goes_on(self):
         for log in self.killed_and_refilled(FIT):
-            # Epochs are counted on, and by all alike: also by who has come in the middle.
+            # Epochs are counted on, and by all alike: also by a rank that has come in the middle.
             found = re.findall(r"^(begin|epoch) (\d+)(?: (\d+))?$", log, re.MULTILINE)
             self.assertEqual(found[0][0], "begin")
             for (_, before, _), (what, epoch, done) in zip(found, found[1:]):

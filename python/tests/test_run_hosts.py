@@ -47,13 +47,13 @@ def devices():
 
 
 def spoil(folder, rank):
-    """Where the result of `rank` is to go, there is a folder."""
+    """Puts a folder in the place of the result of `rank`."""
     (target,) = pathlib.Path(folder).glob("cohort-run-*")
     (target / "from-ranks" / str(rank)).mkdir(parents=True, exist_ok=True)
 
 
 def folders():
-    """What of the driver's temporary files a rank could be told of."""
+    """Returns those of the driver's temporary files that a rank could be told of."""
     return [word for word in pathlib.Path("/proc/self/cmdline").read_bytes().decode().split("\0") if "cohort-run-" in word]
 
 

@@ -13,7 +13,7 @@ from run_support import CELLS, Folder, needs_cloudpickle
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "07-notebook" / "digits.ipynb"
 
-# Of one cell; a kernel, two ranks and three torches start on whatever cores are free.
+# Time limit of one cell; a kernel, two ranks and three torches start on whatever cores are free.
 PATIENCE = 200
 
 # cohort.distributed is the backend "cohort" of torch.distributed.

@@ -78,7 +78,7 @@ def wait():
 
 
 class Programs(Folder):
-    """What needs a `__main__`, a terminal's signals or a death of its own."""
+    """Tests that need a `__main__`, a terminal's signals or a death of their own."""
 
     @needs_cloudpickle
     def test_functions_and_classes_of_main(self):

@@ -85,7 +85,7 @@ def wait_with_child(path):
 
 
 def averages(rows, column):
-    """Of the column, by steps of 4 rows, and how many steps."""
+    """Returns the averages of the column, by steps of 4 rows, and how many steps."""
     import array
 
     import cohort
@@ -241,7 +241,7 @@ class Spark(unittest.TestCase):
             before = os.getcwd()
             self.addCleanup(os.chdir, before)
             os.chdir(folder)
-            mlflow.set_tracking_uri("sqlite:///runs.db")  # where the driver works, which is not where executors do
+            mlflow.set_tracking_uri("sqlite:///runs.db")  # below the driver's folder, which is not the executors'
             self.addCleanup(mlflow.set_tracking_uri, None)
             mlflow.set_experiment("on executors")
             with mlflow.start_run() as run:
@@ -264,7 +264,7 @@ class Spark(unittest.TestCase):
             sent.append(invitation)
             return plain(self, invitation)
 
-        inherited = list(os.environ)  # of the cluster that this process has started
+        inherited = list(os.environ)  # variables of the cluster that this process has started
 
         def look(batches):
             import pyarrow

@@ -10,7 +10,7 @@ import cohort
 from cohort import _core
 
 STUB = pathlib.Path(cohort.__file__).parent / "_core.pyi"
-# What Python gives each class, or pybind11 each module, by itself.
+# Attributes that Python gives each class, or pybind11 each module, by itself.
 GIVEN = set(dir(type("Empty", (), {"__slots__": ()}))) | {"__module__", "__getstate__", "__setstate__", "__weakref__"}
 GIVEN_TO_ENUMS = {"__entries", "__members__", "__int__", "__index__"}
 
@@ -30,7 +30,7 @@ def stubs(body):
 
 
 def fields_of(name, options):
-    """Of a TypedDict, and those that it derives from."""
+    """Returns the fields of a TypedDict, and of those that it derives from."""
     node = options[name]
     inherited = [one for base in node.bases if base.id in options for one in fields_of(base.id, options)]
     return [*inherited, *(one.target.id for one in node.body)]
@@ -108,7 +108,7 @@ class Stub(unittest.TestCase):
 
     def compare_function(self, name, nodes, compiled):
         said = arguments_said(compiled)
-        if not said:  # of Python's own, or with a signature of arguments that are looked at by hand
+        if not said:  # Python's own, or a signature of arguments that are looked at by hand
             return
         expected = [arguments_of(node, self.options) for node in nodes]
         for ordered, named in said:

@@ -1,4 +1,4 @@
-"""How graphs ask for operations by the op library: each rank of `cohort run -np N` runs this."""
+"""Operations of graphs by the op library: each rank of `cohort run -np N` runs this."""
 
 import threading
 import time
@@ -138,7 +138,7 @@ class Library(Case):
         self.same(step(tf.ones([2])), [self.size] * 2)
 
     def test_a_saved_model_has_the_operations(self):
-        """What a program saves together with a step can be saved."""
+        """A model whose step has an operation can be saved and loaded."""
 
         class Model(tf.Module):
             @tf.function(input_signature=[tf.TensorSpec([2], tf.float32)])

@@ -1,5 +1,5 @@
-"""What `cohort.tensorflow`'s operations and their gradients have of their own, in eager mode and in graphs: each rank of
-`cohort run -np N` runs this. What they share with those of other frameworks: test_hvd_shared.py."""
+"""Peculiarities of `cohort.tensorflow`'s operations and their gradients, in eager mode and in graphs: each rank of
+`cohort run -np N` runs this. test_hvd_shared.py has what they share with those of other frameworks."""
 
 import unittest
 

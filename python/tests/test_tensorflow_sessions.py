@@ -28,12 +28,12 @@ def folding():
 
 class Counting(Case):
     def asked(self):
-        """How often the engine has carried out operations; those that it finds together count as one."""
+        """Number of times that the engine has carried out operations; those that it finds together count as one."""
         hvd.barrier()
         return global_process_set._engine.statistics()["batches"]
 
     def run_thrice(self, session, fetches, operations=1):
-        """What the last of three runs gives. Each has to ask the engine."""
+        """Returns the last of three runs' results. Each run has to ask the engine."""
         for _ in range(3):
             before = self.asked()
             result = session.run(fetches)

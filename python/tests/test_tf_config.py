@@ -11,7 +11,7 @@ import unittest
 
 from keras_support import MISSING, STRATEGY, environment, place_of
 
-# Each rank says what it was told, and that it can have its port.
+# Each rank prints its TF_CONFIG, and binds its port.
 TELL = """
 import json, os, socket
 config = json.loads(os.environ["TF_CONFIG"])
@@ -40,7 +40,7 @@ class Case(unittest.TestCase):
 
 class Ports(Case):
     def told(self, *options, **environment):
-        """What each rank was told, by rank; checked to be one cluster."""
+        """Checks that the TF_CONFIGs of all ranks describe one cluster, and returns its workers."""
         done = self.run_job(TELL, *options, **environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         told = dict(json.loads(line) for line in done.stdout.splitlines() if line)

@@ -88,7 +88,7 @@ class Threads(unittest.TestCase):
 
 
 class DefaultWorld(unittest.TestCase):
-    """What asks for the default world on a thread that is a rank is given that thread's."""
+    """Code that asks for the default world on a thread that is a rank gets that thread's."""
 
     def test_of_who_i_am_and_what_is_reduced(self):
         def what(world):

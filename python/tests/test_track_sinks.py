@@ -1,4 +1,4 @@
-"""What `cohort export --to` writes, read by those whom it is for: TensorBoard, both readers of prometheus_client, csv.
+"""Output of `cohort export --to`, read by its consumers: TensorBoard, both readers of prometheus_client, csv.
 
 Tests whose reader is not installed are left out, and say so.
 """
@@ -78,7 +78,7 @@ def float32(value):
 
 
 def wandb_records(folder):
-    """What the newest run that is offline below `folder` has in its file: pieces of LevelDB's log, with wandb's messages."""
+    """Yields the newest offline run's records below `folder`: pieces of LevelDB's log, with wandb's messages."""
     data = max(folder.glob("wandb/offline-run-*/*.wandb"), key=os.path.getmtime).read_bytes()
     at, whole = 7, b""
     while at + 7 <= len(data):
@@ -266,7 +266,7 @@ class Files(Exports):
             _, shown, status = posts.get()
         self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
 
-        # `cohort run` does it by itself; of a program without a record there is nothing to tell.
+        # `cohort run` does it by itself; a program without a record has nothing to export.
         for program, last in ((WITH_RECORD, 100), ("pass", None)):
             run_folder = self.folder / f"run{last}"
             done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],

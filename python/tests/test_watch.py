@@ -37,7 +37,7 @@ SECONDS = 60
 # Live latency: what is promised is 1 s; other tests on the same two cores cost the rest.
 LATENCY = 3.0
 
-# Rank 1 is late by 60 ms of each step. Where `when` is given, it has the time of each step.
+# Rank 1 is late by 60 ms of each step. `when`, if given, gets the time of each step.
 TRAINING = """
 import sys, time
 import cohort, cohort.track
@@ -63,7 +63,7 @@ for step in range(1, 4001):
 
 
 def page_of(process):
-    """Its port and token."""
+    """Returns its port and token."""
     line = process.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:(\d+)/\?token=([0-9a-f]{64})", line)
     assert found, line
@@ -132,7 +132,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def end(self):
-        """Its exit status, once all is read."""
+        """Returns its exit status, once all is read."""
         deadline = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)
@@ -149,7 +149,7 @@ class Terminal:
 
 
 class Watched(unittest.TestCase):
-    """A training of two ranks, and who watches it."""
+    """A training of two ranks, and its watchers."""
 
     @classmethod
     def setUpClass(cls):
@@ -334,7 +334,7 @@ class Runs(unittest.TestCase):
         table = self.cohort("runs")
         self.assertRegex(table, r"-good-\w+ +finished +2\d\d\d-\d\d-\d\d \d\d:\d\d +0:\d\d +1 +20000 +\S+  valid_loss nan  lr 0\.1\n")
 
-        # What is not to be removed, and nothing beside it either.
+        # Refused arguments, with which nothing else is removed either.
         names = {name: run["name"] for name, run in runs.items()}
         for arguments, said in (
             ([names["going"], names["bad"]], "it goes on"),
@@ -350,7 +350,7 @@ class Runs(unittest.TestCase):
         self.assertEqual(len(self.listed()), 5)
         self.assertRegex(self.cohort("runs", "rm", "--older-than", "30m"), r"removed \S+lost-1 \(lost, \S+\)\n1 run, ")
         self.assertEqual(sorted(self.listed()), ["bad", "going", "good", "saved"])
-        self.cohort("runs", "rm", "--keep", "2")  # of those that go on none, whatever their age
+        self.cohort("runs", "rm", "--keep", "2")  # running ones stay, whatever their age
         self.assertEqual(sorted(self.listed()), ["going", "saved"])
         going.terminate()
         going.wait(SECONDS)

@@ -1,4 +1,4 @@
-"""Which cases run: all of them by hand; where tools/run-tests runs them, COHORT_TESTS says `quick` or `slow`."""
+"""Chooses the cases: all of them by hand; under tools/run-tests COHORT_TESTS says `quick` or `slow`."""
 
 import os
 import unittest

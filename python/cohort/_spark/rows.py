@@ -36,7 +36,7 @@ class Rows:
 
     @property
     def total(self) -> int:
-        """Of all ranks."""
+        """Rows of all ranks."""
         return sum(self.counts)
 
     def table(self) -> Any:

@@ -21,7 +21,7 @@ _sent: dict[str, str] = {}
 
 
 def sent(context: Any) -> str | None:
-    """What this application's executors have, as SparkFiles names it; None: nothing was sent."""
+    """Returns what this application's executors have been sent, as SparkFiles names it; None: nothing."""
     return _sent.get(context.applicationId)
 
 

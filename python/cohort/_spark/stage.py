@@ -31,7 +31,7 @@ _SECONDS_FOR_THE_FIRST = 60.0
 _SECONDS_BETWEEN_LINES = 5.0
 # For the tasks, once nothing of the job runs any more; then they are cancelled.
 _SECONDS_TO_END = 5.0
-# Of the driver's environment, what is about the job; the rest is each host's own.
+# Prefixes of the driver's variables that belong to the job; the others are each host's own.
 _TRAVELS = ("COHORT_", "MLFLOW_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_")
 _FOR_THE_COMMAND = ("HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TERM", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _BOOTSTRAP = """\
@@ -64,7 +64,7 @@ def _session() -> Any:
 
 
 class Stage:
-    """Where the ranks of one job run."""
+    """The Spark stage that runs the ranks of one job."""
 
     def __init__(self, processes: int | str, use_gpu: bool, frame: Any = None, as_horovod: bool = False) -> None:
         """`frame`: the DataFrame whose partitions the ranks get."""
@@ -84,7 +84,7 @@ class Stage:
         self._needs_cohort = False
         self._over = threading.Event()
 
-    # What the job consists of.
+    # The job's parts.
 
     def _setting(self, name: str, default: str = "") -> str:
         return str(self._context.getConf().get(name, default))
@@ -109,7 +109,7 @@ class Stage:
 
     @staticmethod
     def environment(environment: Mapping[str, str], more: Mapping[str, str] | None) -> dict[str, str]:
-        """Of the command: what goes from it to the ranks goes over each host's own."""
+        """Returns the command's environment: the variables that it passes to the ranks override each host's own."""
         chosen = {
             name: value
             for name, value in environment.items()
@@ -192,7 +192,7 @@ class Stage:
             shipment.send(self._context)
 
     def explain(self, error: BaseException) -> BaseException:
-        """What to raise for a failure of the job: Spark's reason, where no rank has given one."""
+        """Returns the exception for a failure of the job: with Spark's reason, if no rank has given one."""
         if isinstance(error, Unavailable) and "no sign of running ranks" in str(error):
             return Unavailable(f"{error}{self._trouble and f' -- {self._trouble}'} -- do other jobs of this cluster hold its slots?")
         if not self._trouble or not isinstance(error, Error) or error.rank is not None:

@@ -1,4 +1,4 @@
-"""What one task of the barrier job does: starts `cohort agent` as a child, hands it its invitation and watches until it ends.
+"""One task of the barrier job: starts `cohort agent` as a child, hands it its invitation and watches until it ends.
 
 This module is sent to the executors by value: it may use nothing of Cohort, and of others only what Spark needs itself. The
 task's process is one of Spark's and is used again for other tasks, so nothing of the job happens in it: ranks are processes
@@ -86,7 +86,7 @@ def _not_here(host: str, why: str) -> NoReturn:
 
 
 def _find(order: Order, host: str) -> tuple[str, str]:
-    """The folder that the package `cohort` is in, and the command. What the driver has sent counts."""
+    """Returns the folder of the package `cohort`, and the command. A package that the driver has sent counts."""
     if sys.version_info[:2] != tuple(order["python"]):
         raise RuntimeError(
             "cohort: the executor on {} runs Python {}.{} ({}) and the driver {}.{} -- functions and Cohort itself are for one "
@@ -110,7 +110,7 @@ def _find(order: Order, host: str) -> tuple[str, str]:
 
 
 def _unpacked(name: str) -> tuple[str, str]:
-    """Once for each executor; its tasks may come at the same time, and its folder goes with it."""
+    """Runs once for each executor; its tasks may come at the same time, and its folder goes with it."""
     import shutil
     import tempfile
     import zipfile
@@ -133,7 +133,7 @@ def _unpacked(name: str) -> tuple[str, str]:
 
 
 def _environment(order: Order, package: str, command: str) -> dict[str, str]:
-    """Of the agent and its ranks: this worker's, which is what Spark's settings have made it."""
+    """Returns the environment of the agent and its ranks: this worker's, as Spark's settings have made it."""
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     path = [package, *(entry for entry in sys.path if entry and entry != package)]
     if order["as_horovod"]:
@@ -145,7 +145,7 @@ def _environment(order: Order, package: str, command: str) -> dict[str, str]:
 
 
 def _local_folder() -> str | None:
-    """Where Spark keeps what is large, and removes it with the executor."""
+    """Returns the folder for large files, which Spark removes with the executor."""
     for variable in ("SPARK_LOCAL_DIRS", "SPARK_EXECUTOR_DIRS"):
         for folder in os.environ.get(variable, "").replace(os.pathsep, ",").split(","):
             if folder and os.access(folder, os.W_OK):
@@ -194,7 +194,7 @@ def _watch(words: list[str], environment: dict[str, str], invitation: str, order
 
 
 def _listen(agent: Any, invitation: str, order: Order, host: str) -> str:
-    """Until both its streams have ended. Returns the end of what it said on stderr."""
+    """Waits until both its streams have ended. Returns the end of its stderr."""
     import selectors
     import time
 

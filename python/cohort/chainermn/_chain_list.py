@@ -23,8 +23,8 @@ class MultiNodeChainList(torch.nn.Module):
                 self.add_link(torch.nn.Linear(784, 100), rank_in=None, rank_out=1)
                 self.add_link(torch.nn.Linear(100, 10), rank_in=1, rank_out=None)
 
-    Parts run in the order in which they were added, and their backward in the opposite one. What a part returns, a
-    tensor or a tuple of them, is one argument of the part that it goes to.
+    Parts run in the order in which they were added, and their backward in the opposite one. A part's
+    result, a tensor or a tuple of them, is one argument of the part that it goes to.
 
     forward returns what the part without rank_out has made; on a rank that has no such part a delegate variable. Every
     rank calls backward: on its loss, or on the delegate variable. The optimizer of each rank is its own.

@@ -26,7 +26,7 @@ _OUTLINE = "outline"
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5, gc_interval: int = 5,
                                    path: Union[str, os.PathLike[str], None] = None, *,
                                    place: str = "rank0") -> MultiNodeCheckpointer:  # fmt: skip
-    """What saves every rank's state, and finds the newest set that is whole on all ranks.
+    """Returns a checkpointer: it saves every rank's state, and finds the newest set that is whole on all ranks.
 
     name         of the folder for its checkpoints, within `path`
     cp_interval  complete sets to keep, at least 1
@@ -139,7 +139,7 @@ class MultiNodeCheckpointer:
         return int(found.progress.step)
 
     def get_stats(self) -> dict[str, float]:
-        """How long this rank's saves took, in seconds: 'avg', 'min' and 'max', and how many they were: 'count'."""
+        """Times of this rank's saves, in seconds: 'avg', 'min' and 'max', and their number: 'count'."""
         taken = self._seconds
         if not taken:
             return {"avg": 0.0, "min": 0.0, "max": 0.0, "count": 0}

@@ -60,7 +60,7 @@ def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> list[to
 
 def _require_same_gaps(comm: Communicator, trained: Named) -> None:
     has = [int(tensor.grad is not None) for _, tensor in trained]
-    # Whether any rank has it, and whether any lacks it.
+    # For each gradient, 1 if any rank has it, and 1 if any lacks it.
     seen = torch.tensor([*has, *(1 - one for one in has)], dtype=torch.uint8)
     if len(seen):
         comm.all_reduce(seen, op="max")

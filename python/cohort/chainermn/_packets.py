@@ -1,4 +1,4 @@
-"""What one rank sends another in one piece: arrays of any type and shape, an object, or the reason why there is none.
+"""Messages from one rank to another in one piece: arrays of any type and shape, an object, or an error.
 
 A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays lie
 there as in memory, objects are pickled; since packets travel as uint8, they are authenticated whatever the options.
@@ -28,7 +28,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_numpy(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # who has an array of it has imported it
+    numpy = sys.modules.get("numpy")  # a program with an array of it has imported it
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
@@ -90,7 +90,7 @@ def of_error(error: BaseException) -> bytearray:
 
 
 def attempt(make: Callable[[], bytearray]) -> tuple[bytearray, Optional[Exception]]:
-    """What `make` gives; or a packet that tells the others why not, and the error, to be raised once that is sent."""
+    """Returns the packet of `make`; or one that tells the others why not, and the error, to raise after sending."""
     try:
         return make(), None
     except Exception as error:
@@ -118,7 +118,7 @@ class Received:
     """A packet that has come. Arrays of it lie where it lies."""
 
     def __init__(self, packet: Bytes, source: int, what: str) -> None:
-        """Raises InvalidArgument if it brings an error."""
+        """Raises InvalidArgument if it holds an error."""
         length = int.from_bytes(packet[:8], "little")
         self._header = json.loads(bytes(packet[8 : 8 + length]))
         self._contents = memoryview(packet)[_up(8 + length) :]

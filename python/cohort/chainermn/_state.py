@@ -1,5 +1,5 @@
-"""What state_dict() gives, as a text of JSON and the tensors that it refers to: numbers, texts, lists, tuples and dicts
-of such, as optimizers and schedulers have them. Nothing is pickled."""
+"""A state_dict() as a text of JSON and the tensors that it refers to: numbers, texts, lists, tuples and dicts of such,
+as optimizers and schedulers have them. Nothing is pickled."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ class CommunicatorBase:
 
     Arrays are NumPy's or torch's, of any type and shape, in the host's memory; what arrives is of the library that it
     was of where it was sent. Everything but the properties, `send` and `recv` is collective: all ranks call it, in the
-    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot bring its part (it is no array, it cannot
-    be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread per
-    rank.
+    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot contribute its part (it is no array, it
+    cannot be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread
+    per rank.
     """
 
     def __init__(self, communicator: Communicator, name: str = "naive", *, owned: bool = False) -> None:
@@ -160,7 +160,7 @@ class CommunicatorBase:
         self._config[name] = value
 
     def get_config(self, name: Optional[str] = None) -> Any:
-        """What set_config was given, allreduce_grad_dtype as torch's type; without a name a dict of all."""
+        """Returns what set_config was given, allreduce_grad_dtype as torch's type; without a name a dict of all."""
         if name is None:
             return dict(self._config)
         self._known(name)
@@ -194,7 +194,7 @@ class CommunicatorBase:
         self._send(_packets.of_arrays(data, "send"), dest, tag)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        """What rank `source` sends under this tag: an array, or a tuple of arrays."""
+        """Receives what rank `source` sends under this tag: an array, or a tuple of arrays."""
         return Received(self._recv(source, tag), source, "recv").arrays()
 
     def bcast(self, data: Any = None, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
@@ -308,7 +308,7 @@ class CommunicatorBase:
     def multi_node_mean_grad(self, model: _gradients.Parameters, zero_fill: bool = False) -> None:
         """Makes the gradients of a module, or of a list of parameters, their means over all ranks.
 
-        zero_fill  parameters without a gradient bring zeros; otherwise they stay without, and have to on all ranks
+        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, and have to on all ranks
                    alike
 
         Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank
@@ -368,7 +368,7 @@ class CommunicatorBase:
         return None if self.rank == root else Received(received, root, what)
 
     def _bcast_object(self, make: Callable[[], Any], root: int, what: str) -> Any:
-        """What `make` gives on the root: there itself, elsewhere a copy."""
+        """Returns the root's result of `make`: there itself, elsewhere a copy."""
         made = None
 
         def pack() -> bytearray:

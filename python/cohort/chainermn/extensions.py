@@ -1,4 +1,4 @@
-"""What ChainerMN hangs on a trainer, to be called from a loop: evaluation, statistics of batch normalizations,
+"""ChainerMN's extensions of a trainer, to be called from a loop: evaluation, statistics of batch normalizations,
 checkpoints.
 """
 

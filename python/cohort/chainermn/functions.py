@@ -1,7 +1,7 @@
 """Communication inside a model: functions of torch tensors whose backward communicates the other way.
 
 A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss that
-it is connected with by `pseudo_connect`, makes this rank take part in the backward. Where the sender's tensors require
+it is connected with by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require
 no gradient (it is off there, or nothing is to be trained), none is sent back. Forward and backward sends do not wait
 for the receiver: ranks may send to each other first and receive then. Double backward is not supported. One thread per
 rank.
@@ -26,7 +26,7 @@ Tensors = Union[Tensor, tuple[Tensor, ...]]
 
 
 def _anchor() -> Tensor:
-    """What makes autograd come to a function that has no input of its own that requires a gradient."""
+    """Returns an input for functions without one that requires a gradient, so that autograd calls their backward."""
     return torch.zeros((), requires_grad=True)
 
 
@@ -116,10 +116,10 @@ class _Recv(torch.autograd.Function):
 
 def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[Tensor] = None, tag: int = 0,
          force_tuple: bool = False) -> Tensors:  # fmt: skip
-    """What `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
+    """Receives what `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
 
-    delegate_variable  of what this rank has sent before: the backward comes to that once it has sent the gradients of
-                       this
+    delegate_variable  result of an earlier send of this rank: the backward comes to that send once this recv has sent
+                       its gradients
     """
     _require_peer(communicator, rank, "recv")
     received = Received(communicator._recv(rank, tag), rank, "functions.recv")

@@ -12,14 +12,14 @@ from cohort.errors import InvalidArgument
 
 __all__ = ["create_multi_node_iterator", "create_synchronized_iterator"]
 
-# What iterators of Chainer's kind say of where they are.
+# Attributes by which iterators of Chainer's kind give their position.
 _POSITION = ("epoch", "epoch_detail", "previous_epoch_detail", "current_position", "is_new_epoch")
 
 
 def create_multi_node_iterator(
     actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
 ) -> MultiNodeIterator:
-    """What iterates over rank_master's batches on every rank. Collective, and so is each step.
+    """Returns an iterator over rank_master's batches, for every rank. Collective, and so is each step.
 
     actual_iterator  a DataLoader or anything else that can be iterated over; looked at on rank_master only
 
@@ -95,7 +95,7 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     Raises ValueError for what has no such sampler.
     """
     seed = communicator._seed()
-    # What a loader with a batch_sampler calls its sampler is not the one that is asked.
+    # With a batch_sampler, the loader's own `sampler` is not the one that is used.
     sampler = getattr(getattr(actual_iterator, "batch_sampler", None), "sampler", None)
     if sampler is None:
         sampler = getattr(actual_iterator, "sampler", None)

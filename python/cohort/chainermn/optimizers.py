@@ -26,7 +26,7 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
 
     double_buffering  gradients are reduced while the next ones are computed, and each step takes the means of the step
                       before: the first step changes nothing. With any communicator
-    zero_fill         parameters without a gradient bring zeros; otherwise they have to be without one on all ranks
+    zero_fill         parameters without a gradient contribute zeros; otherwise they have to be without one on all ranks
                       alike
     compare_ranks    whether step() raises Mismatch, on all ranks, where an option of the optimizer (a learning rate, say)
                      differs by rank: in every twentieth step, or as many as there are groups, if those are more
@@ -66,7 +66,7 @@ class MultiNodeOptimizer(Wrapped):
     _under_way: Optional[_gradients.Mean]
 
     def setup(self, link: torch.nn.Module) -> Any:
-        """Makes all ranks' parameters and buffers of a module rank 0's, and errors tell parameters by their names in
+        """Makes all ranks' parameters and buffers of a module rank 0's, and errors name parameters as in
         it.
 
         Returns the optimizer. Collective. The module's parameters are those that the optimizer was made for.

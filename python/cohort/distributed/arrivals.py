@@ -1,5 +1,6 @@
-"""Who has come to a barrier, exactly: rank 0 of the group hears from each rank, says that it is there itself, and at the
-end whether all have come. Ordinary barriers between hosts hear of a host's ranks together.
+"""Names exactly the ranks that have reached a monitored_barrier: rank 0 of the group receives a message from each rank,
+replies that it is there itself, and at the end whether all have come. Ordinary barriers between hosts learn of a host's
+ranks together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 import cohort
 
-# Of its messages: no program's, so far up.
+# Tag of its messages: so high that no program uses it.
 _TAG = (1 << 31) - 1729
 _MARK = "monitored_barrier: "
 _HERE, _ALL = 1, 2
@@ -19,7 +20,7 @@ _HERE, _ALL = 1, 2
 
 def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: float) -> None:
     """Returns on every rank once all are here. If some are not after `seconds`, ends the world on all ranks, and raises
-    cohort.Timeout with all the missing ones, on those who have come; operations of the others raise cohort.Aborted.
+    cohort.Timeout with all the missing ones, on ranks that have come; operations of the others raise cohort.Aborted.
 
     world    of the group
     ranks    how the program counts the group's ranks: in torch's world
@@ -78,13 +79,13 @@ def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
     said = world.send(_byte(), 0, **how)
     if not world.recv(_byte(), 0, **how).wait(seconds):
         _give_up(world, ranks, [0], seconds)
-    # It checks its own deadline, and then says who is missing, or ends.
+    # It checks its own deadline, and then names the missing ranks, or ends.
     world.recv(_byte(), 0, **how).wait()
     said.wait()
 
 
 def seconds_of(timeout: Any, otherwise: Optional[float]) -> float:
-    """Of a timedelta, seconds, or None. 0: who is not here already is missing."""
+    """Converts a timedelta, seconds, or None. 0: ranks that are not here already are missing."""
     if timeout is None:
         return 1800.0 if otherwise is None else otherwise
     seconds = float(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout)

@@ -1,4 +1,4 @@
-"""Futures need somebody who sees that an operation has ended: threads that wait, one for each line of operations.
+"""Threads that fulfil futures when operations end: they wait, one for each line of operations.
 
 The operations of a line end in the order in which they began, so one thread at a time waits for the first. It waits
 without the GIL, and so lets the core carry the operation out on it.
@@ -25,7 +25,7 @@ class _Line:
         self.entries: collections.deque[tuple[Any, Callable[[], None]]] = collections.deque()
         self.waited_for = False  # a thread waits for the operation that was the first
         self.idle = 0
-        self.closed = False  # nothing comes any more: who is idle goes
+        self.closed = False  # nothing comes any more: idle threads end
 
     def add(self, work: Any, then: Callable[[], None]) -> None:
         with self.changed:
@@ -69,7 +69,7 @@ class _Line:
             except Exception:
                 pass
             with self.changed:
-                # What is called now may wait for a later operation of this line (PowerSGD's hook does).
+                # `then` may wait for a later operation of this line (PowerSGD's hook does).
                 self.waited_for = False
                 if self.entries:
                     self._somebody()
@@ -84,7 +84,7 @@ class _Line:
 
 _lock = threading.Lock()  # taken after a line's, never before
 _lines: dict[Hashable, _Line] = {}
-_threads: set[threading.Thread] = set()  # of all lines, also of those that are forgotten
+_threads: set[threading.Thread] = set()  # all lines' threads, also of lines that are forgotten
 
 
 def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
 
 
 def forget(lines: Callable[[Any], bool]) -> None:
-    """Of groups that are gone. What their last operations call may still be running."""
+    """Drops the lines of groups that are gone. Callbacks of their last operations may still be running."""
     with _lock:
         gone = [_lines.pop(line) for line in list(_lines) if lines(line)]
     for line in gone:
@@ -105,7 +105,8 @@ def forget(lines: Callable[[Any], bool]) -> None:
 
 
 def _end() -> None:
-    """At the process's end: first every operation ends, then those who waited for them, before Python itself does.
+    """At the process's end: first every operation ends, then the threads that waited for them, before Python itself
+    does.
 
     A thread that is still in C++ then, which `set_result` is, ends the process by std::terminate: Python unwinds it
     through destructors as soon as it asks for the GIL.

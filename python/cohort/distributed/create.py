@@ -1,4 +1,4 @@
-"""How a process group of torch.distributed becomes a world of Cohort: what torch calls for each group.
+"""Makes a process group of torch.distributed a world of Cohort: torch calls this for each group.
 
 The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
 place in it once; rank 0 reads all claims and says where to meet. On one host that is a Unix socket's name, where the
@@ -76,7 +76,7 @@ def _file_of(store: Any) -> str:
 
 @dataclass
 class _Claim:
-    """What a rank says of itself."""
+    """A rank's description of itself."""
 
     process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
     host: str  # equal where an abstract Unix name is the same
@@ -106,7 +106,7 @@ class _Claim:
             ) from error
 
     def has_ended(self, here: "_Claim") -> bool:
-        """Whether that is sure: of another host's, or another container's, this host does not know."""
+        """True if that process has surely ended: this host knows nothing of other hosts' or containers' processes."""
         parts = self.process.split()
         if self.host != here.host or len(parts) != 4 or parts[2] != here.process.split()[2]:
             return False
@@ -170,7 +170,7 @@ class _Meeting:
         return f"cohort/{self.attempt}/{number}/{what}/{rank}"
 
     def _claim_rank(self) -> int:
-        """How often this rank of the group has been claimed. More than once is right only for the same process, which
+        """Counts the claims to this rank of the group. More than one is right only for the same process, which
         has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
         number = int(self.store.add(f"cohort/{self.attempt}/claims/{self.rank}", 1))
         self._put(self._key("claim", number, self.rank), self.claim.encode())
@@ -191,7 +191,7 @@ class _Meeting:
             f"rank {self.rank} is taken: {holder.where if holder else 'another process'}{', which has ended,' if left_behind else ''} "
             f"has claimed it in {store}, and this process ({self.claim.where}) claims it too"
         )
-        # Whoever waits in vain for this rank, or for an earlier one of this number, is told.
+        # Ranks that wait in vain for this one, or for an earlier one of this number, are told.
         for waited_for in range(max(1, number - 1), number + 1):
             self._verdict(waited_for, error=reason)
         raise cohort.InvalidArgument(f'init_process_group("cohort"), group "{self.name}": {reason} -- {way_out}')
@@ -233,7 +233,7 @@ class _Meeting:
             raise cohort.Aborted(
                 f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
             )
-        # Whatever the store says, on one host only processes of this user are met, and elsewhere who has the secret.
+        # Whatever the store says, only this user's processes are met on one host, and holders of the secret elsewhere.
         if str(address).partition("://")[0] not in ("unix", "launcher", "store"):
             raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
         return str(address)

@@ -26,17 +26,17 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
-# Of an elastic job's world, as joins call it.
+# Name of an elastic job's world in joins.
 MEMBERS = "torch's members"
 
-_master: dict[str, Any] = {}  # where the store is that `meet` has made
-_formed: list[cohort.Communicator] = []  # what the default group that torch makes next is to use
+_master: dict[str, Any] = {}  # the address of the store that `meet` has made
+_formed: list[cohort.Communicator] = []  # for the default group that torch makes next
 
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
     """torch's store, this process's rank and the world's size, for the env:// of `url` without all of its variables: the
-    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Where nothing says that there are
-    several, a world of one, with a warning. None: it is torch's to do, or to say what is missing.
+    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Without a sign of several
+    ranks, a world of one, with a warning. None: torch has to do it, or to say what is missing.
 
     Raises InvalidArgument where the program or a variable contradicts the launcher, and what cohort.join raises.
     """
@@ -82,7 +82,7 @@ def _forget_earlier_hook() -> None:
 
 
 def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -> tuple[Any, int, int]:
-    """In the elastic job's latest epoch. Its world is what the default group uses; its store is of this epoch alone."""
+    """Meets in the elastic job's latest epoch. The default group uses its world; its store is of this epoch alone."""
     _forget_earlier_hook()
     while True:
         world = cohort.join(group_name=MEMBERS, timeout=timeout)
@@ -152,8 +152,8 @@ def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> s
 
 
 def fill(communicator: cohort.Communicator, elastic: bool = False) -> list[tuple[str, str]]:
-    """Sets what is missing; returns that. Of an elastic job's world: sets what changes with it. (LOCAL_RANK, by which a
-    process knows its GPU, does not.)"""
+    """Sets variables that are missing; returns them. For an elastic job's world, sets those that change with it.
+    (LOCAL_RANK, by which a process knows its GPU, does not.)"""
     if elastic:
         now = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size(), **_master}
         os.environ.update((name, str(value)) for name, value in now.items())

@@ -1,7 +1,7 @@
 """The process group: torch.distributed's operations on a Communicator of Cohort's.
 
 Results are delivered into the tensors that the caller gave, wherever they lie; contiguous ones are used without a copy.
-What a rank does wrong is refused on all of them (cohort.Mismatch), and the group stays usable.
+A rank's wrong call is refused on all ranks (cohort.Mismatch), and the group stays usable.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cohort.distributed.work import Failed, Work, settle_what_was_let_go
 
 _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
-# What is unfinished when a group is destroyed may go on for so long.
+# Grace period for unfinished operations when a group is destroyed.
 _GRACE_SECONDS = 30.0
-# The default group and those made from it that have told of a lost rank, a deadline or an abort, by number.
+# Numbers of the default group and those made from it that have reported a lost rank, a deadline or an abort.
 ended: set[int] = set()
 
 
@@ -118,12 +118,12 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     supports_shrinking = False
     supports_time_estimate = False
 
-    # What FSDP2 asks for where the program has called set_allocate_memory_from_process_group_for_comm(True).
+    # Called by FSDP2 after the program has called set_allocate_memory_from_process_group_for_comm(True).
     def supports_tensor_alloc(self, device: Any) -> bool:
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Of one dimension, in memory that collectives of this group use without copies between a host's ranks."""
+        """Returns a 1-D tensor, in memory that collectives of this group use without copies between a host's ranks."""
         return self._pool.empty(size, dtype)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -133,8 +133,8 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         return self._started
 
     def name_of_part(self, ranks: Sequence[int]) -> str:
-        """Of a group of these ranks that this process makes now. (All of them have made as many of the same ranks; what
-        torch calls it may differ after a failure.)"""
+        """Returns a name for a group of these ranks that this process makes now. (All of them have made as many groups
+        of the same ranks; torch's name may differ after a failure.)"""
         part = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:32]
         self._parts[part] += 1
         return f"torch {part} {self._parts[part]}"
@@ -151,22 +151,22 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     # --- how operations begin ---
 
     def _limit(self, opts: Any) -> Optional[float]:
-        """Of an operation, in seconds; None: the group's own."""
+        """Returns an operation's time limit, in seconds; None: the group's own."""
         timeout = getattr(opts, "timeout", _UNSET)
         return self._timeout if timeout <= _ZERO else timeout.total_seconds()
 
     def _start(self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], written: Sequence[Any],
                call: Any, arguments: Sequence[Any], how: dict[str, Any], line: Any = None,
                source: Optional[int] = -1) -> Work:  # fmt: skip
-        """Starts the core's operation `call(*arguments, **how)`. What ranks do to each other is told by the Work, however
-        early it is known; wrong arguments are told at once.
+        """Starts the core's operation `call(*arguments, **how)`. The Work reports errors between ranks, however early
+        they are known; wrong arguments are reported at once.
 
         name     of the operation, for messages and torch's profiler
         inputs   what it reads
         outputs  the value of the Work's future and result
-        written  what brings results to where the caller wants them
+        written  copies results to where the caller wants them
         line     operations of one line end in their order; default: the collectives'
-        source   the rank that a message comes from; None: the core tells in the end
+        source   the rank that a message comes from; None: the core knows it at the end
         """
         check_device([*inputs, *outputs], name)
         event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
@@ -216,11 +216,11 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         by_stream = all(work._by_stream for work in works)
         return Work("coalesced", (self._number, "coalesced"), core, outputs, deliver, by_stream=by_stream)
 
-    # --- who has come, and ends ---
+    # --- monitored barriers, and ends ---
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""
-        timeout = getattr(timeout, "timeout", timeout)  # C++ brings BarrierOptions
+        timeout = getattr(timeout, "timeout", timeout)  # C++ passes BarrierOptions
         seconds = arrivals.seconds_of(timeout, self.communicator.timeout() if self._timeout is None else self._timeout)
         arrivals.wait_for_all(self.communicator, self._ranks, seconds)
 

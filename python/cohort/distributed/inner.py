@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from cohort.distributed.work import TORCH
 
-# What there is of it in 2.14's C++ (PyBackend.hpp), by the names under which it asks Python.
+# Operations of torch 2.14's C++ (PyBackend.hpp), by the names under which it calls Python.
 _OPERATIONS = (
     "allgather allgather_coalesced all_gather_single all_gather_single_coalesced allreduce allreduce_coalesced alltoall "
     "all_to_all_single barrier broadcast gather monitored_barrier recv recv_anysource reduce reduce_scatter "

@@ -48,23 +48,25 @@ def abort(reason: str, group: Optional[Any] = None) -> None:
 
 
 def is_over() -> bool:
-    """Whether an operation of this process's default group, or of one made from it, has told that a rank was lost, that a
-    deadline was over, or that the group was aborted: then destroy_process_group, and init_process_group forms a new one.
+    """True if an operation of this process's default group, or of one made from it, has reported a lost rank, a missed
+    deadline, or an abort of the group: then destroy_process_group, and init_process_group forms a new one.
     For programs that handle a RuntimeError (what DDP's backward raises then): others are their own."""
     return dist.is_initialized() and bool(groups.ended)
 
 
 def members_changed(step: Optional[int] = None) -> bool:
-    """Whether the elastic job (`cohort run --min-np`) goes on with other members than those of the default group: workers
-    wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a few bytes. If
-    so, destroy_process_group, and init_process_group forms the world of those who are members now. False in other jobs.
+    """True if the elastic job (`cohort run --min-np`) goes on with other members than those of the default group:
+    workers wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a
+    few bytes. If so, destroy_process_group, and init_process_group forms the world of those who are members now. False
+    in other jobs.
 
     step  how many steps have ended, the same on all ranks
 
-    Who calls it says that it has the training's state, after those steps: call it before each step, and in a new world only
-    once it has the state of rank 0. The job lets the last rank that has it go only once another has. Where all ranks have
-    come anew, and others had trained before them in this attempt of the job, it raises Unavailable on all of them: what
-    those had trained is lost, unless `step` is no less, from a checkpoint. Raises Mismatch where ranks say different steps.
+    A call declares that this rank has the training's state, after those steps: call it before each step, and in a new
+    world only once it has the state of rank 0. The job lets the last rank that has the state go only once another has
+    it. If all ranks are new, and others had trained before them in this attempt of the job, it raises Unavailable on
+    all of them: that training is lost, unless `step` is no less, from a checkpoint. Raises Mismatch if ranks give
+    different steps.
     """
     group = _group(None, "members_changed")
     if not getattr(group, "elastic", False):

@@ -16,8 +16,8 @@ from cohort.distributed.work import Work, for_caller, may_be_compressed
 
 
 def operation(method: Callable[..., Work]) -> Callable[..., Any]:
-    """What torch calls. Tensors of a device that has another backend go to that (beside.py); others' Work is one that whoever
-    called can hold."""
+    """Wraps a method that torch calls. Tensors of a device that has another backend go to that backend (beside.py); the
+    Work of others is one that the caller can hold."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -39,7 +39,7 @@ def _tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 class Operations:
-    """What ProcessGroup has of them. Types that the core does not know are moved as bytes."""
+    """ProcessGroup's operations. Types that the core does not know are moved as bytes."""
 
     # --- reductions ---
 
@@ -242,7 +242,7 @@ class Operations:
 
     @operation
     def barrier(self: Any, opts: Any = None) -> Work:
-        # As NCCL's: it comes after what GPUs have been given. Where torch has used none, nothing has been.
+        # As NCCL's, it comes after the work given to GPUs. There is none if torch has used no GPU.
         for index in getattr(opts, "device_ids", None) or () if torch.cuda.is_initialized() else ():
             torch.cuda.current_stream(index).synchronize()
         return self._start("barrier", [], [], [], self.communicator.barrier, [], {"timeout": self._limit(opts)})

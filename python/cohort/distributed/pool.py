@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-# What has fewer bytes is copied as fast as it is read in place, and a block is a mapping of every rank.
+# Smaller tensors are copied as fast as they are read in place, and a block is a mapping of every rank.
 _LEAST = 1 << 16
 
 _probe = [object()]
-_IDLE = sys.getrefcount(_probe[0])  # of what one list holds, and nobody else
+_IDLE = sys.getrefcount(_probe[0])  # references to an object that only one list holds
 
 
 class Pool:
@@ -24,7 +24,7 @@ class Pool:
         self._communicator = communicator
         self._lock = threading.Lock()
         self._blocks: list[Any] = []
-        self._sizes: list[int] = []  # of the blocks, which ascend
+        self._sizes: list[int] = []  # the blocks' sizes, ascending
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """One dimension of `count` elements, of any values."""

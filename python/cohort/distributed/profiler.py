@@ -1,7 +1,7 @@
 """Operations as events of torch's profiler, "cohort:all_reduce" and the like, from their start to their end.
 
 They end on another thread than they began on, so the profiler counts them as asynchronous, as it does those of torch's
-own backends. Whoever waits for the operation waits for its event's end as well.
+own backends. Waiting for the operation includes its event's end.
 """
 
 from __future__ import annotations

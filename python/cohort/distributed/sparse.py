@@ -13,7 +13,7 @@ from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import DEVICES, arrive, as_moved
 from cohort.distributed.work import All, Work
 
-# What ranks have made of valid tensors is valid; torch 2 wants to be told.
+# Tensors that ranks have made of valid ones are valid; torch 2 has to be told.
 _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 

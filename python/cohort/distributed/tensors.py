@@ -11,7 +11,7 @@ import torch
 
 import cohort
 
-# Of the tensors that the backend takes.
+# Device types of the tensors that the backend takes.
 DEVICES = ("cpu", "cuda")
 
 _KNOWN: dict[torch.dtype, bool] = {}
@@ -23,7 +23,7 @@ except ImportError:  # before torch 2.1
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Whether the core has elements of this type. Others (8-bit floats) can be moved as bytes, not reduced."""
+    """True if the core has elements of this type. Others (8-bit floats) can be moved as bytes, not reduced."""
     known = _KNOWN.get(dtype)
     if known is None:
         known = _KNOWN[dtype] = cohort.supports(dtype, "sum")
@@ -58,13 +58,13 @@ def check_device(tensors: Sequence[torch.Tensor], operation: str) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds what it stands for, element after element."""
+    """True if its memory holds its values, element after element."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def arrive(tensor: torch.Tensor) -> None:
-    """To be called once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
-    stream, and whoever waits for the operation, on another thread perhaps, uses another."""
+    """Call it once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
+    stream, and a thread that waits for the operation may use another."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
@@ -87,7 +87,7 @@ def read(tensor: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 class Written:
-    """A tensor that an operation writes; `memory` is what the core writes to."""
+    """A tensor that an operation writes; the core writes to `memory`."""
 
     __slots__ = ("memory", "tensor")
 
@@ -104,7 +104,7 @@ class Written:
 
     @property
     def copies(self) -> bool:
-        """Whether `deliver` does."""
+        """True if `deliver` copies."""
         return self.memory is not self.tensor
 
     def deliver(self) -> None:
@@ -153,7 +153,7 @@ class Pieces:
 
     @property
     def copies(self) -> bool:
-        """Whether `deliver` does."""
+        """True if `deliver` copies."""
         return self._own
 
     def deliver(self) -> None:

@@ -23,7 +23,7 @@ _NO_TIMEOUT = datetime.timedelta(0)
 # tensors, which the core has until the operation has ended: what C++ asks for is a count.
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
 _MOST_KEPT = 1 << 10  # bytes
-_under_way: collections.deque[Work] = collections.deque()  # of these: whose results may have to be copied somewhere
+_under_way: collections.deque[Work] = collections.deque()  # those of these whose results may have to be copied
 
 
 def settle_what_was_let_go() -> None:
@@ -40,8 +40,9 @@ def settle_what_was_let_go() -> None:
 
 class Work(_distributed_c10d.Work):
     """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
-    `is_completed` has said so, or the future has its value. Of a GPU's memory, `wait` and the future say, as torch's NCCL
-    does, that what the current stream is given from then on comes after the result; `is_completed`, that it is there."""
+    `is_completed` has said so, or the future has its value. For a GPU's memory, `wait` and the future
+    mean, as with torch's NCCL, that work given to the current stream from then on comes after the result;
+    `is_completed`, that it is there."""
 
     def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
                  deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
@@ -52,8 +53,8 @@ class Work(_distributed_c10d.Work):
         line     operations of the same line end in their order (completion.py)
         core     the core's works; all have to end
         outputs  the value of the future and of result()
-        deliver  called once, when all have ended well: brings results to where the caller wants them
-        source   the rank that a message came from; None: what the core tells in the end
+        deliver  called once, when all have ended well: copies results to where the caller wants them
+        source   the rank that a message came from; None: as the core knows at the end
         by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
         failed     called with the operation's error, if it has one
         copies     `deliver` may copy, or wait: it is not called before the operation has ended
@@ -69,8 +70,8 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
-        # What the hook FP16_COMPRESS may have started, which is C++. The future's value is a list of C++'s then, since it takes
-        # no other, and futures that are fulfilled later cannot carry one: it is complete when it is made.
+        # True if the hook FP16_COMPRESS, which is C++, may have started it. The hook takes only a future whose value
+        # is a list of C++'s; futures fulfilled later cannot carry one, so this one is complete when it is made.
         self.is_of_half = self.value_for_cpp = False
 
     def __del__(self) -> None:
@@ -165,7 +166,7 @@ class Work(_distributed_c10d.Work):
         return self._failure if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """What the operation wrote, once it has ended or has been waited for."""
+        """Returns the operation's output, once it has ended or has been waited for."""
         if not self._waited and not self.is_completed():
             raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
         return self._value()
@@ -188,7 +189,7 @@ class Work(_distributed_c10d.Work):
             if self.value_for_cpp:
                 self._future = torch._C.fork(self._value)  # called at once, on this thread
                 return self._future
-            # So that what is called then has streams which torch orders before those of whoever waits for it.
+            # So that callbacks have streams which torch orders before those of threads that wait for the future.
             gpus = {tensor.device for tensor in self._outputs if tensor.is_cuda}
             ended = torch.futures.Future(devices=list(gpus)) if gpus else torch.futures.Future()
             if self.is_completed() and self._failure is None:
@@ -260,12 +261,12 @@ class All:
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 # Before torch 2.7 C++ lets go of the Python half of a Work that a Python process group returns to it, and what is left
-# never ends. What C++ calls gets a Work of its own kind then.
+# never ends. C++ callers get a Work of its own kind then.
 _C_KEEPS_WORKS = TORCH >= (2, 7)
 
 
 def for_caller(work: Work) -> Any:
-    """The Work that whoever called the process group's method can hold. Called by that method itself."""
+    """Returns a Work that the caller of the process group's method can hold. Called by that method itself."""
     if (_C_KEEPS_WORKS and not work.is_of_half) or _is_called_from_python():
         return work
     work.value_for_cpp = work.is_of_half
@@ -287,12 +288,13 @@ dist._register_builtin_comm_hook = _note_hooks(dist._register_builtin_comm_hook)
 
 
 def may_be_compressed(tensor: torch.Tensor) -> bool:
-    """Whether the hook FP16_COMPRESS may have made it."""
+    """True if the hook FP16_COMPRESS may have made it."""
     return tensor.dtype == torch.float16 and dist.BuiltinCommHookType.FP16_COMPRESS in _builtin_hooks
 
 
 def _is_called_from_python() -> bool:
-    """By torch.distributed's functions, which hold on to it in Python. Anybody else may be Python or C++."""
+    """True if torch.distributed's functions called, which hold on to it in Python. Other callers may be Python or
+    C++."""
     try:
         caller = sys._getframe(3)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether every epoch's samples were used exactly once, and no step was trained anew: what the ledgers of a training say."""
+"""Checks by a training's ledgers that every epoch's samples were used exactly once, and no step was trained anew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cohort.errors import Corrupt, InvalidArgument
 
 @dataclass(frozen=True)
 class Audit:
-    """What `audit` found. True if there is no problem.
+    """Result of `audit`. True if there is no problem.
 
     epochs    by (sampler, epoch of the data set): how many samples were used
     problems  what is missing, repeated or trained anew, a line each with its place in the ledger
@@ -36,15 +36,15 @@ _World = tuple[int, int]  # folder, and number in it: ascending in time
 
 class _Begin(NamedTuple):
     step: int
-    samplers: dict[str, tuple[int, int]]  # where they stood
-    restart: int  # of the job: it goes back to a checkpoint
+    samplers: dict[str, tuple[int, int]]  # their positions
+    restart: int  # the job's: it goes back to a checkpoint
     place: str
 
 
 class _Line(NamedTuple):
-    begin: int  # of the samples
+    begin: int  # samples
     end: int
-    first: int  # of the steps
+    first: int  # steps
     last: int
     world: _World
     place: str
@@ -87,7 +87,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
         last[sampler] = epoch
         counted: list[_Line] = []
         for line in sorted(lines[sampler, epoch]):
-            # What the next world takes up again counts there.
+            # Samples that the next world takes up again count there.
             after = bisect.bisect_right(worlds, line.world)
             if after < len(worlds):
                 limit = begins[worlds[after]].samplers.get(sampler, (epoch + 1, 0))
@@ -108,7 +108,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
 
 
 def _check_worlds(begins: dict[_World, _Begin], lines: _Lines, problems: list[str]) -> None:
-    """Of one run: none begins before the last step but one of those before."""
+    """Checks the worlds of each run: none begins before the last step but one of earlier worlds."""
     ended: dict[_World, int] = {}
     for each in lines.values():
         for line in each:
@@ -128,13 +128,13 @@ def _check_worlds(begins: dict[_World, _Begin], lines: _Lines, problems: list[st
 
 
 def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
-    """Of one epoch, ascending, from there on. Returns where they end."""
+    """Checks the lines of one epoch, ascending, from sample `at` on. Returns the sample at which they end."""
     before: Optional[_Line] = None
     for line in lines:
         if line.begin > at:
             problems.append(f"{line.place}: {what}: samples {at} to {line.begin - 1} are in no line before")
         elif line.begin < at and before is not None:
-            # Of one world several ranks may say the same.
+            # Several ranks of one world may report the same samples.
             if line.world != before.world or line.first > before.last:
                 again = f"samples {line.begin} to {min(at, line.end) - 1}"
                 problems.append(f"{line.place}: {what}: {again} are used once more, after {before.place}")
@@ -145,7 +145,7 @@ def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
 
 def _read(file: pathlib.Path, folder: int, begins: dict[_World, _Begin], lines: _Lines) -> None:
     texts = file.read_bytes().split(b"\n")
-    for number, text in enumerate(texts[:-1], 1):  # what no newline ends was cut off
+    for number, text in enumerate(texts[:-1], 1):  # a text without a newline at its end was cut off
         try:
             line: dict[str, Any] = json.loads(text)
             world, place = (folder, int(line["world"])), f"{file}:{number}"

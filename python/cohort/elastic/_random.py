@@ -66,7 +66,7 @@ _numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
 
 
 class GlobalGenerators:
-    """Of what is imported; of GPUs, that of the one that is current where this was made."""
+    """Global generators of imported modules; for GPUs, that of the device that is current where this was made."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -96,7 +96,8 @@ def is_generator(thing: Any) -> bool:
 
 
 def access(generators: Callable[[], list]) -> tuple[Callable[[], bytes], Callable[[bytes], None]]:
-    """How a State gets and sets their states. What it keeps is a number, since these states never leave the process."""
+    """Functions by which a State gets and sets the generators' states. It keeps a number: these states never leave the
+    process."""
     kept: dict[bytes, list] = {}
     number = 0
 

@@ -19,8 +19,8 @@ from cohort.errors import Aborted, Error, PeerLost
 
 
 class MembershipChanged(Error):
-    """Of `State.step`: the world is another one from here on, on all ranks alike. `run` catches it; a function that does
-    has to raise it again."""
+    """Raised by `State.step` when the world has changed, on all ranks alike. `run` catches it; a function that catches
+    it has to raise it again."""
 
     code = "Aborted"
 
@@ -66,16 +66,17 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     join    arguments of `cohort.init`, for each world
 
     Each world becomes the process's default world, so `cohort.all_reduce`... of `cohort.nn`, `hvd.init` and
-    init_process_group("cohort") use it. What belongs to a world, such as a DistributedDataParallel or a process group, is made
-    by `train`. `hvd` is initialised again for the next world where it was before, and process groups are destroyed.
+    init_process_group("cohort") use it. Objects of one world, such as a DistributedDataParallel or a process group, are
+    made by `train`. `hvd` is initialised again for the next world where it was before, and process groups are
+    destroyed.
 
-    Returns what `train` returns. What it raises, and what is no loss of a rank, is raised. Where the job is not elastic
+    Returns the result of `train`, and raises its exceptions but those for a lost rank. If the job is not elastic
     (`cohort run --min-np`) there is one world.
     """
     if train is None:
         return functools.partial(run, ledger=ledger, save=save, join=join)
     function = train
-    # Who starts a process again that has not saved would find nothing.
+    # Without a save, a process that is started again would find nothing, so the status does not ask for that.
     told_to_end = REQUEUE_STATUS if save is not None else 128 + signal.SIGTERM
 
     @functools.wraps(function)
@@ -173,8 +174,8 @@ def _leave_world() -> None:
 
 
 def _loss_in(error: BaseException) -> Optional[Error]:
-    """What tells of a rank that is lost, or of a change, in an exception that a framework, a hook or a program's own `except`
-    may have made of it."""
+    """Returns the error that reports a lost rank, or a change, within an exception that a framework, a hook or a
+    program's own `except` may have made of it."""
     todo: list[Optional[BaseException]] = [error]
     seen: set[int] = set()
     while todo:

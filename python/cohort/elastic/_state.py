@@ -1,5 +1,5 @@
-"""What a training consists of, as the core's State wants it: parts that optimizer steps change, and values of which a copy
-is kept at each step."""
+"""A training's state, in the form of the core's State: parts that optimizer steps change, and values that are copied at
+each step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _POSITION = struct.Struct("<Qqqq")
 
 
 class State:
-    """What a training consists of. Attributes that are set on it belong to it, too: any objects that can be pickled, the
-    same on all ranks (`state.best = 0.0`); they are read from it, since a new world may bring other ones.
+    """The state of a training. Attributes that are set on it belong to it, too: any objects that can be pickled, the
+    same on all ranks (`state.best = 0.0`). Read them from the State, since a new world may bring other ones.
 
-    rng  each rank's generators go back to where they were at the last step, too, when one is done again: torch's (of the
+    rng  each rank's generators go back to their state of the last step, too, when a step is done again: torch's (of the
          CPU and of the current GPU), Python's `random` and NumPy's global one, as far as they are imported
 
     One thread uses it, the one that calls `run`.
@@ -36,7 +36,7 @@ class State:
             _on_step=[],
             _on_change=[],
             _things={},  # by name
-            _policies=[],  # what to say of them, by the size of the first world
+            _policies=[],  # descriptions of them, by the size of the first world
             _schedules={},  # by name
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
@@ -52,9 +52,10 @@ class State:
                              those that schedules of this state go by, with the world's size over that of the first one
                              (or the root of that); default: None
         a cohort.optim.LocalSGD or DiLoCo
-                             instead of the module and the inner optimizer: who comes gets the last synchronised parameters,
-                             the outer optimizer's state, the inner one's options and how many steps are left until the next
-                             synchronisation; those that stay lose no step. `step` synchronises then, once the step has ended
+                             instead of the module and the inner optimizer: new ranks get the last synchronised
+                             parameters, the outer optimizer's state, the inner one's options and how many steps are
+                             left until the next synchronisation; those that stay lose no step. `step` synchronises
+                             then, once the step has ended
         a cohort.data.DistributedSampler
                              with a batch_size: the ledger has its samples, and `step` calls its `step`, unless that was called
                              since. batch="keep", the default: steps have the samples of the first world's, spread over the ranks
@@ -113,10 +114,11 @@ class State:
         self._on_step.append(callback)
 
     def step(self) -> None:
-        """The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a schedule's
-        step), with no collective in between: what fails later is taken up again from here, and what failed before is done
-        again. What changes after it is lost where the members change with this step. Raises MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a
-        collective raises; both are for `run`."""
+        """The optimizer has taken a step. Call it right after that, and after everything else that a step changes (a
+        schedule's step), with no collective in between: after a later failure training goes on from here, and after an
+        earlier one it does the step again. Changes after this call are lost if the members change with this step.
+        Raises MembershipChanged, on all ranks at the same step, when ranks come or leave as planned, and the errors of
+        a collective; both are for `run`."""
         for callback in self._on_step:
             callback()
         for schedule in self._schedules.values():
@@ -129,7 +131,7 @@ class State:
         return self._core.steps
 
     def set_steps(self, steps: int) -> None:
-        """Of a checkpoint that training goes on from; before `run`."""
+        """Sets the number of steps when training goes on from a checkpoint; before `run`."""
         self._core.set_steps(steps)
 
     # -------------------------------------------------------------------------------------------- attributes
@@ -142,7 +144,7 @@ class State:
             raise InvalidArgument(f"elastic.State: '{name}' is a {type(value).__name__} -- state.add('{name}', ...)")
         self._attributes[name] = value
 
-    def __getattr__(self, name: str) -> Any:  # of what is not found otherwise
+    def __getattr__(self, name: str) -> Any:  # called for names that are not found otherwise
         try:
             return self.__dict__["_attributes"][name]
         except KeyError:
@@ -156,7 +158,7 @@ class State:
 
     def _get_attributes(self) -> bytes:
         now, (before, copy) = self._attributes, self._kept_attributes
-        # What cannot change in itself is the same as long as it is the same object.
+        # An immutable value is unchanged as long as it is the same object.
         if now.keys() == before.keys() and all(type(v) in _PLAIN and v is before[k] for k, v in now.items()) and copy:
             return copy
         copy = pickle.dumps(now, -1)
@@ -201,7 +203,7 @@ class State:
 
         def step() -> None:
             nonlocal seen
-            # Of two optimizers that train on one batch, the first one's step is the batch's.
+            # With two optimizers that train on one batch, the first one's step is the batch's.
             if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()
             seen = sampler._calls_of_step
@@ -300,7 +302,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _dense(array: Any) -> Any:
-    """Its bytes: its own memory where that is dense and the CPU's."""
+    """Returns a tensor's bytes: its own memory where that is dense and the CPU's."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from cohort._checkpoint_tensors import to_entry

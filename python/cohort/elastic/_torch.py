@@ -57,7 +57,7 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
             f"elastic.State.add: '{name}' has a get_extra_state, which is no tensor -- keep that by something of yours with "
             "state_dict and load_state_dict"
         )
-    parameters: list[Tensor] = []  # those it had when it was last looked through, which costs more than a step may
+    parameters: list[Tensor] = []  # from the last look through the module, which costs more than a step may
 
     def look() -> dict[str, Tensor]:
         named = dict(module.named_parameters())
@@ -79,7 +79,7 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
 
     def forget_gradients(*_: int) -> None:
         for parameter in module.parameters():
-            parameter.grad = None  # of a step that did not end, in memory of a world that is gone
+            parameter.grad = None  # it is that of a step that did not end, in memory of a world that is gone
 
     look()
     state._core.add_part(name, contents, assign, version)
@@ -101,7 +101,7 @@ class _Buffers:
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name, self._module = name, module
-        self._kept: list[Tensor] = []  # of which the last copy was
+        self._kept: list[Tensor] = []  # the buffers of the last copy
         self._look()
 
     def _look(self) -> None:
@@ -141,7 +141,7 @@ class _Buffers:
 
 
 class _Pickler(pickle.Pickler):
-    """What an optimizer keeps, without the tensors: those become items."""
+    """Pickles an optimizer's state without the tensors: those become items."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 4)
@@ -198,7 +198,7 @@ class _Rates:
             now = owner[key]
             value = float(now)
             before = self.scaled.get(place)
-            # What has been changed since, by a schedule, is divided by what it had been multiplied with.
+            # A value changed since, by a schedule, is divided by the factor that it had been multiplied with.
             base = before[0] if before is not None and before[1] == value else value / self.factor
             fresh = base * factor
             scaled[place] = base, fresh
@@ -287,7 +287,7 @@ def add_local_steps(state: Any, name: str, steps: Any) -> None:
             fill(tensor, data)
         own = steps._outer()
         for (one, dtype, shape), (_, data) in zip(described, items):
-            if one not in own:  # of an outer optimizer that has not stepped here
+            if one not in own:  # it belongs to an outer optimizer that has not stepped here
                 _, key, number = one.split("/")
                 flat = steps._fragments[int(number)].outer
                 own[one] = torch.empty(shape, dtype=getattr(torch, dtype), device=flat.device if shape else "cpu")
@@ -335,7 +335,7 @@ class _Options:
             rates = self.rates
             self._copy = pickle.dumps((now, (rates.factor, rates.scaled) if rates else None), 4)
             plain = all(type(one) in _PLAIN or _is_plain_tuple(one) for group in now for one in group.values())
-            self._seen = now if plain else None  # what can change in itself is never known to be the same
+            self._seen = now if plain else None  # mutable options are never known to be the same
         return self._copy
 
     def scale(self, size: int, first_size: int) -> None:

@@ -62,7 +62,7 @@ def empty(shape: Tuple[int, ...], dtype: Any) -> Any:
 
 
 def _made_by(work: Any, dtype: Any) -> Any:
-    """What an operation has made, where it lies, in elements of `dtype`: the buffer protocol knows no bfloat16."""
+    """Returns an operation's result, without a copy, in elements of `dtype`: the buffer protocol knows no bfloat16."""
     result = work.result
     if result.nbytes == 0:
         return np.empty(result.shape, dtype)

@@ -96,12 +96,12 @@ def form_again() -> None:
 
 
 def may_grow() -> bool:
-    """Whether a world of one is to do what larger ones do, since it may become one."""
+    """True if a world of one is to act as larger ones do, since it may become one."""
     return is_elastic() or is_on("HOROVOD_ELASTIC")
 
 
 def is_on(name: str) -> bool:
-    """Whether a variable is set to something that means yes."""
+    """True if a variable is set to something that means yes."""
     return environment_value(name) is True
 
 
@@ -118,7 +118,7 @@ def _members(world: Communicator, comm: Any) -> Communicator:
     if hasattr(comm, "allgather"):
         comm = comm.allgather(world.rank())
     if comm is not None and not isinstance(comm, Iterable):
-        comm = [repr(comm)]  # no rank of the world: all have to hear of it
+        comm = [repr(comm)]  # no rank of the world: all have to learn of it
     ranks = [] if comm is None else list(comm)
     if not ranks:
         group = world.split()
@@ -170,7 +170,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` not yet."""
+    """True if `init` was called, and `shutdown` not yet."""
     return _place is not None
 
 
@@ -233,7 +233,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have the same number of processes."""
+    """True if all hosts have the same number of processes."""
     return _whereabouts("is_homogeneous").homogeneous
 
 

@@ -1,8 +1,8 @@
 """Names under which ranks meet, each for one owner: two optimizers may have parameters of the same name.
 
 The first owner of a name in a world has the name itself, others a numbered one, in the order in which they asked: as
-programs make their optimizers in the same order on all ranks, these are the same on all. An owner that asks again is told
-what it was told before.
+programs make their optimizers in the same order on all ranks, these are the same on all. An owner that asks again gets
+the same answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tensors travel as. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
+"""Compression of tensors. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 class Compressor:
     """Makes a tensor smaller for the journey. Subclasses have these two static methods."""
 
-    # What sums and averages of float32 travel as between hosts, beside what `compress` does.
+    # The wire format of float32 sums and averages between hosts, beside what `compress` does.
     wire_format: Optional[str] = None
 
     @staticmethod
@@ -18,7 +18,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """What arrived, as it was before `compress`."""
+        """Returns the tensor that arrived, as it was before `compress`."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ class FP8Compressor(NoneCompressor):
 
 
 def compressed(tensors: Sequence[Any], compression: Any) -> List[Tuple[Any, Any]]:
-    """What `compress` makes of each, where the framework's graphs have no wire formats. Raises ValueError for those."""
+    """Compresses each tensor, where the framework's graphs have no wire formats. Raises ValueError for those."""
     if getattr(compression, "wire_format", None) is not None:
         raise ValueError(
             f"compression={getattr(compression, '__name__', compression)}: wire formats are for horovod.torch -- none, fp16 "

@@ -20,12 +20,12 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "Stat
 # A program's own mistake fails again and again at the same place: then it is no failure to be survived.
 _MOST_WITHOUT_COMMIT = 3
 
-# What becomes of hosts, as on_hosts_updated is told; 3 is both.
+# Kinds of changes of hosts, as passed to on_hosts_updated; 3 is both.
 _REMOVED, _ADDED = 1, 2
 
 
 def _change_of_job() -> int:
-    """0: this process's world is that of the job's latest epoch, as far as it has been told; or the job is not elastic."""
+    """0: this process's world is that of the job's latest epoch, as far as it knows; or the job is not elastic."""
     news = _core.job_news() if basics.rank() == 0 else None
     if news is None:
         return 0
@@ -71,7 +71,7 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has heard that hosts have changed: in an elastic job
+        """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has learned that hosts have changed: in an elastic job
         (`cohort run --min-np`) that it has begun another epoch, else by `on_hosts_updated`."""
         latest, result = self._last_updated_timestamp, _change_of_job()
         while True:
@@ -138,9 +138,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
     sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
-    then all of this again. Where all have come anew, and others had committed before them in this attempt of the job, all
-    raise cohort.Unavailable: what those had trained is lost. After three failures with no commit between them the last is raised, but those that ended
-    an epoch of an elastic job do not count.
+    then all of this again. If all ranks are new, and others had committed before them in this attempt of the job, all
+    raise cohort.Unavailable: the training of those is lost. After three failures with no commit between them the last
+    is raised, but those that ended an epoch of an elastic job do not count.
     """
 
     @functools.wraps(func)
@@ -150,8 +150,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             epoch = _core.joined_epoch()
             try:
-                # Who comes anew has no state, and of those who were there one may have heard of a failure where another
-                # heard of hosts.
+                # New processes have no state; among the others, one may have noticed a failure and another a change of
+                # hosts.
                 if _core.is_elastic():
                     anew = not _core.has_state()
                     lost = _core.lost_training(-1) if anew and basics.rank() == 0 else ""

@@ -1,4 +1,4 @@
-"""The exceptions of Horovod's API. What Cohort itself raised is their `__cause__`."""
+"""The exceptions of Horovod's API. Cohort's own exception is their `__cause__`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HorovodInitError(HorovodInternalError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went. `skip_sync`: they only went, so that the state of those who stay is still good."""
+    """Hosts came or went. `skip_sync`: they only went, so that the state of the remaining ranks is still good."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were added or removed")
@@ -52,7 +52,8 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def translated(error: Error) -> Exception:
-    """What a caller of Horovod's API expects instead: ValueError for what has no meaning, else HorovodInternalError."""
+    """Returns the exception for callers of Horovod's API: ValueError for invalid arguments, else
+    HorovodInternalError."""
     if isinstance(error, InvalidArgument):
         return error  # it is a ValueError
     internal = HorovodInternalError(str(error))

@@ -32,7 +32,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
     if is_root:
         try:
             data = bytearray(dumps_for_ranks(obj))
-        except Exception as error:  # the others have to hear of it
+        except Exception as error:  # the others have to learn of it
             failure = error
             data = bytearray(dumps_for_ranks(f"{type(error).__name__}: {error}"))
     head = array.array("q", [len(data), int(failure is not None)])
@@ -57,7 +57,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     failure = None
     try:
         data = bytearray(dumps_for_ranks((None, obj)))
-    except Exception as error:  # the others have to hear of it
+    except Exception as error:  # the others have to learn of it
         failure = error
         data = bytearray(dumps_for_ranks((f"{type(error).__name__}: {error}", None)))
     engine = engine_of(process_set)
@@ -65,7 +65,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     work = finished("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True)[0]
     if failure is not None:
         raise failure
-    everything = memoryview(work.result)  # it has one: all have brought theirs
+    everything = memoryview(work.result)  # it has one: all have contributed theirs
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
     ranks = process_set.ranks or []

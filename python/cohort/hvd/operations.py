@@ -1,4 +1,4 @@
-"""What the frameworks' operations have in common: reductions, names, how an engine is asked and waited for."""
+"""Common parts of the frameworks' operations: reductions, names, how an engine is asked and waited for."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ class Call(NamedTuple):
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0  # a rank of the world
-    needs_all_ranks: bool = True  # of broadcast and allgather: fails while some ranks have joined
-    splits: Optional[Tuple[int, ...]] = None  # of alltoall, which takes one tensor: rows for each rank
-    wire_format: Optional[str] = None  # of allreduce and reducescatter, Sum and Average of float32
-    step: int = 0  # of Adasum, of an optimizer: the number of the step, which has to be the same on all ranks
+    needs_all_ranks: bool = True  # broadcast and allgather: fails while some ranks have joined
+    splits: Optional[Tuple[int, ...]] = None  # alltoall, which takes one tensor: rows for each rank
+    wire_format: Optional[str] = None  # allreduce and reducescatter, Sum and Average of float32
+    step: int = 0  # an optimizer's Adasum: the number of the step, the same on all ranks
 
-    # Of a compiled program of JAX's: the rows of each rank, which the others have to have brought.
+    # In a compiled program of JAX's: the rows of each rank, which all have to have contributed.
     rows: Tuple[Tuple[int, ...], ...] = ()
     # In a graph of TensorFlow's each name is asked for once at a time, however functions call each other.
     once: bool = False
@@ -154,7 +154,7 @@ class Call(NamedTuple):
         return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
 
     def numbers(self) -> Dict[str, int]:
-        """What compiled programs keep of it, as python::NamedCall has it. Not of Adasum, which is Python's to combine."""
+        """Returns its numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python combines."""
         root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
         kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
         return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
@@ -201,12 +201,12 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     return (process_set.ranks or [])[work.last_joined]
 
 
-# --- what gradients and Adasum are computed by, whatever tensors are ---
+# --- gradients and Adasum, for any kind of tensors ---
 
 def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: Callable[[Call, Sequence[Any]], List[Any]],
                  equal: Callable[[Any, Any], Any],
                  products_of_others: Callable[[Call, Sequence[Any]], List[Any]]) -> List[Any]:  # fmt: skip
-    """The gradients of what an allreduce was given, from those of its results.
+    """The gradients of an allreduce's inputs, from those of its results.
 
     back    as the allreduce, under names of its own
     values  what was given, of Min, Max and Product
@@ -233,7 +233,8 @@ _NOTE = struct.Struct("=ddq")
 
 
 def note_of(call: Call) -> bytes:
-    """What goes with each tensor of an Adasum, since all ranks are to combine alike: 24 bytes, so elements of any type."""
+    """Returns the note sent with each tensor of an Adasum, to check that all ranks combine alike: 24 bytes, which any
+    element type divides."""
     return _NOTE.pack(call.prescale, call.postscale, call.step)
 
 
@@ -252,9 +253,9 @@ def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) 
 
 def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:
     """Adasum: of two vectors (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, their sum where they are orthogonal and their average
-    where they are parallel. Ranks are combined as neighbours, then neighbours of those, and so on; who has no neighbour goes
-    up alone, so any number of ranks will do. Every rank gathers all vectors and combines them itself, so all have the same
-    bits where their devices are alike.
+    where they are parallel. Ranks are combined as neighbours, then neighbours of those, and so on; one without a
+    neighbour goes up alone, so any number of ranks will do. Every rank gathers all vectors and combines them itself, so
+    all have the same bits where their devices are alike.
 
     dot  the product, in double: those of long vectors would lose what decides here
     """

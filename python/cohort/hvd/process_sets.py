@@ -35,10 +35,11 @@ class ProcessSet:
     ranks: Optional[List[int]] = None
     mpi_comm: Any = None
 
-    # What compiled programs know it by: never another set's, and the same after the next `init`.
+    # Its key in compiled programs: never another set's, and the same after the next `init`.
     _key: int
 
-    # Of a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed operations.
+    # For a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed
+    # operations.
     _engine: Optional[NamedEngine] = None
     _counters: DefaultDict[str, Iterator[int]]
 
@@ -59,7 +60,7 @@ class ProcessSet:
         self._counters = _new_counters()
 
     def size(self) -> Optional[int]:
-        """How many ranks it has; None until it is added."""
+        """Number of its ranks; None until it is added."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> Optional[int]:
@@ -71,7 +72,7 @@ class ProcessSet:
         return self._engine.rank()
 
     def included(self) -> Optional[bool]:
-        """Whether this process is in the set; None until it is added."""
+        """True if this process is in the set; None until it is added."""
         return None if self.process_set_id is None else self._engine is not None
 
     def __str__(self) -> str:
@@ -101,7 +102,7 @@ class ProcessSet:
             try:
                 engine.shutdown()
             except Error:
-                pass  # it had ended before, and those who waited know why
+                pass  # it had ended before, and its waiting callers know why
 
     def _renumber(self) -> None:
         """Unnamed operations count from 0 again, on all ranks."""
@@ -126,7 +127,7 @@ def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
 global_process_set = ProcessSet([])
 """All ranks. Usable as an argument before `init` already."""
 
-_sets: Dict[int, ProcessSet] = {}  # those that were added, without the global one
+_sets: Dict[int, ProcessSet] = {}  # sets that were added, without the global one
 
 
 def engine_of(process_set: ProcessSet) -> NamedEngine:
@@ -202,7 +203,7 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set; all ranks call it, in the same order. Blocks until they have. What is in progress in it fails.
+    """Ends a set; all ranks call it, in the same order. Blocks until they have. Its operations in progress fail.
 
     Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError
     where the ranks did not agree.
@@ -212,7 +213,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     engine = _global_engine("remove_process_set")
     try:
-        # Two ranks that remove different sets wait for different names, and are told so by the deadline.
+        # Two ranks that remove different sets wait for different names, and fail at the deadline.
         engine.barrier(f"remove_process_set.{process_set.ranks}").wait()
     except Error as error:
         raise translated(error) from error
@@ -222,7 +223,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def is_process_set_registered(process_set: ProcessSet) -> bool:
-    """Whether its operations can be called (by the ranks that are in it)."""
+    """True if its operations can be called (by the ranks that are in it)."""
     return process_set.process_set_id is not None
 
 

@@ -66,7 +66,7 @@ class Timeline:
                 row = self._rows[name] = len(self._rows) + 1
                 self._queue.put({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
                 self._queue.put({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
-            # What all ranks agreed on at one time was one round of the engine.
+            # Operations that all ranks agreed on at one time belong to one round of the engine.
             if self._mark_cycles and agreed > self._last_cycle:
                 self._last_cycle = agreed
                 self._put("CYCLE_START", "i", 0, agreed, s="g")
@@ -85,7 +85,7 @@ class Timeline:
         going = True
         while going:
             going = not self._ending.wait(_LOOK_S)
-            for record in _core.named_records_take():  # of compiled programs, which do not tell Python
+            for record in _core.named_records_take():  # from compiled programs, which do not tell Python
                 self._note(*record)
             lines = []
             while not self._queue.empty():
@@ -109,7 +109,7 @@ current: Optional[Timeline] = None
 
 
 def path_of(path: str, rank: int) -> str:
-    """Where this rank's goes: rank 0's is the file itself."""
+    """Returns the path of this rank's timeline: rank 0's is the file itself."""
     stem, ending = os.path.splitext(path)
     return path if rank == 0 else f"{stem}-rank-{rank}{ending}"
 

@@ -43,7 +43,7 @@ def _check_place(array: jax.Array, what: str) -> None:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether some stand for values that are not there yet: within jit, grad, vmap, scan."""
+    """True if some stand for values that are not there yet: within jit, grad, vmap, scan."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 

@@ -1,8 +1,8 @@
 """The operations: at once, under `jit` and in all that JAX makes of functions, with gradients.
 
-Gradients are those that Horovod gives. Where the result is one for all ranks (allgather, broadcast) ranks average what
-comes back, as a loss that each rank has of its own, and that is averaged over ranks, asks for. Minimum, maximum and
-product have true gradients: what comes back is added up, and goes to the ranks whose values made the result.
+Gradients are those that Horovod gives. If the result is one for all ranks (allgather, broadcast), ranks average the
+incoming gradients, as is right for a loss that each rank has of its own, averaged over ranks. Minimum, maximum and
+product have true gradients: incoming ones are added up, and go to the ranks whose values made the result.
 
 All raise ValueError for what has no meaning (nothing was done then) and HorovodInternalError where there is no world,
 where ranks disagree, and where one is lost; what fails in a compiled program is JAX's JaxRuntimeError with that text.
@@ -38,7 +38,7 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 
 
 def _is_none(cotangent: Any) -> bool:
-    """Of integers, which have no gradient: then None goes back."""
+    """True for integers, which have no gradient: then None goes back."""
     return bool(cotangent.dtype == jax.dtypes.float0)
 
 
@@ -123,7 +123,7 @@ def _all_gather(call: Call, array: jax.Array) -> jax.Array:
 
 def _all_gather_forward(call: Call, array: jax.Array) -> Any:
     own = engine_of(call.process_set).rank()
-    # How many rows one's own are, as a shape, which stays a number under jit.
+    # Number of this rank's rows, as a shape, which stays a number under jit.
     count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))
@@ -274,7 +274,7 @@ def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> jax.Array:  # fmt: skip
-    """Reduces an array and returns this rank's rows of the result. Where dimension 0 does not divide, the first ranks
+    """Reduces an array and returns this rank's rows of the result. If dimension 0 does not divide, the first ranks
     get one row more. op: hvd.Average or hvd.Sum; for the factors see `allreduce`."""
     array = checked(tensor, "reducescatter")
     if op not in (Average, Sum):

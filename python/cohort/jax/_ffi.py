@@ -1,4 +1,4 @@
-"""The library that XLA calls operations by. Where it cannot be used, why is said once."""
+"""The library through which XLA calls operations. If it is unusable, the reason is reported once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARY = pathlib.Path(_core.__file__).with_name("_jax_ffi.so")
 
 @functools.lru_cache(maxsize=None)
 def is_usable() -> bool:
-    """Whether programs may be compiled with the library. Registers it the first time."""
+    """True if programs may be compiled with the library. Registers it the first time."""
     try:
         _register()
     except Exception as error:
@@ -43,7 +43,7 @@ def _register() -> None:
 
 
 def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
-    """The custom call. What its handler reads: python/jax_ffi/handler.cpp."""
+    """The custom call. python/jax_ffi/handler.cpp reads it."""
     in_place = call.kind in ("allreduce", "broadcast")
     rule = jax.ffi.ffi_lowering(
         _TARGET,
@@ -61,7 +61,7 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
 
 
 def rows_differ(name: str, given: List[int], wanted: Tuple[int, ...]) -> str:
-    """The message where ranks bring other rows than a program was compiled for."""
+    """The message if ranks contribute other rows than a program was compiled for."""
     return (
         f"{name}: the ranks brought {list(given)} rows, and this program was compiled for {list(wanted)} -- results have "
         "one shape under jit -- bring equal rows on all ranks, or call it outside of jit"

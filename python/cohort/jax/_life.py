@@ -1,4 +1,4 @@
-"""What compiled programs and worlds have to know of each other: their ends, and worlds of another size."""
+"""Keeps compiled programs and worlds consistent: their ends, and worlds of another size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def watch() -> None:
 def _finish() -> None:
     # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
     # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
-    # What failed has nobody to be told any more. After an exception nothing is waited for: the world's end tells others.
+    # Nobody is left to report failures to. After an exception nothing is waited for: the world's end tells others.
     if not basics.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     try:

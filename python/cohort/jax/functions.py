@@ -1,4 +1,4 @@
-"""What makes ranks alike: trees of arrays, such as parameters and the states of optimizers."""
+"""Functions that make ranks equal: trees of arrays, such as parameters and the states of optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks, where Keras works with JAX: operations of a compiled program, or done at once."""
+"""A step's communication, where Keras works with JAX: operations of a compiled program, or done at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> Any:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return _reduced(jnp.asarray(flag, jnp.int32), name, Min, process_set).astype(bool)
 
 
@@ -55,7 +55,7 @@ def samples_in(leaf: Any) -> Any:
 
 
 def zeros(variable: Any, type_of_indices: Any) -> Any:
-    """What a rank without a gradient brings."""
+    """Returns the contribution of a rank without a gradient."""
     return jnp.zeros(variable.shape, variable.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks, where Keras works with TensorFlow: operations of a graph, or done at once."""
+"""A step's communication, where Keras works with TensorFlow: operations of a graph, or done at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> Any:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return tf.cast(reduce_gradients([tf.cast(flag, tf.uint8)], [name], op=Min, process_set=process_set)[0], tf.bool)
 
 
@@ -45,5 +45,5 @@ def samples_in(leaf: Any) -> Any:
 
 
 def type_of_indices(gradient: Any) -> Any:
-    """Of a gradient that is sparse; None for others."""
+    """Returns the type of a sparse gradient's indices; None for others."""
     return gradient.indices.dtype if isinstance(gradient, tf.IndexedSlices) else None

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks, where Keras works with torch: everything is done at once, in the program's order."""
+"""A step's communication, where Keras works with torch: everything is done at once, in the program's order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def total(count: Any, name: str, process_set: ProcessSet) -> float:
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """Whether a flag is set on all ranks."""
+    """True if a flag is set on all ranks."""
     return _reduced(torch.as_tensor(flag).reshape(1).to(torch.uint8), name, process_set, Min).reshape(()).bool()
 
 
@@ -55,7 +55,7 @@ def samples_in(leaf: Any) -> Any:
 
 
 def zeros(variable: Any, type_of_indices: Any) -> Any:
-    """What a rank without a gradient brings."""
+    """Returns the contribution of a rank without a gradient."""
     tensor = variable.value
     return torch.zeros_like(tensor, requires_grad=False)
 

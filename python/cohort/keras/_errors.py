@@ -1,4 +1,4 @@
-"""What `fit` raises when ranks fail: Horovod's errors, whatever the framework makes of them on their way."""
+"""Converts errors of `fit` when ranks fail: to Horovod's, whatever the framework makes of them on their way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.errors import Error
 
 
 def _known(error: Optional[BaseException]) -> Optional[BaseException]:
-    """Of an exception and those it comes from, the one that is Cohort's."""
+    """Returns Cohort's error among an exception and its causes."""
     for _ in range(50):  # a chain may lead back into itself
         if error is None or isinstance(error, (HorovodInternalError, Error)):
             return error
@@ -21,8 +21,8 @@ def _known(error: Optional[BaseException]) -> Optional[BaseException]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. What a framework
-    has made of it is left out: it tells no more, in a hundred lines."""
+    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. The
+    framework's own error is left out: it tells no more, in a hundred lines."""
     try:
         yield
     except (HostsUpdatedInterrupt, Error):
@@ -36,7 +36,7 @@ def translated() -> Iterator[None]:
 
 
 def _of_framework(error: Exception) -> Optional[BaseException]:
-    """Where a framework has made text of it."""
+    """Returns the error that a framework has turned into text."""
     if type(error).__module__.startswith("tensorflow."):
         from cohort.tensorflow._errors import as_internal_error
 

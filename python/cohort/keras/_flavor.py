@@ -1,4 +1,5 @@
-"""Which Keras it is: Keras 3, with a backend of its own choice, or Keras 2 (tf_keras, or keras before 3), on TensorFlow."""
+"""Differences between kinds of Keras: Keras 3, with a backend of its own choice, or Keras 2 (tf_keras, or keras before
+3), on TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def name() -> str:
 
 
 def module(package: str = "") -> Any:
-    """That package."""
+    """Returns that package."""
     return importlib.import_module(package or name())
 
 
@@ -31,7 +32,7 @@ def package_of(one: Any) -> str:
 
 
 def is_keras_2(package: str) -> bool:
-    """Whether that package is Keras 2."""
+    """True if that package is Keras 2."""
     return package == "tf_keras" or str(module(package).__version__).startswith("2.")
 
 

@@ -1,4 +1,5 @@
-"""How an optimizer becomes one that reduces: a class made on the fly, by the place where each Keras hands all gradients over.
+"""Turns an optimizer into one that reduces: a class made on the fly, by the method to which each Keras passes all
+gradients.
 
 Keras 3 `_clip_gradients`, once for each update, after accumulation and before clipping, on all backends; Keras 2
 `aggregate_gradients`; its legacy optimizers `_aggregate_gradients`.

@@ -1,5 +1,5 @@
-"""What a distributed optimizer does with gradients, whatever the backend. It is kept outside the optimizer, whose attributes
-Keras tracks, copies and saves."""
+"""A distributed optimizer's treatment of gradients, whatever the backend. It is kept outside the optimizer, whose
+attributes Keras tracks, copies and saves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Reduction:
         self.hook = ""  # its name, for errors
         self.reached = 0  # how often the hook was
         self.bytes = 0  # that were given to it for reducing
-        self.sparse: Dict[str, Any] = {}  # of variables whose gradients are: the type of their indices
+        self.sparse: Dict[str, Any] = {}  # variables with sparse gradients: the type of their indices
         # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
         self.accumulated: Dict[int, Any] = {}
         self.passes_done: Any = None
@@ -61,7 +61,7 @@ class Reduction:
     # --- who takes part ---
 
     def is_shared(self) -> bool:
-        """Whether there are other ranks to reduce with, or may be: what is compiled in a world of one outlives it."""
+        """True if there are other ranks to reduce with, or may be: programs compiled in a world of one outlive it."""
         process_set = self.settings.process_set
         if process_set.process_set_id is not None and not process_set.included():
             return False
@@ -206,7 +206,8 @@ class Reduction:
 
     @staticmethod
     def _buckets(wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
-        """Of _BUCKET_BYTES and more, in the order in which backward makes them: each travels while the rest is made."""
+        """Buckets of _BUCKET_BYTES and more, in backward's order of their gradients: each travels while the rest is
+        made."""
         buckets: List[List[int]] = [[]]
         filled = 0
         for i in reversed(wanted):
@@ -218,7 +219,7 @@ class Reduction:
         return buckets
 
     def nothing(self, variables: Sequence[Any]) -> List[Any]:
-        """What a rank without data brings for these variables."""
+        """Returns the contribution of a rank without data for these variables."""
         names = _flavor.unique_paths(variables)
         sparse = self.sparse if not self.settings.sparse_as_dense else {}
         return [self.backend.zeros(one, sparse.get(name)) for one, name in zip(variables, names)]

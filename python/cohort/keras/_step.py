@@ -17,7 +17,7 @@ class Step:
         self.process_set = process_set
         self.factor = factor
         self.before_reducing = before_reducing
-        self.weighted: Set[int] = set()  # whose loss has had the factor
+        self.weighted: Set[int] = set()  # ids of reductions whose loss has had the factor
         self.applied: List[Tuple[Any, List[Any]]] = []  # optimizers and the variables that they changed, in order
 
 

@@ -21,7 +21,7 @@ from cohort.keras._reduction import Reduction
 from cohort.keras._variables import broadcast_variables
 
 drop_old_arguments = False
-"""Whether arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
+"""True if arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
 
 _OLD_ARGUMENTS = ("experimental_run_tf_function", "sample_weight_mode", "target_tensors", "distribute")
 _SAMPLES = "keras.samples"
@@ -31,7 +31,8 @@ _METRICS = " (hvd.callbacks.MetricAverageCallback before the others), or give Di
 def install(package: str) -> None:
     """From now on `compile` and `fit` of that Keras's models look for distributed optimizers."""
     for name, make in (("compile", _compile), ("fit", _fit)):
-        # Where it is defined: Keras compares a model's method with that one to see whether it is the model's own.
+        # Replaced in the class that defines it: Keras compares a model's method with that one to see whether it is the
+        # model's own.
         owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
         if not getattr(vars(owner)[name], "_cohort", False):
             wrapper = make(vars(owner)[name], package)
@@ -99,7 +100,7 @@ def _fit(original: Callable[..., Any], package: str) -> Any:
 
 
 def distributed_optimizers(model: Any) -> List[Any]:
-    """Those of a model: the one of `compile`, and the attributes of those that have several."""
+    """Returns a model's optimizers: that of `compile`, and the attributes of models that have several."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     unique: Dict[int, Any] = {id(one): one for one in found if _reduction.of(one) is not None}
     return list(unique.values())
@@ -113,17 +114,17 @@ class Training:
         self.package = package
         self.reduction: Reduction
         self.optimizers: List[Any] = []
-        self.recipe: List[Tuple[Any, List[Any]]] = []  # what a step applied last: optimizers, and their variables
+        self.recipe: List[Tuple[Any, List[Any]]] = []  # the last step's optimizers, and the variables that they changed
         self.others: List[Any] = []  # callbacks that take part in the steps of ranks without data
         self._original_step = original_step
         self._batches = 0  # that this rank has begun in this epoch
         self._finished = False
         self._epochs = 0  # that have ended, in all calls of `fit` of all ranks
-        self._asks_kinds = False  # whether ranks have to tell each other which gradients are sparse
+        self._asks_kinds = False  # True: ranks have to tell each other which gradients are sparse
 
     @classmethod
     def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":
-        """The one of a model."""
+        """Returns the Training of a model, made on the first call."""
         training: Optional[Training] = getattr(model.train_step, "training", None)
         if training is None:
             training = cls(model, model.train_step, package)
@@ -167,15 +168,15 @@ class Training:
         return result
 
     def _exchange_kinds(self) -> None:
-        """Once, before gradients are reduced for the first time: ranks without a batch cannot know which are sparse. Where steps
-        are graphs they have made one, too."""
+        """Runs once, before gradients are reduced for the first time: ranks without a batch cannot know which are
+        sparse. If steps are graphs, they have made one, too."""
         if not self._asks_kinds:
             return
         self._asks_kinds = False
         self._learn(allgather_object(self._kinds(), "keras.kinds", self.reduction.settings.process_set))
 
     def _kinds(self) -> List[Dict[str, Any]]:
-        """Of each optimizer: the gradients that are known, by name, and of sparse ones the type of their indices."""
+        """Returns, for each optimizer, the gradients that are known, by name, with the index type of sparse ones."""
         reductions = map(_reduction.of, self.optimizers)
         return [{} if reduction is None else dict(reduction.sparse) for reduction in reductions]
 
@@ -187,7 +188,7 @@ class Training:
                     reduction.sparse.setdefault(name, kind)  # type: ignore[union-attr]
 
     def _is_eager(self) -> bool:
-        """Whether gradients may be sparse, and steps are no graphs."""
+        """True if gradients may be sparse, and steps are no graphs."""
         if _flavor.backend_name(self.package) != "tensorflow":
             return False
         import tensorflow as tf
@@ -195,7 +196,7 @@ class Training:
         return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
 
     def _by_samples(self) -> bool:
-        """Whether this rank's loss is a mean over samples, and so is to be the average over ranks."""
+        """True if this rank's loss is a mean over samples, and so is to be the average over ranks."""
         settings = self.reduction.settings
         if settings.op != _reduction.Average or settings.average_by != "samples":
             return False
@@ -249,7 +250,7 @@ class Training:
     # --- callbacks ---
 
     def callbacks(self, epochs: Tuple[int, int]) -> Tuple[Any, Any]:
-        """What is called before the program's callbacks, and what after them."""
+        """Returns the callbacks that come before the program's, and those that come after them."""
         training, base = self, _flavor.module(self.package).callbacks.Callback
 
         class Before(base):  # type: ignore[misc,valid-type]
@@ -451,7 +452,7 @@ class Training:
 
 
 def _numbers_of(optimizer: Any) -> Dict[str, Any]:
-    """What a step computes with: the learning rate as it is now, and the numbers among its arguments."""
+    """Returns the numbers that a step computes with: the learning rate as it is now, and those among its arguments."""
     inner = _reduction.inner_of(optimizer) or optimizer
     try:
         found = {name: one for name, one in inner.get_config().items() if isinstance(one, (bool, int, float))}
@@ -493,7 +494,7 @@ def _flat(value: Any) -> List[Any]:
 
 
 def _first_leaf(data: Any) -> Any:
-    """Of the inputs of a batch, (x, y, weights) or x alone."""
+    """Returns the first leaf of a batch's inputs, (x, y, weights) or x alone."""
     return _flat(data[0] if isinstance(data, tuple) else data)[0]
 
 

@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _Callback(_callbacks.Callback):
-    async_safe = False  # what ranks do together, they do in one thread
+    async_safe = False  # ranks communicate in one thread
 
     def before_absent_batch(self, batch: int) -> None:
         """This rank has no data left, and is about to take part in the others' batch of this number."""
@@ -35,7 +35,7 @@ class _Callback(_callbacks.Callback):
         """That batch is done."""
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Where any callback has this, Keras calls all of them in the training's own thread."""
+        """Does nothing. If any callback has this method, Keras calls all of them in the training's own thread."""
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        self._broadcast()  # of a model that its first batch has built
+        self._broadcast()  # for a model that its first batch has built
 
     def _broadcast(self) -> None:
         model = self.model
@@ -280,7 +280,7 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
 
 class CommitStateCallback(_Callback):
     """Commits an elastic state after each `batches_per_commit` batches and each epoch. It comes after the callbacks that
-    change the state: those that follow it are not called where it hears of other hosts."""
+    change the state: those that follow it are not called if it learns of other hosts."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -321,8 +321,8 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. Whether `fit` counts on from there
-    (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`) makes no difference."""
+    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. `fit` may count on from there
+    (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`)."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

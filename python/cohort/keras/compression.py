@@ -1,4 +1,4 @@
-"""What gradients travel as."""
+"""Compression of gradients."""
 
 from __future__ import annotations
 

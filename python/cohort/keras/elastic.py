@@ -35,7 +35,7 @@ class KerasState(ObjectState):
         self.model = model
         self._optimizer = optimizer
         self._saved: List[Any] = []
-        self._saved_count = 0  # of the model's among them
+        self._saved_count = 0  # how many of them are the model's
         super().__init__(**kwargs)
         self._keep()
 

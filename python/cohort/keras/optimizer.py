@@ -37,7 +37,7 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     scale_local_gradients         gradients of `register_local_var` are divided by the number of ranks
     average_by                    not Horovod's. "samples": within `fit`, hvd.Average is that of all ranks' samples, also
                                   where batches differ in size. "ranks": every rank counts alike, as in Horovod
-    compare_ranks                 not Horovod's. Whether `fit` raises ValueError, on all ranks, where numbers of the
+    compare_ranks                 not Horovod's. If set, `fit` raises ValueError, on all ranks, where numbers of the
                                   optimizer (its learning rate, say) differ by rank after an epoch, or weights after
                                   epochs 2, 4, 8, ... and at the end. After the first epoch weights are always compared
 

@@ -9,7 +9,7 @@
 
 Arrays are NumPy's, torch's, or of anything that has DLPack or the buffer protocol, in the host's memory and dense. Keys
 are int64 or uint64, in any order, also several times; rows are float32, one behind the other. A list of numbers does for
-keys. What the semantics promise: docs/parameter-server.md.
+keys. docs/parameter-server.md has the semantics.
 
 Optimizers, with torch's names, defaults and formulas: Sgd, Adagrad, RowAdagrad (one accumulator per row), Adam, AdamW,
 Ftrl. A row's bias correction goes by its own steps.
@@ -82,7 +82,7 @@ __all__ = [
 ]
 
 class Pulled(NamedTuple):
-    """How old what was read is."""
+    """The age of the values read."""
 
     clock: int  #: all pushes of clocks before this one are in it
     behind: int  #: clocks between that and the reader's own
@@ -90,7 +90,7 @@ class Pulled(NamedTuple):
 
 
 class Work:
-    """A request under way, as `async_op=True` returns it. What it reads or writes has to stay until it is waited for."""
+    """A request under way, as `async_op=True` returns it. Its arrays have to stay until it is waited for."""
 
     def __init__(self, work: _core.PsWork, result: Any, ages: Optional[Counter[int]] = None) -> None:
         self._work = work
@@ -192,7 +192,8 @@ class Table:
     def push_pull(
         self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
     ) -> Any:
-        """Both at once. Only with Async is the push in what is read; else pushes count with `Client.clock`."""
+        """Pushes and pulls at once. Only with Async do the values read include the push; else pushes count with
+        `Client.clock`."""
         keys = _keys("push_pull", keys)
         out = _empty(_count(keys), self.dim) if out is None else out
         _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")
@@ -222,7 +223,7 @@ class Variable:
         self.shape = shape
 
     def pull(self, out: Any = None, *, async_op: bool = False) -> Any:
-        """Its values, in `out` or a new NumPy array of its shape."""
+        """Returns its values, in `out` or a new NumPy array of its shape."""
         out = _empty(*self.shape) if out is None else out
         return _done(self._variable.pull(out), out, async_op)
 
@@ -249,7 +250,7 @@ class Client:
 
     @property
     def tables(self) -> list[Table]:
-        """Those that this client has made and the program still has, by name."""
+        """The tables that this client has made and the program still has, by name."""
         return sorted(self._tables, key=lambda table: table.name)
 
     @property
@@ -267,7 +268,8 @@ class Client:
 
     @property
     def late_clocks(self) -> int:
-        """How many of its clocks had ended without this worker (backup workers): what it had pushed for them was dropped."""
+        """Number of its clocks that had ended without this worker (backup workers): its pushes for them were
+        dropped."""
         return self._client.late_clocks
 
     def table(self, name: str, dim: int, *, optimizer: Optional[Optimizer] = None,
@@ -387,7 +389,7 @@ class Server:
 
     @property
     def workers_gone(self) -> bool:
-        """Whether there have been workers and all have left or are lost."""
+        """True if there have been workers and all have left or are lost."""
         return self._server is None or self._server.workers_gone
 
     def close(self) -> None:
@@ -401,10 +403,10 @@ class Server:
 
 
 def serve(endpoint: str = "", **options: Any) -> None:
-    """What a server of `cohort run --servers` does: says where it listens, for `connect()`, and serves until all workers have
-    left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server that
-    `cohort run --server-restarts` has started again listens where the one before it did; under TF_CONFIG alone it is at its
-    address there. Raises InvalidArgument in a process that is no server."""
+    """Runs a server of `cohort run --servers`: publishes its address, for `connect()`, and serves until all workers
+    have left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server
+    that `cohort run --server-restarts` has started again listens at the address of the one before it; under TF_CONFIG
+    alone it is at its address there. Raises InvalidArgument in a process that is no server."""
     with Server(endpoint, **options, _of_job=True) as server:
         while not server.workers_gone:
             time.sleep(0.05)

@@ -93,5 +93,5 @@ def path(what: str, name: str, value: Any) -> str:
 
 
 def rate(what: str, lr: Any) -> Optional[float]:
-    """Of a push."""
+    """Checks the learning rate of a push."""
     return lr if lr is None or type(lr) is float else number(what, "lr", lr)

@@ -1,4 +1,4 @@
-"""What a table is made with: optimizers, consistencies, and what rows begin as."""
+"""Options of a table: optimizers, consistencies, and initial rows."""
 
 from __future__ import annotations
 

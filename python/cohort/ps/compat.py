@@ -94,7 +94,7 @@ class KVWorker:
 
 
 class KVStore:
-    """What `create` makes: MXNet's verbs, with the optimizer on the servers (`update_on_kvstore=True`).
+    """Result of `create`: MXNet's verbs, with the optimizer on the servers (`update_on_kvstore=True`).
 
     dist_sync    the gradients of all workers since the last pull are added, and make one step (Sync); the first pull after
                  pushes ends the worker's clock

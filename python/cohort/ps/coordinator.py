@@ -15,10 +15,10 @@ Worker 0 is the coordinator. Functions and results travel as pickles (cloudpickl
 store, to which only processes with the job's secret come. A worker whose heartbeat does not come for `patience` seconds
 is lost: its function is carried out by another one, and it may come again, as a new process or the same one.
 
-What a function has pushed to tables whose pushes count with the clock (all but Async) counts exactly once, also if it had
-to be carried out twice: the worker ends its clock after each function, together with a mark of that function, and before the
+A function's pushes to tables whose pushes count with the clock (all but Async) count exactly once, also if it had to be
+carried out twice: the worker ends its clock after each function, together with a mark of that function, and before the
 function is given away, the servers settle whether that clock had ended. Tables for that wait for nobody:
-`Bounded(ps.UNBOUNDED)`. What functions do elsewhere (files, tables with Async) may happen twice.
+`Bounded(ps.UNBOUNDED)`. Other effects of functions (files, tables with Async) may happen twice.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from cohort.ps._checks import refuse
 UNBOUNDED = 2**40  # clocks apart: for Bounded, a table whose pushes count with the clock and that waits for nobody
 _STORE = 30.0  # seconds for the job's store, which answers at once
 _BEAT = 0.5  # seconds from one sign of life to the next
-_SLICE = 0.5  # seconds after which who waits checks whether to go on
+_SLICE = 0.5  # seconds after which a waiting thread checks whether to go on
 _MOST_QUEUED = 262_144
-_MARKS = "cohort/functions"  # the table of what has been carried out: 1 by number
+_MARKS = "cohort/functions"  # the table of functions carried out: 1 by number
 
 
 def _place(*parts: Any) -> str:
@@ -57,7 +57,7 @@ def _marks(client: ps.Client) -> ps.Table:
 
 
 class RemoteValue:
-    """What a scheduled function returns, once it has. No argument of other functions."""
+    """The result of a scheduled function, once it has returned. Not an argument for other functions."""
 
     def __init__(self) -> None:
         self._there = threading.Event()
@@ -171,7 +171,7 @@ class ClusterCoordinator:
             self._wait(lambda: not self._queue and not self._running)
 
     def done(self) -> bool:
-        """Whether all has been carried out. Raises as `join`."""
+        """True if all functions have been carried out. Raises as `join`."""
         with self._changed:
             if self._failure is not None:
                 self._wait(lambda: False)
@@ -188,8 +188,9 @@ class ClusterCoordinator:
         return values
 
     def create_per_worker_dataset(self, dataset: Any) -> Any:
-        """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. What is returned,
-        or `iter` of it, is an argument of functions, which get that worker's own. Of a worker that comes again it begins anew."""
+        """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. The result,
+        or `iter` of it, is an argument of functions, which get that worker's own. It begins anew when a worker comes
+        again."""
         number = next(self._numbers)
         made = _pickling.dump_call(dataset, (), {}) if callable(dataset) else _pickling.dump_call(_same, (dataset,), {})
         self._store.put(_place("dataset", number), made)
@@ -254,7 +255,7 @@ class ClusterCoordinator:
 
     def _drive_lives(self, worker: int) -> None:
         store = _core.JobStore(_STORE)
-        for life in itertools.count():  # of the worker's processes, one after the other
+        for life in itertools.count():  # the worker's processes, one after the other
             while True:
                 with contextlib.suppress(Timeout):
                     store.wait(_place("here", worker, life), _SLICE)
@@ -327,7 +328,8 @@ class ClusterCoordinator:
         error: Optional[BaseException] = None
         try:
             if self._client is not None:
-                # Who comes as this worker fences the lost process, and is let in once the servers have settled its last clock.
+                # Joining as this worker fences the lost process; the servers let it in once they have settled that
+                # one's last clock.
                 ps.connect(worker=worker).leave()
             if call is not None and self._table is not None:
                 took_effect = bool(self._table.pull([call.number])[0, 0])
@@ -400,7 +402,7 @@ def current_client() -> ps.Client:
 
 
 def serve_functions(**options: Any) -> None:
-    """What a worker does beside a ClusterCoordinator: carries out the functions that it gets, one after the other, until the
+    """Runs a worker beside a ClusterCoordinator: carries out the functions that it gets, one after the other, until the
     coordinator closes. `options`: as of `connect`."""
     worker = _core.role_number()
     if _core.role() != "worker" or worker == 0:
@@ -442,7 +444,7 @@ def _serve_life(store: _core.JobStore, worker: int, life: int, options: dict[str
             outcome, aborted = _carry_out(store, client, number, call, datasets)
             if aborted:
                 return False
-            if outcome[2] is not None and client is not None:  # what it had pushed does not count
+            if outcome[2] is not None and client is not None:  # its pushes do not count
                 client.leave()
                 client = _connected(options)
             store.put(_place("result", worker, life, turn), pickle.dumps(outcome))
@@ -511,7 +513,8 @@ def _failed(error: BaseException) -> tuple[None, Optional[bytes], str]:
 
 
 def _own(store: _core.JobStore, one: Any, datasets: dict[tuple[int, Optional[int]], Any]) -> Any:
-    """What stands for something of each worker's: this worker's, made when it is first asked for."""
+    """Replaces a placeholder of each worker's objects by this worker's, made when first needed; returns others as they
+    are."""
     if not isinstance(one, _PerWorker):
         return one
     key = (one._number, one._iterator)

@@ -4,7 +4,7 @@
     tape = hvd.DistributedGradientTape(tape)
     hvd.broadcast_variables(model.variables, root_rank=0)
 
-What differs from Horovod is listed in docs/reference/tensorflow.md. Tensors are in the host's memory. For Keras:
+Differences from Horovod are listed in docs/reference/tensorflow.md. Tensors are in the host's memory. For Keras:
 `cohort.keras`.
 """
 

@@ -52,7 +52,7 @@ def _names(
     elif name is not None and ignore_name_scope:
         full = f"{kind}.{name}"
     else:
-        # Of the node that will be, so the same on ranks that make the same graph, however often they do.
+        # Names the future node, so the same on ranks that make the same graph, however often they do.
         part = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name or "noname")
         full = f"{kind}.{outermost_graph().unique_name(part)}"
     return [full] if count == 0 else [f"{full}_{i + 1}of{count}" for i in range(count)]
@@ -135,9 +135,9 @@ def size_of(process_set: ProcessSet) -> Tensor:
 
 def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., List[Tensor]],
                     splits: Optional[Tensor] = None) -> List[Tensor]:  # fmt: skip
-    """Carries it out: the results and, of alltoall, the rows that came from each rank.
+    """Carries it out: the results and, for alltoall, the rows that came from each rank.
 
-    back  of the results' gradients, what was given and the rows that came makes the gradients of what was given
+    back  makes the inputs' gradients of the results' gradients, the inputs and the rows that came
     """
 
     def forward(*given: Tensor) -> Any:
@@ -156,7 +156,7 @@ def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., L
 
 
 def _grad_name(names: Sequence[str]) -> List[str]:
-    """Of the operation that computes gradients. In a graph there may be several for one that has made results."""
+    """Names of the operation that computes gradients. In a graph there may be several for one that has made results."""
     names = [f"{name}.grad" for name in names]
     return names if tf.executing_eagerly() else [outermost_graph().unique_name(name) for name in names]
 
@@ -310,7 +310,7 @@ def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str],
 
 
 def _value_of(variable: Any) -> Any:
-    """What can be made a tensor: Keras 3 keeps the variable itself in `value`."""
+    """Returns what can be made a tensor: Keras 3 keeps the variable itself in `value`."""
     if not hasattr(variable, "assign"):
         raise ValueError(f"broadcast: a variable is needed, not {type(variable).__name__}")
     return variable if isinstance(variable, tf.Variable) or callable(variable.value) else variable.value
@@ -357,7 +357,7 @@ def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Te
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
                   name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0, ignore_name_scope: bool = False) -> Tensor:  # fmt: skip
-    """Reduces a tensor and returns this rank's rows of the result. Where dimension 0 does not divide, the first ranks get
+    """Reduces a tensor and returns this rank's rows of the result. If dimension 0 does not divide, the first ranks get
     one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError too."""
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices -- tf.convert_to_tensor makes them dense")

@@ -1,4 +1,5 @@
-"""What TensorFlow raises as a graph is made, or run, and an operation fails: as the error that it stands for."""
+"""Converts errors that TensorFlow raises as a graph is made, or run, and an operation fails: to those that they stand
+for."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ import tensorflow as tf
 from cohort.hvd.exceptions import HorovodInternalError
 from cohort.errors import Error, InvalidArgument
 
-# How ops say it; TensorFlow puts its own words before and after.
+# The ops' mark in a message; TensorFlow puts its own words before and after.
 MARK = "HorovodInternalError: "
 
 _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.DOTALL)
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The HorovodInternalError that an error is or, raised by TensorFlow, tells of; None for all others."""
+    """The HorovodInternalError that an error is or, raised by TensorFlow, stands for; None for all others."""
     if isinstance(error, HorovodInternalError):
         return error
     text = str(error)
@@ -33,14 +34,14 @@ def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
 
 
 class EagerHorovodInternalError(HorovodInternalError, tf.errors.FailedPreconditionError):
-    """What an operation that has failed raises in eager mode."""
+    """Raised by an operation that has failed, in eager mode."""
 
     def __init__(self, message: str) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
 class EagerInvalidArgument(InvalidArgument, tf.errors.InvalidArgumentError):
-    """What an operation that has no meaning raises in eager mode."""
+    """Raised by an operation with invalid arguments, in eager mode."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)

@@ -1,4 +1,4 @@
-"""How operations are carried out: at once in eager mode; in a graph by an op that runs when its inputs are there.
+"""Carries out operations: at once in eager mode; in a graph by an op that runs when its inputs are there.
 
 A `Call` says what is asked for; `run` gives the results. Nothing here is differentiable: see `_collectives.py`.
 """
@@ -22,7 +22,7 @@ as_it_is = tf.autograph.experimental.do_not_convert
 
 Tensor = Any  # a tf.Tensor, eager or of a graph
 
-# Of these, larger results are handed to TensorFlow where they lie; it takes longer for small ones than a copy.
+# Element types whose larger results TensorFlow takes without a copy; for small ones that takes longer than a copy.
 _HANDED_OVER = frozenset(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
 
 
@@ -37,7 +37,7 @@ def outermost_graph() -> Any:
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "bool", "complex64", "complex128")  # fmt: skip
 
-# What keeps the tensors' shapes. The others change dimension 0, and tell how many rows came from each rank.
+# Kinds that keep the tensors' shapes. The others change dimension 0, and report how many rows came from each rank.
 _SAME_SHAPES = frozenset(["allreduce", "broadcast"])
 
 
@@ -67,12 +67,12 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
 
 
 def _now(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
-    arrays = [np.asarray(tensor) for tensor in tensors]  # where they lie, if in the host's memory
+    arrays = [np.asarray(tensor) for tensor in tensors]  # without a copy, if in the host's memory
     if splits is not None:
         counts = tuple(int(count) for count in np.asarray(splits))
         call = call._replace(splits=counts)
         if arrays[0].ndim > 0 and min(counts, default=0) >= 0:
-            arrays[0] = arrays[0][: sum(counts)]  # those beyond are not sent
+            arrays[0] = arrays[0][: sum(counts)]  # later rows are not sent
     results, received = carry_out(call, arrays)
     hand_over = call.kind in _SAME_SHAPES and call.op != Adasum  # then nobody else uses them
     tensors = [_tensor_over(one) if hand_over else tf.convert_to_tensor(one) for one in results]
@@ -107,7 +107,7 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
         rows = tf.zeros([0], tf.int64)
         if splits is not None:
             rows = tf.cast(splits, tf.int64)
-            tensors = [tensors[0][: tf.reduce_sum(rows)]]  # those beyond are not sent
+            tensors = [tensors[0][: tf.reduce_sum(rows)]]  # later rows are not sent
         collective = library.cohort_collective_in_order if in_order else library.cohort_collective
         made = collective(tensors=tensors, splits=rows, changing=_changing(), count=len(tensors), **asked)
     set_shapes(call, tensors, made.results, made.received)
@@ -118,8 +118,8 @@ def _changing() -> Tensor:
     """An input that is not taken for a constant: of constants alone, operations would be carried out once, as a graph is
     optimised, and never again."""
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        # Of a session nothing is passed in. TensorFlow does not fold its generators of random numbers; nor does it put
-        # them, unlike what else has a state, in the order of the program.
+        # In a session nothing is passed in. TensorFlow does not fold its generators of random numbers; nor does it put
+        # them, unlike other stateful operations, in the order of the program.
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         return tf.raw_ops.RandomUniformInt(shape=tf.zeros([0], tf.int32), minval=zero, maxval=one, seed=1, seed2=1)
     return _passed_in()
@@ -127,13 +127,14 @@ def _changing() -> Tensor:
 
 @functools.lru_cache(maxsize=None)
 def _passed_in() -> Tensor:
-    """What lies outside of functions is an argument of theirs, unless it is so small that they copy it."""
+    """Returns a tensor from outside of functions, which is an argument of theirs, unless it is so small that they copy
+    it."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.zeros([1024], tf.int64)
 
 
 def _has_an_order() -> bool:
-    """Whether what is put into the graph that is being made is carried out in that order: so it is within functions."""
+    """True if operations of the graph that is being made are carried out in their order, as within functions."""
     graph = tf.compat.v1.get_default_graph()
     return tf.compat.v1.executing_eagerly_outside_functions() or getattr(graph, "_add_control_dependencies", False)
 

@@ -101,7 +101,7 @@ def _as_others(gradient: Gradient, dense: int, sparse: int, source: Any) -> Grad
 
 
 def zeros(variable: Any, type_of_indices: Any) -> Gradient:
-    """What a rank without a gradient of it brings."""
+    """Returns the contribution of a rank without a gradient of the variable."""
     shape, kind = tuple(variable.shape), tf.as_dtype(variable.dtype)
     if type_of_indices is not None:
         return tf.IndexedSlices(tf.zeros((0, *shape[1:]), kind), tf.zeros((0,), type_of_indices), tf.constant(shape, type_of_indices))
@@ -137,7 +137,7 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
     for one, name in zip(slices, names):
         parts += [one.values, one.indices]
         full += [f"allgather.{name}.values", f"allgather.{name}.indices"]
-    # Ranks that have joined bring no entries.
+    # Ranks that have joined contribute no entries.
     gathered, received = run(Call("allgather", full, process_set, needs_all_ranks=False, once=once), parts)
     results = []
     for i, one in enumerate(slices):

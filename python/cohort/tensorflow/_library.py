@@ -1,4 +1,4 @@
-"""The op library, by which graphs ask for operations without Python. Where it cannot be used, why is said once."""
+"""The op library, by which graphs ask for operations without Python. If it is unusable, the reason is reported once."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As of `cohort.torch.elastic`; what TensorFlow raises of a graph whose operation failed counts as the failure."""
+    """As of `cohort.torch.elastic`; TensorFlow's error for a graph whose operation failed counts as the failure."""
 
     @functools.wraps(func)
     def with_internal_errors(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class _VariablesState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        # Those that have been made since the last commit stay.
+        # Variables made since the last commit stay.
         for variable, value in zip(self._variables(), self._values):
             variable.assign(value)
         super().restore()

@@ -1,4 +1,4 @@
-"""What makes ranks alike: variables, any object."""
+"""Functions that make ranks equal: variables, any object."""
 
 from __future__ import annotations
 

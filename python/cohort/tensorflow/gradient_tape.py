@@ -16,7 +16,7 @@ from cohort.tensorflow.compression import Compression
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
 
-# How many times gradients were asked for in a graph: two tapes of one graph reduce at the same time.
+# Counts requests for gradients in a graph: two tapes of one graph reduce at the same time.
 _asked: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 

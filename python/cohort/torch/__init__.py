@@ -4,7 +4,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-What differs from Horovod is listed in docs/reference/horovod.md. Tensors are on the CPU, or on CUDA
+Differences from Horovod are listed in docs/reference/horovod.md. Tensors are on the CPU, or on CUDA
 (docs/reference/gpu.md).
 """
 

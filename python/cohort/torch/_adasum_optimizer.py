@@ -124,7 +124,7 @@ class AdasumOptimizer(Wrapped):
 
 
 def _values_of(parameter: Tensor) -> Tensor:
-    """Those that a GradScaler looks at."""
+    """Returns the values that a GradScaler looks at."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout is torch.strided:

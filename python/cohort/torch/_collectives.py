@@ -27,7 +27,7 @@ __all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_
            "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "reducescatter_async",
            "sparse_allreduce_async"]  # fmt: skip
 
-# What ranks have made of valid tensors is valid; torch 2.x wants to be told.
+# Tensors that ranks have made of valid ones are valid; torch 2.x has to be told.
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
@@ -235,7 +235,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
     base = named("sparse_allreduce", name, process_set)
     size = engine_of(process_set).size()
     tensor = tensor.detach()
-    # Entry by entry, since dimension 0 is what ranks may differ in. Those that have joined bring no entries.
+    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined contribute none.
     parts = [tensor._indices().t().contiguous(), dense(tensor._values(), "sparse_allreduce")]
     call = Call("allgather", [f"{base}.indices", f"{base}.values"], process_set, needs_all_ranks=False)
     handle = _handle(call, parts)
@@ -319,7 +319,7 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
 def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> int:  # fmt: skip
-    """Starts reducing a tensor and giving each rank its rows of the result. Where dimension 0 does not divide, the first
+    """Starts reducing a tensor and giving each rank its rows of the result. If dimension 0 does not divide, the first
     ranks get one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError
     too; for the factors see `allreduce_async`."""
     return _handle_of_one(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor), tensor)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 PERIOD = 20  # steps; more if there are more groups
 _SLICE = 1 << 16  # elements of one parameter that are compared each time
-_TOLERANCE = 1e-3  # of the largest weight: hosts of different kinds round differently
+_TOLERANCE = 1e-3  # relative to the largest weight: hosts of different kinds round differently
 
 # How options are computed with, not what with.
 _HOW = frozenset(["foreach", "fused", "capturable", "differentiable"])
@@ -53,7 +53,7 @@ def period_of(groups: Sequence[Any]) -> int:
 
 
 def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional[str]:
-    """Which option differs, and where; None if none does."""
+    """Returns the option that differs, and where; None if none does."""
     for rank, theirs in zip(ranks, everyone):
         for own, other in zip(everyone[0], theirs):
             if own[:2] != other[:2] or not _close(own[2], other[2]):
@@ -79,7 +79,7 @@ ADVICE = (
 
 
 class Comparison:
-    """Of one optimizer's ranks. `step` is called in each step, by all of them."""
+    """Compares one optimizer on its ranks. `step` is called in each step, by all of them."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet,
                  name: str) -> None:  # fmt: skip
@@ -94,7 +94,7 @@ class Comparison:
         self._world: Any = None
         self._steps = 0
         self._at = (0, 0)  # the parameter, and the element of it, that come next
-        self.weights = True  # whether they are to be the same
+        self.weights = True  # True: they have to be the same, too
 
     def step(self) -> None:
         """Raises Mismatch, on all ranks, for what was found to differ in the last comparison."""

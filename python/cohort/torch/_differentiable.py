@@ -1,8 +1,8 @@
 """The operations that wait, with gradients where autograd asks for them.
 
-Gradients are those that Horovod gives. Where the result is one for all ranks (allgather, broadcast) ranks average what
-comes back, as a loss that each rank has of its own, and that is averaged over ranks, asks for. Minimum, maximum and
-product have true gradients: what comes back is added up, and goes to the ranks whose values made the result.
+Gradients are those that Horovod gives. If the result is one for all ranks (allgather, broadcast), ranks average the
+incoming gradients, as is right for a loss that each rank has of its own, averaged over ranks. Minimum, maximum and
+product have true gradients: incoming ones are added up, and go to the ranks whose values made the result.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _wants_gradient(*tensors: Tensor) -> bool:
 
 def _carried_out(function: Any, call: Call, tensors: Sequence[Tensor],
                  compression: Compressors = Compression.none) -> List[Tensor]:  # fmt: skip
-    """What autograd's function makes of tensors that are compressed on their way, or what the call does where no gradient is
-    wanted."""
+    """Returns the results of autograd's function for tensors that are compressed on their way, or of the call itself if
+    no gradient is wanted."""
     call = call._replace(wire_format=getattr(compression, "wire_format", None))
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [one for one, _ in compressed]
@@ -65,7 +65,7 @@ class _AllReduce(torch.autograd.Function):
 
 
 def _products_of_others(back: Call, values: Sequence[Tensor]) -> List[Tensor]:
-    # Ranks that have joined bring nothing.
+    # Ranks that have joined contribute nothing.
     ask = Call("allgather", back.also("others").names, back.process_set, needs_all_ranks=False)
     rows, received = run(ask, [value.detach().unsqueeze(0) for value in values])
     rank = engine_of(back.process_set).rank()

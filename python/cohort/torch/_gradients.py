@@ -61,7 +61,7 @@ class Reducer:
         self._scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        # What is compressed is reduced in the compressor's memory.
+        # Compressed gradients are reduced in the compressor's memory.
         kind = compression if isinstance(compression, type) else type(compression)
         plain = kind.compress is NoneCompressor.compress
         self._wire_format: Optional[str] = getattr(compression, "wire_format", None)
@@ -72,20 +72,20 @@ class Reducer:
         self.scaled = False  # the same by a GradScaler, which unscales what is there then
         self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
-        self._frozen: List[Tensor] = []  # those that did not require a gradient yet
+        self._frozen: List[Tensor] = []  # parameters that did not require a gradient yet
         # The numbers of sparse dimensions of gradients, 0 where they are dense: as all ranks have agreed, since the set's
         # world began or ranks came back from `join`; and as this rank's own were in this step.
         self._kinds: Dict[Tensor, int] = {}
         self._agreed_in: Any = None
         self._own_kinds: Dict[Tensor, int] = {}
         self._waiting: List[Callable[[], None]] = []  # each finishes what was started
-        self._handles: List[int] = []  # of the same
+        self._handles: List[int] = []  # the operations of these
         # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
         self._started: Dict[Tensor, bool] = {}
         # The gradients of those, and how often each had been written to when it was handed over.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
         self._touched: Optional[Tensor] = None  # one whose gradient somebody has changed while it was reduced
-        self._lent: List[Tensor] = []  # those that have zeros for a gradient as long as they are reduced
+        self._lent: List[Tensor] = []  # parameters that have zeros for a gradient as long as they are reduced
         self.raises_non_finite = non_finite == "raise"
         # The first gradient that is not finite, since the last step: name, shape, element.
         self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
@@ -136,7 +136,7 @@ class Reducer:
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def pending(self) -> bool:
-        """Whether gradients are under way."""
+        """True if gradients are under way."""
         return bool(self._waiting)
 
     def set_passes(self, passes: int) -> None:
@@ -144,7 +144,7 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
     def set_sample_count(self, count: int) -> None:
-        """Of the next step. The counts of all ranks are summed while forward runs."""
+        """Sets this rank's samples in the next step. The counts of all ranks are summed while forward runs."""
         if not self._counts_samples:
             raise ValueError("set_sample_count: this optimizer averages by ranks -- give average_by='samples'")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -231,7 +231,7 @@ class Reducer:
     def _start_group(self, group: List[Tensor]) -> None:
         for parameter in group:
             self._started[parameter] = True
-        # What all ranks reduce together has to be alike on all of them.
+        # Gradients that all ranks reduce together have to be alike on all of them: dense.
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
         for gradient in gradients:
             self._weigh(gradient)
@@ -254,7 +254,7 @@ class Reducer:
         self._waiting.append(finish)
 
     def _look(self, parameter: Tensor, sent: Tensor, gradient: Tensor) -> None:
-        """Looks for the first value that is not finite in what is sent."""
+        """Looks in `sent` for the first value that is not finite."""
         if not self.raises_non_finite or self._found is not None:
             return
         if sent.is_cuda:  # the host is given those alone that it is to look into
@@ -263,7 +263,7 @@ class Reducer:
             sent, gradient = sent.cpu(), gradient.cpu()
         if first_non_finite(sent) is None:
             return
-        # Where compression has made it infinite, it is named as it was.
+        # A value that compression has made infinite is reported as it was before.
         plain = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
         element = first_non_finite(plain)
         if element is None:
@@ -289,7 +289,7 @@ class Reducer:
         room = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
         if first == mine and found is not None:
             name, shape, element = found
-            of_names = cohort.world().host()[-100:], name[-400:]  # of very long ones the end
+            of_names = cohort.world().host()[-100:], name[-400:]  # the ends of very long ones
             text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         call = start.call_of("broadcast", self.name_for("non_finite.first"), self._process_set, root=root, needs_all_ranks=False)
@@ -310,9 +310,10 @@ class Reducer:
         return self._kinds
 
     def _agree_on_kinds(self) -> None:
-        """Whether gradients are sparse or dense, of parameters of which no rank has had one: one small reduction.
+        """Agrees whether gradients are sparse or dense, for parameters that had none on any rank yet: one small
+        reduction.
 
-        Where ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
+        If ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
         """
         kinds = self._agreed_kinds()
         # All at first: those that are trained here alone would be waited for in vain.
@@ -337,7 +338,7 @@ class Reducer:
                 kinds[parameter] = 0 if dense else dims
 
     def _gradient(self, parameter: Tensor, densify: bool = False) -> Tensor:
-        """What is reduced; zeros where backward has not come by, since on other ranks it may have."""
+        """Returns the gradient to reduce; zeros if backward has not reached it, since on other ranks it may have."""
         gradient = parameter.grad
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
@@ -360,7 +361,7 @@ class Reducer:
         return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zeroed ones have all dimensions
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
-        """Where the reduction of what is sent goes; None: it is reduced in place."""
+        """Returns the output of the reduction of `sent`; None: it is reduced in place."""
         return None if self._places is None else self._places.output_for(parameter, sent, self._passes_left)
 
     def _put(self, parameter: Tensor, result: Tensor, context: Any, sent: Optional[Tensor]) -> None:
@@ -416,7 +417,8 @@ class Reducer:
         self._touched = self._touched or self._find_touched(under_way=True)
         if complete and self.attached:
             early = self._find_touched(under_way=False)
-            # Whoever read gradients of all ranks before this has not seen all of them, if there are more to come.
+            # A program that read gradients of all ranks before this has not seen all of them, if there are more to
+            # come.
             if self._start_rest() and self._touched is None:
                 self._touched = early
         waiting, self._waiting = self._waiting, []
@@ -457,7 +459,7 @@ class Reducer:
             )
 
     def _start_rest(self) -> bool:
-        """Whether there were any."""
+        """True if there were any."""
         self._attach_thawed()
         self._agree_on_kinds()
         found = False
@@ -483,9 +485,9 @@ class Reducer:
         self._attach_thawed()
 
     def forget(self) -> None:
-        """Begins anew, whatever becomes of what is under way.
+        """Begins anew, whatever becomes of operations under way.
 
-        That is waited for only a moment: after a failure other ranks may never bring it.
+        They are waited for only a moment: after a failure other ranks may never contribute theirs.
         """
         until = time.monotonic() + _PATIENCE
         while not self.quiet() and time.monotonic() < until:
@@ -505,12 +507,12 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:
-        """Whether `finish(complete=False)` would not have to wait."""
+        """True if `finish(complete=False)` would not have to wait."""
         return all(_handles.is_done(handle) for handle in self._handles)
 
 
 def _writes_to(gradient: Tensor) -> Optional[int]:
-    """How often it has been written to; None where writes to others count too, as they do for views of one tensor."""
+    """Number of writes to a gradient; None where writes to others count too, as they do for views of one tensor."""
     if gradient.is_inference():
         return None
     if gradient.layout is not torch.strided:

@@ -93,7 +93,7 @@ def is_done(handle: int) -> bool:
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
+    """True if the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"poll({handle!r}): there is no such operation, or synchronize was called for it already")
@@ -104,7 +104,7 @@ def synchronize(handle: int) -> Any:
     """Waits for an operation and returns its result: a tensor, a list of them for a group, (tensor, received_splits)
     for `alltoall_async`. Once per handle: None for one that is not known (any more).
 
-    Raises HorovodInternalError if the operation failed: ranks brought different things, one was lost, or `shutdown`
+    Raises HorovodInternalError if the operation failed: ranks' arguments differed, a rank was lost, or `shutdown`
     was called.
     """
     pending = _pending.pop(handle, None)

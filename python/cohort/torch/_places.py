@@ -1,13 +1,14 @@
-"""Where gradients lie that programs keep: a place for each large parameter, in memory of the communicator that reduces them.
+"""Memory for gradients that programs keep: a buffer for each large parameter, allocated by the communicator that
+reduces them.
 
 A gradient that autograd makes anew for each step is reduced in place, wherever that is: to write the result elsewhere
 takes longer than the copies that this saves (10 to 20 percent of the reduction, at 2 ranks). One that comes again,
-since it was zeroed or added to, is reduced into its parameter's place once, and from then on there: without copies.
+since it was zeroed or added to, is reduced into its parameter's buffer once, and from then on there: without copies.
 
 Gradients of a GPU stay where they are: NCCL reduces them there.
 
-A place that somebody else still refers to (the gradient of an earlier step, an operation that was given up) is not
-written to. One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
+A buffer that is still referenced (the gradient of an earlier step, an operation that was given up) is not written to.
+One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Place:
         self._lent: Optional[weakref.ref[memoryview]] = None
 
     def is_free(self) -> bool:
-        """Whether nothing is left over the memory: not the tensor given out last, nor any tensor or array of it."""
+        """True if nothing refers to the memory: not the tensor given out last, nor any tensor or array over it."""
         return self._lent is None or self._lent() is None
 
     def fits(self, gradient: Tensor) -> bool:
@@ -58,7 +59,7 @@ class _Place:
 
 
 def _make_places(engine: NamedEngine, parameters: List[Tensor]) -> List[_Place]:
-    """Of one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
+    """Makes the buffers in one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     offsets = [0]
     for size in sizes:
@@ -72,16 +73,16 @@ class Places:
 
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self._engine: Optional[weakref.ref[NamedEngine]] = None  # whose memory it is
+        self._engine: Optional[weakref.ref[NamedEngine]] = None  # the memory's owner
         self._places: Dict[Tensor, Optional[_Place]] = {}  # None: it has none
         self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient that was reduced last
 
     def output_for(self, parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> Optional[Tensor]:
-        """Where the reduction of a parameter's gradient is to be written; None: in place.
+        """Returns the output for the reduction of a parameter's gradient; None: in place.
 
-        To be asked once for each reduction.
+        Call it once for each reduction.
 
-        all  the parameters that may come: their places are made together
+        all  the parameters that may come: their buffers are made together
         """
         if type(gradient) is not Tensor or gradient.numel() * gradient.element_size() < _LEAST_BYTES:
             return None
@@ -116,14 +117,14 @@ class Places:
             try:
                 self._places.update(zip(parameters, _make_places(engine, parameters)))
             except Error as error:
-                if isinstance(error, Unavailable):  # else the world has ended, which the reduction will tell
+                if isinstance(error, Unavailable):  # else the world has ended, which the reduction will report
                     warnings.warn(
                         f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}", stacklevel=2
                     )
 
 
 def _deserves(parameter: Tensor) -> bool:
-    """Whether its gradients will mostly be such that the engine can use them where they lie."""
+    """True if the engine will mostly be able to use its gradients where they lie."""
     return (
         parameter.layout is torch.strided
         and parameter.device.type == "cpu"
@@ -133,7 +134,7 @@ def _deserves(parameter: Tensor) -> bool:
 
 
 def _is_ready(gradient: Tensor) -> bool:
-    """Whether the engine can use it where it lies."""
+    """True if the engine can use it where it lies."""
     return (
         gradient.layout is torch.strided
         and gradient.device.type == "cpu"
@@ -143,7 +144,7 @@ def _is_ready(gradient: Tensor) -> bool:
 
 
 def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
-    """Whether it is also another parameter's, or part of somebody's larger tensor: then it has to stay there."""
+    """True if it is also another parameter's, or part of a larger tensor: then it has to stay there."""
     storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
     if storage.nbytes() != gradient.numel() * gradient.element_size():
         return True

@@ -36,7 +36,7 @@ class ReducedOptimizer(Wrapped):
         alone = (reducer._process_set.size() or 1) == 1 and not basics.may_grow()
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
-            if compare and not alone:  # those who come later do
+            if compare and not alone:  # with ranks that come later it is made then
                 name = reducer.name_for("comparison")
                 reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set, name)
         return self
@@ -50,7 +50,7 @@ class ReducedOptimizer(Wrapped):
         return self._reducer.passes
 
     def _before_reading(self) -> None:
-        # Who reads gradients through the groups sees those of all ranks, as far as this rank has any. It does not wait for
+        # Gradients read through the groups are those of all ranks, as far as this rank has any. It does not wait for
         # others that are not needed: one rank alone may ask for a learning rate.
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
@@ -61,7 +61,8 @@ class ReducedOptimizer(Wrapped):
                 self._reading = False
 
     def _before_scaler(self) -> None:
-        # A rank without a gradient brings zeros now: in `step`, which all may leave out, the others' are unscaled already.
+        # A rank without a gradient contributes zeros now: in `step`, which all may leave out, the others' are unscaled
+        # already.
         reducer = self._reducer
         if reducer.attached and (reducer.scaled or not reducer.synchronized):
             reducer.finish()

@@ -1,4 +1,5 @@
-"""What the engine asks of tensors: on the CPU or a GPU, contiguous, values as they lie. Others are copied, and back."""
+"""Tensors as the engine needs them: on the CPU or a GPU, contiguous, values as they lie. Others are copied, and
+back."""
 
 from __future__ import annotations
 

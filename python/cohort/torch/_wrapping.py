@@ -1,4 +1,4 @@
-"""How an optimizer becomes another one that has its class among its bases and shares its groups and state."""
+"""Turns an optimizer into another one that has its class among its bases and shares its groups and state."""
 
 from __future__ import annotations
 

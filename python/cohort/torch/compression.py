@@ -1,4 +1,4 @@
-"""What tensors travel as. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
+"""Compression of tensors. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
 
 from __future__ import annotations
 

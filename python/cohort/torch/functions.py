@@ -1,4 +1,4 @@
-"""What makes ranks alike: parameters, the state of an optimizer, any object."""
+"""Functions that make ranks equal: parameters, the state of an optimizer, any object."""
 
 from __future__ import annotations
 

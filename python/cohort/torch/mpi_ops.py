@@ -29,7 +29,7 @@ __all__ = [
 
 
 def cuda_built() -> bool:
-    """Whether this process sees a GPU whose tensors these operations take. It asks CUDA's driver: not before a fork."""
+    """True if this process sees a GPU whose tensors these operations take. It asks CUDA's driver: not before a fork."""
     return _core.gpu_count() > 0
 
 

@@ -38,7 +38,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
     sparse_as_dense            reduce sparse gradients as dense ones; the optimizer is given sparse ones again
     process_set                the ranks that reduce; others step with what they have
-    non_finite                 not Horovod's. "raise": if any rank brings a gradient that is NaN or infinite, or that
+    non_finite                 not Horovod's. "raise": if any rank has a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
                                ranks: it names the one that the lowest such rank reduced first. All gradients are None
                                then, nothing has been stepped, and training can go on with the next batch. Costs one
@@ -49,10 +49,10 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                                ranks have different numbers of them. Costs one small reduction for each step, while
                                forward runs. With op=hvd.Average and backward_passes_per_step=1. Default "ranks", as
                                Horovod: every rank counts alike
-    compare_ranks              not Horovod's. Whether step() and synchronize() raise cohort.Mismatch, on all ranks, where an
-                               option of the optimizer (a learning rate, say) differs by rank: within 21 steps, or one more
-                               than there are groups. It names rank and value. In each comparison 65,536 weights on the
-                               CPU are compared, too, one parameter after another
+    compare_ranks              not Horovod's. If set, step() and synchronize() raise cohort.Mismatch, on all ranks,
+                               where an option of the optimizer (a learning rate, say) differs by rank: within 21 steps,
+                               or one more than there are groups. It names rank and value. In each comparison 65,536
+                               weights on the CPU are compared, too, one parameter after another
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """

@@ -39,7 +39,7 @@ class SyncBatchNorm(OverRanks):
 
 
 class _Ranks(Ranks):
-    """How Normalize reaches the ranks of a process set."""
+    """Gives Normalize access to the ranks of a process set."""
 
     name = "SyncBatchNorm"
 

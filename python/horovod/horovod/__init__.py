@@ -1,7 +1,8 @@
 """The package `horovod`, over Cohort: programs that say `import horovod.torch as hvd` run as they are.
 
-What is here: `horovod.{torch,tensorflow,keras,spark,ray}`, `horovod.run`, the exceptions and small utilities of
-`horovod.common`, and the command `horovodrun`. What is not (MXNet, `horovod.data`) says so when it is imported.
+It has `horovod.{torch,tensorflow,keras,spark,ray}`, `horovod.run`, the exceptions and small utilities of
+`horovod.common`, and the command `horovodrun`. Other parts (MXNet, `horovod.data`) say when imported that they are not
+here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What a machine without a GPU, and Cohort's name, change in the programs; the programs say what the articles' readers type."""
+"""Edits of the articles' programs for Cohort's name and a machine without a GPU; unedited they are what readers
+type."""
 
 import pathlib
 
 ARTICLES = pathlib.Path(__file__).resolve().parent
 
-# What is there, and what it becomes.
+# Text that is there, and its replacement.
 EDITS = [
     ('"nccl"', '"cohort"'),
     # The backend's entry point belongs to an installed package, and to torch 2.5.
@@ -26,7 +27,7 @@ EDITS = [
     ('"--local_rank"', '"--local_rank", "--local-rank"'),
     # MNIST is fetched from the network.
     ('tf.keras.datasets.mnist.load_data(path="mnist-%d.npz" % hvd.rank())', '__import__("bars").load()'),
-    # Where the packages are not installed, Open MPI has to be told of them.
+    # Open MPI has to be told of packages that are not installed.
     ("-x PATH ", "-x PATH -x PYTHONPATH "),
 ]
 

@@ -47,7 +47,7 @@ class StateHandler:
 
 
 class _SavedStateHandler(StateHandler):
-    """What the object holds is kept from the beginning."""
+    """Keeps the object's state from the beginning."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -77,7 +77,7 @@ class OptimizerStateHandler(_SavedStateHandler):
     def restore(self) -> None:
         if isinstance(self.value, Wrapped):
             self.value._forget()
-        # Where it takes the tensors as they are, the next step would change what is kept.
+        # Copied: an optimizer that takes the tensors as they are would change the kept ones in its next step.
         _optimizer_state.put(self.value, copy.deepcopy(self._saved))
 
     def sync(self) -> None:
@@ -99,7 +99,7 @@ class SamplerStateHandler(_SavedStateHandler):
         self.save()
 
     def reset(self) -> None:
-        # Who has gone on counts from the whole world's last batch; the new world shares out what is left.
+        # A rank that has gone on counts from the whole world's last batch; the new world shares out the rest.
         self.value.reset()
 
 
@@ -165,9 +165,9 @@ def handler_for(value: Any) -> Optional[StateHandler]:
 class TorchState(ObjectState):
     """The state of a training with torch: `model`, `optimizer`, and anything else by name.
 
-    Modules, optimizers and ElasticSamplers are kept by copies of what they hold, and sent tensor by tensor; what else has
-    state_dict and load_state_dict (a schedule, a GradScaler, a running average) by those, and stays the object that it is,
-    with what it refers to; all else as in ObjectState. `state.batch = 3` sets an attribute.
+    Modules, optimizers and ElasticSamplers are kept by copies of their state, and sent tensor by tensor. Other objects
+    with state_dict and load_state_dict (a schedule, a GradScaler, a running average) are kept by those, and stay the
+    objects that they are, with their references. All else is as in ObjectState. `state.batch = 3` sets an attribute.
     """
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,

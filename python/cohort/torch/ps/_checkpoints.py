@@ -23,12 +23,12 @@ from cohort.ps import Client
 from cohort.ps._checks import refuse
 from cohort.torch.ps._hybrid import HybridOptimizer
 
-# Of the values of a checkpoint: the folder of its tables, and their learning rates.
+# Keys of a checkpoint's values: the folder of its tables, and their learning rates.
 _SNAPSHOT = "parameter servers"
 _RATE = "parameter servers, lr of "
-# Within the folder of checkpoints.
+# Subfolder of the checkpoints' folder.
 _TABLES = "tables"
-# What the folder of a checkpoint's tables begins with there.
+# Prefix in that subfolder of the folder of a checkpoint's tables.
 _NAME = "step-"
 
 
@@ -166,8 +166,8 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         stored[-1].require_whole()
 
     def _newest_whole(self) -> int:
-        """Of this rank's disk, the newest generation whose tables are whole, above all if there is none that says so: what
-        is wrong with the dense parts is the base class's to say. 0: there are no checkpoints."""
+        """Returns the newest generation on this rank's disk whose tables are whole, or the newest of all if there is
+        none: problems of the dense parts are the base class's to report. 0: there are no checkpoints."""
         infos = self.list()
         for info in reversed(infos):
             try:

@@ -54,8 +54,8 @@ class HybridOptimizer(torch.optim.Optimizer):
              own; with Bounded and Async each worker's push is a step of its own, and is not
 
     `step` pushes the tables' gradients, steps the dense part, and ends this worker's clock. Pushes count with the clock
-    alone, so a process that dies in between leaves none of its step on the servers (tables with Async: it may). What it
-    had stepped of the dense part goes with it, and the training goes on from a checkpoint of both: CheckpointFolder.
+    alone, so a process that dies in between leaves none of its step on the servers (tables with Async: it may). Its
+    steps of the dense part are lost with it, and the training goes on from a checkpoint of both: CheckpointFolder.
 
     `param_groups` are the dense optimizer's and one for each table (its "lr", and "table", the name), so schedules of
     learning rates work on both; with Sync the lowest worker's rate counts. A closure is called once.

@@ -11,14 +11,14 @@ from horovod._names import getattr_of
 
 
 class _Settings:
-    """What `create_settings` was given: Ray starts the ranks, so that most of it means nothing here."""
+    """The arguments of `create_settings`: Ray starts the ranks, so that most of them mean nothing here."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
 
 
 class _Mailbox:
-    """By which rank 0 tells the others where it is, and what lets them in."""
+    """Gives the other ranks the address of rank 0, and the secret for joining."""
 
     def __init__(self) -> None:
         import asyncio
@@ -86,7 +86,7 @@ class RayExecutor:
     cpus_per_worker, use_gpu, gpus_per_worker   what each has of Ray's resources; all GPUs of a host are visible to its ranks
 
     `start` makes the actors and has them meet; `run` calls a function on each and returns what each returned, by rank;
-    `shutdown` ends them. What a rank raises is Ray's RayTaskError, which is of the exception's own class, too.
+    `shutdown` ends them. A rank's exception is Ray's RayTaskError, which is of the exception's own class, too.
     """
 
     @classmethod

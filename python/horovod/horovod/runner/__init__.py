@@ -26,8 +26,8 @@ def run(func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str,
     start_timeout       seconds for all ranks to be running; default: HOROVOD_START_TIMEOUT, else 30
     output_filename     a folder, for the ranks' output too: rank.N/{stdout,stderr}
 
-    The arguments are those of Horovod's `run`. Those that ask for an elastic job, and values without meaning, raise
-    ValueError; those that mean nothing here say so once, on stderr. Otherwise as `cohort.run`, which it calls.
+    The arguments are those of Horovod's `run`. Arguments for an elastic job, and values without meaning, raise
+    ValueError; arguments that mean nothing here say so once, on stderr. Otherwise as `cohort.run`, which it calls.
     """
     import cohort
     from horovod.runner import _launching

@@ -1,4 +1,4 @@
-"""What horovodrun's options mean here: a plan of processes, variables and options, and notes on the rest."""
+"""Translates horovodrun's options: to a plan of processes, variables and options, and notes on the rest."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _USAGE_STATUS = 2
 
 
 def check_build() -> str:
-    """What `--check-build` prints: Horovod's three lists, and what stands behind them here."""
+    """The output of `--check-build`: Horovod's three lists, and what stands behind them here."""
 
     def speaks(framework: str) -> bool:
         return all(importlib.util.find_spec(name) is not None for name in (framework, "cohort"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod._names import getattr_of
 
-# Of Horovod's part for Spark.
+# Names of Horovod's part for Spark that are not here, and what to use instead.
 _NOT_HERE = {
     "run_elastic": "cohort.run(on=\"spark\", options=[\"--max-restarts\", \"3\"]) starts all ranks again when one fails",
     **dict.fromkeys(("common", "keras", "lightning", "torch"), "train on files, or on a DataFrame with "

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations are carried out at once."""
+    """True if operations are carried out at once."""
     return bool(tf.executing_eagerly())
 
 
@@ -19,7 +19,7 @@ def _make_subgraph(function: Callable[..., Any]) -> Any:
 
 
 def vars_to_refs(variables: Sequence[Any]) -> Any:
-    """What stands for variables as keys of a dict."""
+    """References that stand for variables as keys of a dict."""
     return tuple(vars_to_refs(one) if isinstance(one, (list, tuple)) else one.ref() for one in variables)
 
 

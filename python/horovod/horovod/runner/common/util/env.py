@@ -1,4 +1,4 @@
-"""What programs ask the environment for, with Horovod's names and meanings."""
+"""Variables that programs ask the environment for, with Horovod's names and meanings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANK_AND_SIZE = (
     ("RANK", "WORLD_SIZE"),
 )
 
-# Of the shell that starts ranks, and its functions.
+# Variables of the shell that starts ranks, and its functions.
 _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD")
 
 
@@ -26,5 +26,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_exportable(variable: str) -> bool:
-    """Whether a variable of this name is given to ranks."""
+    """True if a variable of this name is given to ranks."""
     return not _OWN.fullmatch(variable)
