@@ -457,6 +457,23 @@ TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   EXPECT_TRUE(job_->processes().empty());
 }
 
+// The kernel of its host answers, and nothing more comes of it.
+TEST_F(ElasticJob, GoesOnWithoutAHostWhoseAgentIsStopped) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--stopped-timeout", "1"}, 4);
+  const pid_t guard = guards_of_agents().at(1);
+  for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+    const auto stat = sys::process_stat(pid);
+    if (stat && stat->parent == guard) ::kill(pid, SIGSTOP);
+  }
+  expect_said("workers 1-2 are lost with their host b (nothing has come from the agent of b (ranks 1-2) for ");
+  expect_said("epoch 1 goes on with 2 of 4 workers (ranks 0-1 are workers 0,3)\n");
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  order("end", 0);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_TRUE(job_->processes().empty());
+}
+
 TEST_F(ElasticJob, GoesOnWithoutAHostWhoseAgentIsToldToEnd) {
   start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--preempt-grace", "1"}, 4);
   ASSERT_EQ(guards_of_agents().size(), 3U);

@@ -245,7 +245,8 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
                                                          : "the job ends")));
     }
     if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end)
-      findings.stopped.push_back({static_cast<int>(i), since, who});
+      findings.stopped.push_back(
+          {static_cast<int>(i), since, fmt::format("{} has been stopped for {} s", who, since.count()), false});
   }
 }
 
@@ -276,12 +277,16 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
     bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
     const auto end = limits_.stopped_end;
     if (!told) {
-      warn(findings, WarningKind::Silent, ranks.front(),
-           fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
-                       end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+      const char* const then =
+          limits_.elastic ? "the others go on without it where they can, and else the job ends" : "the job ends";
+      warn(
+          findings, WarningKind::Silent, ranks.front(),
+          fmt::format(
+              "{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+              end.count() > 0 ? fmt::format("; at {} s {}", std::max(end, limits_.stopped_notice).count(), then) : ""));
     }
     told = true;
-    if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
+    if (end.count() > 0 && time >= end) findings.stopped.push_back({ranks.front(), time, what, true});
   }
 }
 
@@ -537,19 +542,19 @@ bool HealthWatch::show_soon() {
 }
 
 void HealthWatch::look() {
+  look_ = Timer(loop_, kLookEvery, [this] { look(); });  // (what follows may stop it)
   Health::Findings findings = health_.judge(Health::Clock::now());
   for (Warning& warning : findings.warnings) events_.warn(std::move(warning));
   for (Warning& warning : steps_.judge(StepWatch::Clock::now())) events_.warn(std::move(warning));
   for (const auto& stopped : findings.stopped) {
-    if (events_.on_stopped(stopped.process, stopped.since)) continue;
-    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
+    if (events_.on_stopped(stopped)) continue;
+    findings.end = stopped.why;
     break;
   }
-  if (findings.end) {
-    show();
-    return events_.on_stuck(*findings.end);
-  }
-  look_ = Timer(loop_, kLookEvery, [this] { look(); });
+  if (!findings.end || !look_) return;
+  look_ = Timer();
+  show();
+  events_.on_stuck(*findings.end);
 }
 
 void HealthWatch::show() {

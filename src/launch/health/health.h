@@ -122,7 +122,8 @@ class Health {
     struct Stopped {
       int process = 0;
       std::chrono::seconds since{};
-      std::string who;
+      std::string why;             ///< the job has to end, where it does not go on without it
+      bool with_its_host = false;  ///< nothing has come from its agent
     };
     std::vector<Warning> warnings;
     std::vector<Stopped> stopped;    ///< for too long: the job has to end, or go on without them
@@ -204,8 +205,8 @@ class HealthWatch {
     /// Something that a person should be told.
     std::function<void(const std::string&)> say;
     std::function<void(Warning)> warn;
-    /// A process has been stopped for too long. True: the job goes on without it.
-    std::function<bool(int process, std::chrono::seconds since)> on_stopped;
+    /// A process, or an agent, has been stopped for too long. True: the job goes on without it.
+    std::function<bool(const Health::Findings::Stopped&)> on_stopped;
     /// The job has to end, and why. Called once, after an overview has been said.
     std::function<void(const std::string&)> on_stuck;
   };

@@ -67,13 +67,16 @@ std::string Epoch::why_not_started() const {
 void Epoch::settle(const std::vector<int>& shown) {
   members_ = Members(setup_.plan);
   const Roles& roles = members_.roles();
-  health_.emplace(loop_, members_.hosts(), roles, spec_,
-                  HealthWatch::Events{[this](const std::string& text) { say(text); },
-                                      [this](const Warning& warning) { run_.warn(warning); },
-                                      [this](int process, std::chrono::seconds since) {
-                                        return elastic_ && decide(event::StoppedTooLong{process, since}).taken;
-                                      },
-                                      [this](const std::string& why) { on_stuck(why); }});
+  health_.emplace(
+      loop_, members_.hosts(), roles, spec_,
+      HealthWatch::Events{
+          [this](const std::string& text) { say(text); }, [this](const Warning& warning) { run_.warn(warning); },
+          [this](const Health::Findings::Stopped& stopped) {
+            if (!elastic_) return false;
+            return stopped.with_its_host ? goes_on_without(agent_of(stopped.process), stopped.why)
+                                         : decide(event::StoppedTooLong{stopped.process, stopped.since}).taken;
+          },
+          [this](const std::string& why) { on_stuck(why); }});
   run_.set_plan(setup_.plan, shown);
   if (setup_.plan.least > 0)
     elastic_.emplace(loop_, setup_, agents_, run_, *health_, budget_.elastic.members, elastic_events());
@@ -103,6 +106,8 @@ Membership::Answer Epoch::follow(Membership::Answer answer) {
 void Epoch::carry_out(const action::Drop& drop) {
   AgentHandle& agent = *agents_.members()[static_cast<std::size_t>(drop.agent)];
   agent.started = agent.all_gone = agent.lost = true;
+  // One that was only stopped may have no lifeline but this.
+  if (agent.channel != nullptr) agent.channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int worker : drop.workers) end_lost(worker, !drop.failed);
   health_->host_ended(processes_on(setup_.plan, drop.agent));
