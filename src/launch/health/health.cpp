@@ -111,10 +111,10 @@ void Health::grow(std::vector<std::string> hosts, Clock::time_point now) {
   for (std::size_t rank = before; rank < ranks_.size(); ++rank) began_anew(static_cast<int>(rank), now);
 }
 
-void Health::left(int rank) {
+void Health::left(int rank, bool has_left) {
   Rank& one = ranks_.at(static_cast<std::size_t>(rank));
-  one.left = true;
-  one.report.groups.clear();
+  one.left = has_left;
+  if (has_left) one.report.groups.clear();
 }
 
 int Health::members() const {
@@ -297,6 +297,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   std::vector<int> absent, waiting;
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
+    if (limits_.elastic && rank.report.worlds > 0) continue;  // the others go on, as Membership says
     if (rank.gone || rank.report.joining < members || now - rank.joining_at < limits_.absent) continue;
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
