@@ -1,5 +1,6 @@
 #include "rendezvous/epochs.h"
 
+#include "base/env.h"
 #include "base/log.h"
 #include "base/parse.h"
 #include "base/result.h"
@@ -58,6 +59,9 @@ class EndingWithEpoch final : public store::MeetingStore {
   const std::string next_;
 };
 
+/// Of the latest epoch, once its world is formed.
+std::string formed_key(std::uint64_t epoch) { return fmt::format("job/formed/{}", epoch); }
+
 std::string ready_key(const std::string& prefix, int rank) { return fmt::format("{}/ready/{}", prefix, rank); }
 
 }  // namespace
@@ -105,6 +109,31 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout) throw;
     return false;
+  }
+}
+
+void note_formed(store::MeetingStore& store, std::uint64_t epoch) { store.set(formed_key(epoch), ""); }
+
+bool await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
+  try {
+    const std::string keys[] = {membership_key(epoch + 1), formed_key(epoch)};
+    return store.get_any(keys, deadline).index == 1;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Timeout) throw;
+    return true;
+  }
+}
+
+bool is_settled(std::uint64_t announced) {
+  const auto worker = env::number(env::kWorker);
+  if (!worker) return true;
+  try {
+    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+    const Membership now = current_membership(*store, announced);
+    return place_of(now, *worker) || store->try_get(formed_key(now.epoch));
+  } catch (const Error& error) {
+    log::debug("world", "who is in epoch {} cannot be read: {}", announced, error.what());
+    return true;
   }
 }
 

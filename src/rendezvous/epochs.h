@@ -46,6 +46,17 @@ std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::Mee
 /// False if no epoch after this one has begun by the deadline.
 bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
+/// Called by rank 0 once a world of it is formed: processes that are no members any more are not needed again.
+void note_formed(store::MeetingStore& store, std::uint64_t epoch);
+
+/// For a process that is no member of it any more: false if another epoch begins, which may have it as a member again,
+/// before a world of this one is formed. The deadline counts as that.
+bool await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
+
+/// Whether this process knows what becomes of it in the latest epoch, which is not before `announced`: it is a member,
+/// or the others have formed a world without it. Where that cannot be read, `join` says why.
+bool is_settled(std::uint64_t announced);
+
 /// Has to be called once, by each member that has its communicator: all of them go on with it, or none. Superseded:
 /// nobody does, since a later epoch has begun. Throws Timeout, naming the members that did not come.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,

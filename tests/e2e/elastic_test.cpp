@@ -192,6 +192,24 @@ TEST_F(ElasticHosts, AreDrainedOnceOthersHaveTheTraining) {
   EXPECT_EQ(job_->wait(), 0);
 }
 
+// Until these have formed a world without those that leave: these are members again.
+TEST_F(ElasticHosts, StayWhereTheOthersAreLostAsTheyLeave) {
+  start_on("a\nb\n", {"--min-np", "1", "--run-dir", "r"}, 2);
+  for (const char* const rank : {"0 of 2", "1 of 2"})
+    EXPECT_TRUE(
+        eventually([&] { return job_->err().find(std::string("epoch 0: rank ") + rank) != std::string::npos; }));
+  order("busy", 0);
+  order("busy", 1);
+  EXPECT_EQ(run({{"ctl", job_->folder() + "/r", "drain", "a"}}).out,
+            "worker 0 leaves: host a is drained (cohort ctl); epoch 1 goes on with 1 of 2 workers\n");
+  order("kill", 1);
+  expect_said("was killed by SIGKILL; worker 0 stays after all; epoch 2 goes on with 1 of 1 workers\n");
+  std::filesystem::remove(file("busy", 0));
+  expect_said("epoch 2: rank 0 of 1 (worker 0)");
+  order("end", 0);
+  EXPECT_EQ(job_->wait(), 0);
+}
+
 TEST_F(ElasticHosts, ThatHaveFewerSlotsLetWorkersGo) {
   start_on("a:3\n", {"--min-np", "1"}, 3);
   EXPECT_TRUE(eventually([&] { return job_->err().find("epoch 0: rank 2 of 3") != std::string::npos; }));
@@ -449,6 +467,23 @@ TEST_F(ElasticJob, GoesOnWithoutAHostThatIsLost) {
   ASSERT_EQ(guards.size(), 3U);
   ::kill(guards[1], SIGKILL);
   expect_said("workers 1-2 are lost with their host b (");
+  expect_said("epoch 1 goes on with 2 of 4 workers (ranks 0-1 are workers 0,3)\n");
+  EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
+  order("end", 0);
+  order("end", 3);
+  EXPECT_EQ(job_->wait(), 0);
+  EXPECT_TRUE(job_->processes().empty());
+}
+
+// The kernel of its host answers, and nothing more comes of it.
+TEST_F(ElasticJob, GoesOnWithoutAHostWhoseAgentIsStopped) {
+  start({"-H", "a:1,b:2,c:1", "--starter", "local", "--min-np", "2", "--stopped-timeout", "1"}, 4);
+  const pid_t guard = guards_of_agents().at(1);
+  for (const pid_t pid : job_->processes(COHORT_COMMAND " agent --connect")) {
+    const auto stat = sys::process_stat(pid);
+    if (stat && stat->parent == guard) ::kill(pid, SIGSTOP);
+  }
+  expect_said("workers 1-2 are lost with their host b (nothing has come from the agent of b (ranks 1-2) for ");
   expect_said("epoch 1 goes on with 2 of 4 workers (ranks 0-1 are workers 0,3)\n");
   EXPECT_TRUE(eventually([this] { return job_->processes("sleep 1000").size() == 2; }));
   order("end", 0);

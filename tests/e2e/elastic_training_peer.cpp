@@ -1,9 +1,9 @@
 // A worker of an elastic training with libtorch, which is lost where it is told to: ELASTIC_KILL
 // "WORKER@STEP:PHASE,..." with the phases forward, backward, applied (between the optimizer's step and State::step) and
 // step; with ELASTIC_SEED at random, one time in 300, but never all of a world, and with ELASTIC_RANK_0_STAYS not
-// rank 0. ELASTIC_DILOCO: steps between synchronisations, instead of DistributedDataParallel; phase applied of the last
-// is before it. Ends with a line of what it has trained: steps, and the digest of the parameters with a key that all
-// know.
+// rank 0; ELASTIC_ENDS_WITH_0: it ends so instead. ELASTIC_DILOCO: steps between synchronisations, instead of
+// DistributedDataParallel; phase applied of the last is before it. Ends with a line of what it has trained: steps, and
+// the digest of the parameters with a key that all know.
 //
 //   elastic_training_peer SAMPLES BATCH EPOCHS MILLISECONDS-A-STEP
 #include <gtest/gtest.h>
@@ -48,7 +48,9 @@ void lost_at(std::int64_t step, const char* phase) {
     if (!stays && draw(fmt::format("{} {} {}", variable("COHORT_WORKER"), step, phase)) % 300 == 0) std::raise(SIGKILL);
   }
   static const std::string plan = "," + variable("ELASTIC_KILL") + ",";
-  if (plan.find(fmt::format(",{}@{}:{},", variable("COHORT_WORKER"), step, phase)) != plan.npos) std::raise(SIGKILL);
+  if (plan.find(fmt::format(",{}@{}:{},", variable("COHORT_WORKER"), step, phase)) == plan.npos) return;
+  if (!variable("ELASTIC_ENDS_WITH_0").empty()) ::_exit(0);
+  std::raise(SIGKILL);
 }
 
 }  // namespace

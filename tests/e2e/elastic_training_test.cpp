@@ -303,6 +303,19 @@ TEST(ElasticTrainings, SaveBeforeTheyAreGivenUp) {
   EXPECT_TRUE((first.find(saved) == first.npos) != (second.find(saved) == second.npos)) << job.err() << first << second;
 }
 
+// It has done its part, as it says. The others know that it is none of those that are about to end, too, once all wait.
+TEST(ElasticTrainings, GoOnAtOnceWithoutARankThatHasEndedWith0) {
+  Job job({training({"-np", "3", "--min-np", "2"}), {"ELASTIC_KILL=1@12:forward", "ELASTIC_ENDS_WITH_0=1"}});
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_NE(job.err().find("others have done their part; epoch 1 goes on with 2 of 3 workers"), std::string::npos)
+      << job.err();
+  expect_sound(job, 3, "one ends with 0");
+  for (const int worker : {0, 2}) {
+    const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
+    EXPECT_EQ(log.find("saved after"), std::string::npos) << "that is done after 10 s: " << log;
+  }
+}
+
 // Two are lost at once.
 TEST(ElasticTrainings, LoseTwoAtOnce) {
   Job job({training({"-np", "4", "--min-np", "1"}), {"ELASTIC_KILL=0@12:backward,2@12:backward"}});

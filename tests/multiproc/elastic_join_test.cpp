@@ -133,12 +133,23 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
   job_.begin(0, {0, 1});
   job_.begin(1, {0}, "host b was drained");
   Child removed = start(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  Child left = start(0);
+  expect_joined(left, 0, 1);
   EXPECT_EQ(removed.wait(), 3);
   EXPECT_CONTAINS(removed.output(), "Aborted: ");
   EXPECT_CONTAINS(removed.output(), "worker 1 on ");
   EXPECT_CONTAINS(removed.output(), "epoch 1 goes on with 1 other: host b was drained");
-  Child left = start(0);
-  expect_joined(left, 0, 1);
+}
+
+// The others are lost before they have formed a world without it.
+TEST_P(ElasticJoin, WhoWasRemovedIsAMemberAgainWhereItIsNeeded) {
+  job_.begin(0, {0, 1});
+  job_.begin(1, {0}, "host b was drained");
+  Child removed = start(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  job_.begin(2, {1}, "worker 0 was killed");
+  expect_joined(removed, 0, 1);
 }
 
 // A process may be started, and import what it needs, before the others learn of it.

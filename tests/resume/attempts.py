@@ -16,11 +16,12 @@ LEFT_LIMIT = 15.0  # seconds for all of a killed job to go, on a busy machine
 class Attempt(job.Job):
     """One `cohort run`. The caller decides what is killed, and when."""
 
-    def __init__(self, place, cohort, options, program, folder, number):
+    def __init__(self, place, cohort, options, program, folder, number, environment=None):
         self.name = f"attempt {number}"
         self.patterns = {"rank": "^" + re.escape(str(program[0])), "agent": r"^\S*cohort agent ", "launcher": r"^\S*cohort run "}
-        words = [cohort, "run", "--no-logs", "--grace", "2", "--run-dir", f"{folder}/job-{number}", *options, "--", *program]
-        super().__init__(words, folder, place, f"attempt-{number}.", {"OMP_NUM_THREADS": "1"})
+        logs = [] if environment is not None else ["--no-logs"]
+        words = [cohort, "run", *logs, "--grace", "2", "--run-dir", f"{folder}/job-{number}", *options, "--", *program]
+        super().__init__(words, folder, place, f"attempt-{number}.", {"OMP_NUM_THREADS": "1", **(environment or {})})
 
     def strike(self, kind, draw, *number):
         """A "rank", an "agent" (or its guard) or the "launcher"; false if there is none."""

@@ -260,13 +260,10 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   throw Error(ErrorCode::Timeout, text, context);
 }
 
-/// Sets this process's rank in an epoch; false: it has none yet.
-bool become_member(JoinPlan& plan, const rendezvous::Membership& membership, store::Store& store) {
+/// Sets this process's rank in an epoch; false: it has none yet, or none any more.
+bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
-  if (!place) {
-    if (rendezvous::was_member(store, membership.epoch, *plan.worker)) raise_no_member(plan, membership, true);
-    return false;
-  }
+  if (!place) return false;
   plan.rank = place->rank;
   plan.size = static_cast<int>(membership.members.size());
   plan.local_rank = place->local_rank;
@@ -285,11 +282,16 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
     // A new process reports by its page that it is here; the supervisor then begins an epoch with it.
-    const bool member = become_member(plan, membership, *place->store);
+    const bool member = become_member(plan, membership);
     Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {
-      if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline))
+      // Who leaves is a member again, where the others are lost before they have formed a world without it.
+      if (rendezvous::was_member(*place->store, membership.epoch, *plan.worker)) {
+        if (rendezvous::await_formed(*place->store, membership.epoch, deadline))
+          raise_no_member(plan, membership, true);
+      } else if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
         raise_no_member(plan, membership, false);
+      }
       least = membership.epoch + 1;
       continue;
     }
@@ -306,6 +308,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
                                Here(plan.rank, plan.size), meeting, deadline);
         rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
       }
+      if (plan.rank == 0) rendezvous::note_formed(*place->store, membership.epoch);
       joining.set_formed(epoch);
       rendezvous::note_joined(membership, options.group_name);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);

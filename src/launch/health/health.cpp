@@ -111,10 +111,10 @@ void Health::grow(std::vector<std::string> hosts, Clock::time_point now) {
   for (std::size_t rank = before; rank < ranks_.size(); ++rank) began_anew(static_cast<int>(rank), now);
 }
 
-void Health::left(int rank) {
+void Health::left(int rank, bool has_left) {
   Rank& one = ranks_.at(static_cast<std::size_t>(rank));
-  one.left = true;
-  one.report.groups.clear();
+  one.left = has_left;
+  if (has_left) one.report.groups.clear();
 }
 
 int Health::members() const {
@@ -245,7 +245,8 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
                                                          : "the job ends")));
     }
     if (limits_.stopped_end.count() > 0 && since >= limits_.stopped_end)
-      findings.stopped.push_back({static_cast<int>(i), since, who});
+      findings.stopped.push_back(
+          {static_cast<int>(i), since, fmt::format("{} has been stopped for {} s", who, since.count()), false});
   }
 }
 
@@ -276,12 +277,16 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
     bool& told = ranks_[static_cast<std::size_t>(ranks.front())].silence_told;
     const auto end = limits_.stopped_end;
     if (!told) {
-      warn(findings, WarningKind::Silent, ranks.front(),
-           fmt::format("{}, although the host is connected: it is stopped, or the host is too busy{}", what,
-                       end.count() > 0 ? fmt::format("; at {} s the job ends", end.count()) : ""));
+      const char* const then =
+          limits_.elastic ? "the others go on without it where they can, and else the job ends" : "the job ends";
+      warn(
+          findings, WarningKind::Silent, ranks.front(),
+          fmt::format(
+              "{}, although the host is connected: it is stopped, or the host is too busy{}", what,
+              end.count() > 0 ? fmt::format("; at {} s {}", std::max(end, limits_.stopped_notice).count(), then) : ""));
     }
     told = true;
-    if (end.count() > 0 && time >= end && !findings.end) findings.end = what;
+    if (end.count() > 0 && time >= end) findings.stopped.push_back({ranks.front(), time, what, true});
   }
 }
 
@@ -292,6 +297,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   std::vector<int> absent, waiting;
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
+    if (limits_.elastic && rank.report.worlds > 0) continue;  // the others go on, as Membership says
     if (rank.gone || rank.report.joining < members || now - rank.joining_at < limits_.absent) continue;
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {

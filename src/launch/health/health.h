@@ -107,8 +107,8 @@ class Health {
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
   /// More ranks, behind those that there are; there are no other processes. `hosts`: of all.
   void grow(std::vector<std::string> hosts, Clock::time_point now);
-  /// The others go on without it, in a world of their own.
-  void left(int rank);
+  /// The others go on without it, in a world of their own; or with it after all.
+  void left(int rank, bool has_left = true);
   /// Another process has been started in its place.
   void began_anew(int rank, Clock::time_point now);
   /// Their agent is at work, whether or not it has something to report of them.
@@ -120,7 +120,8 @@ class Health {
     struct Stopped {
       int process = 0;
       std::chrono::seconds since{};
-      std::string who;
+      std::string why;             ///< the job has to end, where it does not go on without it
+      bool with_its_host = false;  ///< nothing has come from its agent
     };
     std::vector<Warning> warnings;
     std::vector<Stopped> stopped;    ///< for too long: the job has to end, or go on without them
@@ -212,7 +213,7 @@ class HealthWatch {
     roles_.workers = static_cast<int>(hosts.size());
     health_.grow(std::move(hosts), Health::Clock::now());
   }
-  void left(int process) { health_.left(process); }
+  void left(int process, bool has_left = true) { health_.left(process, has_left); }
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
   /// A rank saves and ends when a signal asks it to.

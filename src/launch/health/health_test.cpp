@@ -63,6 +63,9 @@ class Job {
       all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
       if (found.end && !all.end) all.end = found.end;
       all.stopped = found.stopped;
+      for (const auto& stopped : found.stopped) {
+        if (stopped.with_its_host && !all.end) all.end = stopped.why;  // (of a job that is not elastic)
+      }
     }
     return all;
   }
@@ -269,7 +272,8 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   const auto later = job.pass(seconds(3));
   ASSERT_EQ(later.stopped.size(), 1u);
   EXPECT_EQ(later.stopped[0].process, 1);
-  EXPECT_EQ(later.stopped[0].who, "rank 1 (host, pid 101)");
+  EXPECT_EQ(later.stopped[0].why, "rank 1 (host, pid 101) has been stopped for 61 s");
+  EXPECT_FALSE(later.stopped[0].with_its_host);
   job.health().left(1);
   EXPECT_EQ(job.pass(seconds(3)).stopped.size(), 1U) << "the others wait for it until they have gone on without it";
   job.health().ended(1, job.now());
@@ -310,6 +314,19 @@ TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute)
   const auto later = job.pass(seconds(70));
   ASSERT_TRUE(later.end);
   EXPECT_TRUE(contains(*later.end, "nothing has come from the agent of host (rank 2) for 60 s")) << *later.end;
+
+  HealthLimits limits;
+  limits.elastic = true;
+  limits.stopped_end = seconds(2);
+  Job elastic(2, limits);
+  elastic.mute(1);
+  const auto silent = elastic.pass(seconds(6));
+  ASSERT_EQ(silent.stopped.size(), 1u);
+  EXPECT_EQ(silent.stopped[0].process, 1);
+  EXPECT_TRUE(silent.stopped[0].with_its_host);
+  ASSERT_EQ(silent.warnings.size(), 1u);
+  EXPECT_TRUE(contains(silent.warnings[0].text, "at 5 s the others go on without it where they can, and else the job "))
+      << silent.warnings[0].text;
 }
 
 TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {

@@ -171,9 +171,10 @@ struct Excuse {
   int worker = 0;
   bool excused = true;
 };
-/// The others do not wait for it any more.
+/// The others do not wait for it any more; or do so again.
 struct Leaves {
   int worker = 0;
+  bool leaves = true;
 };
 /// The workers of an agent that leave are told to end, those that save by themselves too.
 struct StopRanks {

@@ -25,7 +25,8 @@ struct TrueWorker {
   int agent = 0;
   bool runs = false;   ///< its agent has started it
   bool asked = false;  ///< to be a member, by itself
-  bool stopped = false, dying = false;
+  bool stopped = false, dying = false, member = false;
+  bool removed = false;  ///< it has seen that the others have formed a world without it
   std::int64_t formed = -1;
   bool has_state = false;
 };
@@ -70,6 +71,7 @@ class Play {
     trains_ = below(8) != 0;
     membership_.emplace(options_, plan, Membership::Past{{}, static_cast<std::uint64_t>(below(3))});
     latest_ = membership_->current();
+    for (const auto& member : latest_.members) workers_.at(member.worker).member = true;
     tell(event::Ordered{});
     while (below(6) == 0) random_event();  // as ranks start
     if (!over_) tell(running());
@@ -117,8 +119,13 @@ class Play {
     std::set<int> once;
     for (const auto& member : now.members) {
       EXPECT_TRUE(once.insert(member.worker).second) << "each worker counts once";
-      const KnownWorker& known = membership_->roster().all().at(member.worker);
-      EXPECT_TRUE(known.running()) << member.worker;  // (it may be let go by what follows from the same event)
+      // (It may be let go by what follows from the same event, and be forgotten.)
+      const auto known = membership_->roster().all().find(member.worker);
+      EXPECT_TRUE(known == membership_->roster().all().end() || known->second.running()) << member.worker;
+      EXPECT_TRUE(now.epoch != membership_->current().epoch || known != membership_->roster().all().end());
+    }
+    for (const auto& member : latest_.members) {
+      if (!once.contains(member.worker)) dropped_at_[member.worker] = now.epoch;
     }
     EXPECT_TRUE(finished_ || static_cast<int>(once.size()) >= options_.least);
     EXPECT_TRUE(options_.most == 0 || static_cast<int>(once.size()) <= options_.most);
@@ -128,6 +135,15 @@ class Play {
     const auto read = rendezvous::decode_membership(rendezvous::encode(now));
     EXPECT_TRUE(read && *read == now);
     latest_ = now;
+    for (const int worker : once) {
+      const auto there = workers_.find(worker), end = workers_.end();
+      const auto dropped = dropped_at_.find(worker);
+      if (there == end) continue;
+      there->second.member = true;
+      if (dropped == dropped_at_.end()) continue;
+      there->second.removed |= formed_ >= static_cast<std::int64_t>(dropped->second);
+      dropped_at_.erase(dropped);
+    }
   }
   void carry_out(const action::AddAgent& add, bool) { agents_[static_cast<int>(agents_.size())] = {add.host.name}; }
   void carry_out(const action::StartRanks& start, bool) {
@@ -158,6 +174,21 @@ class Play {
   void carry_out(const action::Excuse& excuse, bool) {
     if (!excuse.excused) over_ = true;
   }
+  void carry_out(const action::Say& say, bool) {
+    // Somebody that leaves, and that the others have not gone on without, may be a member again.
+    if (say.text.find("the job cannot go on: no worker") == std::string::npos || finished_) return;
+    for (const auto& [number, known] : membership_->roster().all()) {
+      const auto there = workers_.find(number);
+      if (!known.running() || !known.leaving || !membership_->roster().knows(known) || there == workers_.end())
+        continue;
+      if (!there->second.member || there->second.dying || !there->second.runs) continue;
+      const auto dropped = dropped_at_.find(number);
+      EXPECT_TRUE(dropped == dropped_at_.end() ||
+                  membership_->roster().latest_formed() >= static_cast<std::int64_t>(dropped->second) ||
+                  options_.most_changes)
+          << "worker " << number << " has the training's state";
+    }
+  }
   void carry_out(const action::StopRanks& stop, bool) {
     for (auto& [number, worker] : workers_) worker.dying = worker.dying || worker.agent == stop.agent;
   }
@@ -182,10 +213,11 @@ class Play {
     std::vector<TrueWorker*> members;
     for (const auto& member : latest_.members) {
       const auto found = workers_.find(member.worker);
-      if (found == workers_.end() || !found->second.runs || found->second.stopped) return;
+      if (found == workers_.end() || !found->second.runs || found->second.stopped || found->second.removed) return;
       members.push_back(&found->second);
     }
     for (TrueWorker* const member : members) member->formed = static_cast<std::int64_t>(latest_.epoch);
+    formed_ = static_cast<std::int64_t>(latest_.epoch);
     if (!trains_) return;
     const bool given = std::ranges::any_of(members, [](const TrueWorker* one) { return one->has_state; });
     EXPECT_TRUE(given || !begun_) << "fresh workers begin a training anew that others had begun";
@@ -315,6 +347,7 @@ class Play {
     if (!ones_.empty() && below(2) == 0) {
       const int number = *ones_.begin();
       ones_.erase(number);
+      if (!workers_.contains(number)) return;  // lost with its host
       const bool well = below(5) != 0;
       workers_[number].runs = well;
       const int agent = workers_[number].agent;
@@ -328,7 +361,12 @@ class Play {
       tell(event::AgentStarted{agent});
     }
   }
+  /// Once the others have formed a world.
   void leave_by_themselves() {
+    for (const auto& [number, worker] : std::map(workers_)) {
+      if (worker.removed && worker.runs && workers_.contains(number)) return end(number, How::Notice);
+    }
+    if (formed_ < static_cast<std::int64_t>(latest_.epoch)) return;
     for (const auto& [number, worker] : std::map(workers_)) {
       const bool member = rendezvous::place_of(membership_->current(), number).has_value();
       if (worker.runs && !member && worker.formed >= 0 && workers_.contains(number)) return end(number, How::Done);
@@ -372,12 +410,13 @@ class Play {
       EXPECT_FALSE(known.ended() && known.counted) << number;
       EXPECT_FALSE(known.leaving && known.counted) << number;
       counted += known.counted ? 1 : 0;
-      state = state || (known.counted && there && workers_.at(number).has_state);
+      state = state || (known.counted && there && (workers_.at(number).has_state || workers_.at(number).removed));
     }
     for (const auto& [number, worker] : workers_) EXPECT_TRUE(membership_->roster().all().contains(number));
     // Somebody goes on that has the state, or it is being found out, or the training is over.
     EXPECT_TRUE(state || !begun_ || finished_ || membership_->next_look()) << "the training is lost in silence";
     EXPECT_TRUE(options_.most == 0 || counted <= options_.most);
+    EXPECT_LE(membership_->roster().all().size(), workers_.size() + membership_->current().members.size());
   }
   /// Time passes, and nothing else happens but that processes end that are to: no worker is left that nobody waits for.
   void finish() {
@@ -413,6 +452,8 @@ class Play {
   rendezvous::Membership latest_;
   bool begun_running_ = false, begun_ = false, finished_ = false, over_ = false, ended_ = false;
   int changes_ = 0;
+  std::int64_t formed_ = -1;                 ///< the latest epoch of which there has been a world
+  std::map<int, std::uint64_t> dropped_at_;  ///< by worker: the first epoch without it
 };
 
 // COHORT_TEST_TIMES: so many times more.

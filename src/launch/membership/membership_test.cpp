@@ -185,6 +185,79 @@ TEST_F(MembershipTest, PlansLetNobodyGoThatAloneHasTheState) {
             "worker 1)\n");
 }
 
+// Nobody has formed a world without it when the others are lost.
+TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTheOthersAreLost) {
+  for (const char* const how : {"order", "notice", "list"}) {
+    begin({.least = 1, .others_may_come = true, .asks_script = true}, plan_with({1, 1}));
+    for (const int worker : {0, 1}) report(worker, 0, true);
+    if (how[0] == 'o') on(event::TakeAway{"h0"});
+    if (how[0] == 'l') on(event::Listed{{planned("h1", 0, 1)}});
+    if (how[0] == 'n') {
+      on(event::AgentNoticed{0, SIGTERM});
+      after(milliseconds(200));
+    }
+    EXPECT_EQ(members(), (std::vector<int>{1})) << how;
+    const auto lost = how[0] == 'o' ? end(1) : on(event::AgentLost{1, "gone"});
+    EXPECT_NE(said_.find("; worker 0 stays after all; epoch 2 goes on with 1 of 1 workers\n"), std::string::npos)
+        << how << said_;
+    EXPECT_FALSE(ended_) << how;
+    EXPECT_EQ(members(), (std::vector<int>{0})) << how;
+    EXPECT_FALSE(those<action::Leaves>(lost).back().leaves && how[0] != 'o');
+    report(0, 2, true);
+    EXPECT_TRUE(those<action::StopRanks>(after(seconds(6))).empty()) << how << ": it leaves no more";
+    // Once another has the state it leaves.
+    come("c", 2, 2);
+    if (how[0] == 'n') continue;
+    report(2, 3, true);
+    EXPECT_EQ(members(), (std::vector<int>{2})) << how;
+  }
+}
+
+TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTooFewWouldBeLeft) {
+  begin({.least = 2}, plan_with({1, 1, 1}));
+  for (const int worker : {0, 1, 2}) report(worker, 0, true);
+  on(event::TakeAway{"h2"});
+  end(1);
+  EXPECT_EQ(members(), (std::vector<int>{0, 2})) << said_;
+  report(0, 2, true);
+  EXPECT_EQ(said_, "host h2 stays: fewer than --min-np 2 would be left\n");
+}
+
+// It ends by itself, or has been killed: nobody has the training.
+TEST_F(MembershipTest, WhoHasLeftIsNoMemberAgain) {
+  for (const bool removed : {false, true}) {
+    begin({.least = 1}, plan_with({1, 1}));
+    for (const int worker : {0, 1}) report(worker, 0, true);
+    on(event::TakeAway{"h0", removed});
+    if (!removed) report(1, 1, true);
+    end(1);
+    EXPECT_NE(said_.find("the job cannot go on: no worker is left"), std::string::npos) << said_;
+  }
+}
+
+TEST_F(MembershipTest, ForgetsWorkersAndAgentsThatNoEpochHas) {
+  begin({.least = 1, .others_may_come = true, .cooldown = std::pair(seconds(1), seconds(1))}, plan_with({1}));
+  report(0, 0, true);
+  int worker = 1;
+  for (int i = 1; i <= 300; ++i) {
+    on(event::Add{planned(fmt::format("b{}", i), 0, 1)});
+    on(event::AgentJoined{i});
+    on(event::AgentStarted{i});
+    arrive(worker);
+    for (const int one : {0, worker}) report(one, static_cast<std::int64_t>(membership_->current().epoch), true);
+    if (i % 2 == 0) {
+      on(event::AgentLost{i, "gone"});
+    } else {
+      on(event::TakeAway{fmt::format("b{}", i)});
+      end(worker, How::Notice);
+      on(event::AgentEmpty{i});
+    }
+    ++worker;
+    EXPECT_LE(membership_->roster().all().size(), 3U) << i;
+  }
+  EXPECT_EQ(members(), (std::vector<int>{0}));
+}
+
 TEST_F(MembershipTest, AListThatIsReplacedWaitsForTheState) {
   begin({.least = 1, .others_may_come = true, .asks_script = true}, plan_with({1}));
   report(0, 0, true);

@@ -18,15 +18,44 @@ KnownWorker* Roster::find(int number) {
   return found == workers_.end() ? nullptr : &found->second;
 }
 
+bool Roster::runs(int worker) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && !found->second.ended();
+}
+
+bool Roster::anybody_runs() const {
+  return std::ranges::any_of(workers_, [](const auto& one) { return !one.second.ended(); });
+}
+
+bool Roster::is_counted(int worker) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && found->second.counted;
+}
+
+bool Roster::has_formed(int worker, std::uint64_t epoch) const {
+  const auto found = workers_.find(worker);
+  return found != workers_.end() && found->second.formed_epoch >= static_cast<std::int64_t>(epoch);
+}
+
+void Roster::forget_ended() {
+  std::erase_if(workers_,
+                [this](const auto& one) { return one.second.ended() && !one.second.counted && !is_member(one.first); });
+}
+
 void Roster::report(KnownWorker& worker, std::int64_t formed_epoch, bool has_state) {
   worker.formed_epoch = std::max(worker.formed_epoch, formed_epoch);
   worker.has_state = worker.has_state || has_state;
   state_said_ = state_said_ || has_state;
-  formed_ = formed_ || formed_epoch >= 0;
+  latest_formed_ = std::max(latest_formed_, formed_epoch);
 }
 
 bool Roster::knows(const KnownWorker& worker) const {
   return worker.first || (state_said_ ? worker.has_state : worker.formed_epoch >= 0);
+}
+
+bool Roster::takes_part(int worker) const {
+  const auto found = workers_.find(worker);
+  return is_member(worker) || (found != workers_.end() && found->second.counted && knows(found->second));
 }
 
 int Roster::size() const {
@@ -91,10 +120,13 @@ void Roster::begin() {
 }
 
 void Roster::begin_epoch(const std::string& cause) {
-  const auto fresh =
-      std::ranges::count_if(workers_, [this](const auto& one) { return one.second.counted && !is_member(one.first); });
-  sizes_ = fresh == 0 ? fmt::format("{} of {} workers", size(), current_.members.size())
-                      : fmt::format("{} workers, {} of them new", size(), fresh);
+  const auto fresh = std::ranges::count_if(workers_, [this](const auto& one) {
+    return one.second.counted && !is_member(one.first) && one.second.formed_epoch < 0;
+  });
+  const int now = size(), before = static_cast<int>(current_.members.size());
+  sizes_ = fresh > 0       ? fmt::format("{} workers, {} of them new", now, fresh)
+           : now <= before ? fmt::format("{} of {} workers", now, before)
+                           : fmt::format("{} workers", now);
   current_ = {current_.epoch + 1, by_rank(), cause};
 }
 

@@ -47,16 +47,28 @@ class Roster {
   std::map<int, KnownWorker>& all() noexcept { return workers_; }
   const std::map<int, KnownWorker>& all() const noexcept { return workers_; }
 
+  bool runs(int worker) const;
+  bool anybody_runs() const;
+  bool is_counted(int worker) const;
+  /// It has formed a world of this epoch, or of a later one.
+  bool has_formed(int worker, std::uint64_t epoch) const;
+  /// Those that are in no epoch that anybody asks for.
+  void forget_ended();
+
   /// Its own word, and the latest.
   void report(KnownWorker& worker, std::int64_t formed_epoch, bool has_state);
   /// Somebody has trained, as far as is known: fresh workers alone would begin anew.
-  bool begun() const noexcept { return state_said_ || formed_; }
-  bool formed() const noexcept { return formed_; }
+  bool begun() const noexcept { return state_said_ || formed(); }
+  bool formed() const noexcept { return latest_formed_ >= 0; }
+  /// The latest epoch whose world some worker has formed; -1: none.
+  std::int64_t latest_formed() const noexcept { return latest_formed_; }
   /// It can give the training to others, or begin it. Members of the first epoch are alike: the first world is formed
   /// by all of them. A later one counts from its own word on: that it has the state, or, where no worker says that at
   /// all, that it has formed a world. (That nobody has trained yet is known too late to count on it.)
   bool knows(const KnownWorker& worker) const;
   bool is_member(int worker) const { return rendezvous::place_of(current_, worker).has_value(); }
+  /// A member, or one that is counted again before there is another epoch.
+  bool takes_part(int worker) const;
 
   int size() const;  ///< workers that are counted
   std::vector<const KnownWorker*> counted() const;
@@ -89,7 +101,7 @@ class Roster {
   rendezvous::Membership current_;
   std::string sizes_;
   bool state_said_ = false;  ///< some worker has said that it has the state
-  bool formed_ = false;      ///< some worker has formed a world
+  std::int64_t latest_formed_ = -1;
 };
 
 }  // namespace cohort::launch

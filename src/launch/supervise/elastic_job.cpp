@@ -181,7 +181,7 @@ void ElasticJob::carry_out(const action::Finish& finish) {
 
 void ElasticJob::carry_out(const action::Hold& hold) { agent(hold.agent).started = agent(hold.agent).all_gone = true; }
 
-void ElasticJob::carry_out(const action::Leaves& leaves) { health_.left(leaves.worker); }
+void ElasticJob::carry_out(const action::Leaves& leaves) { health_.left(leaves.worker, leaves.leaves); }
 
 void ElasticJob::carry_out(const action::StopRanks& stop) {
   const AgentHandle& agent = this->agent(stop.agent);

@@ -152,6 +152,8 @@ Membership::Answer Epoch::follow(Membership::Answer answer) {
 void Epoch::carry_out(const action::Drop& drop) {
   AgentHandle& agent = *agents_.members()[static_cast<std::size_t>(drop.agent)];
   agent.started = agent.all_gone = agent.lost = true;
+  // One that was only stopped may have no lifeline but this.
+  if (agent.channel != nullptr) agent.channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
   AgentPool::kill(agent);  // its guard, if it lives, ends what is left
   for (const int worker : drop.workers) end_lost(worker, !drop.failed);
   members_.health().host_ended(processes_on(setup_.plan, drop.agent));
@@ -451,11 +453,15 @@ void Epoch::look_at_health() {
   Health::Findings findings = members_.health().look();
   for (const Warning& warning : findings.warnings) run_.warn(warning);
   for (const auto& stopped : findings.stopped) {
-    if (elastic_ && decide(event::StoppedTooLong{stopped.process, stopped.since}).taken) continue;
-    findings.end = fmt::format("{} has been stopped for {} s", stopped.who, stopped.since.count());
+    const bool goes_on =
+        elastic_ &&
+        (stopped.with_its_host ? goes_on_without(agent_of(agents_, setup_.plan, stopped.process), stopped.why)
+                               : decide(event::StoppedTooLong{stopped.process, stopped.since}).taken);
+    if (goes_on) continue;
+    findings.end = stopped.why;
     break;
   }
-  if (findings.end) {
+  if (findings.end && stage_ == Stage::Running) {
     show_overview();
     return on_stuck(*findings.end);
   }

@@ -403,9 +403,19 @@ bool State::Impl::is_furthest() {
 
 State::Wait State::await_members() {
   Impl& self = *impl_;
-  const auto& page = status::StatusPage::own();
+  auto& page = status::StatusPage::own();
+  // Where another has ended with 0, the job has new members once all that are left say that they wait.
+  struct Waiting {
+    status::StatusPage& page;
+    explicit Waiting(status::StatusPage& own) : page(own) { page.begin_join(status::StatusLayout::kToBeMember); }
+    ~Waiting() { page.end_join(false); }
+  } const waiting(page);
   const auto since = Clock::now();
-  while (self.epoch && page.fd() >= 0 && page.announced_epoch() <= *self.epoch) {
+  const auto waits = [&] {
+    const auto announced = page.announced_epoch();
+    return announced <= *self.epoch || !rendezvous::is_settled(announced);  // it leaves, and may be needed again
+  };
+  while (self.epoch && page.fd() >= 0 && waits()) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
     const bool late = Clock::now() - since > kUntilSaved;
     if ((told || late) && self.chose_in != self.epoch) {
@@ -424,7 +434,7 @@ State::Wait State::await_members() {
     } else if (late) {
       break;  // `join` waits on; or all ranks are there, and form this epoch's world once more
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(page.announced_epoch() <= *self.epoch ? 2 : 20));
     }
   }
   return Wait::Over;

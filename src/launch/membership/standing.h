@@ -1,0 +1,103 @@
+// Where an elastic job stands: its options, what is known of its workers, hosts and agents, and what may become of
+// them. The parts of Membership share it. Pure. One thread.
+#pragma once
+
+#include "base/result.h"
+#include "launch/membership/events.h"
+#include "launch/membership/known_hosts.h"
+#include "launch/membership/roster.h"
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cohort::launch {
+
+struct MembershipOptions {
+  int least = 1;
+  int most = 0;                          ///< 0: no limit
+  std::optional<int> most_changes = {};  ///< nothing: no limit
+  int spares = 0;                        ///< that run beside the most
+  bool others_may_come = false;          ///< else a job with too few members ends at once
+  bool restarts = false;                 ///< a job that breaks down may begin anew
+  bool asks_script = false;              ///< the hosts that there are are listed again and again
+  bool come_by_themselves = false;       ///< agents of other hosts do
+  KnownHosts::Cooldown cooldown = {};
+  std::chrono::seconds timeout{};             ///< for others to come
+  std::chrono::milliseconds start_timeout{};  ///< for an agent to come, and its ranks to run
+  std::chrono::milliseconds grace{};          ///< for those that leave, once the others have gone on
+  std::chrono::milliseconds preempt_grace{};  ///< for those whose agent has been told to end
+};
+
+struct KnownAgent {
+  enum class Stage { Coming, Starting, Running, Idle, Gone };
+
+  std::string name;
+  int slots = 0;  ///< that it is to start ranks in
+  Stage stage = Stage::Running;
+  std::optional<KnownHosts::Time> limit = {};  ///< for its ranks to run
+  bool leaving = false;                        ///< with all that runs there
+  bool noticed = false;                        ///< it has been told to end
+
+  bool newcomer() const noexcept { return stage == Stage::Coming || stage == Stage::Starting; }
+  bool has_ranks() const noexcept { return newcomer() || stage == Stage::Running; }
+};
+
+struct Standing {
+  using Time = KnownHosts::Time;
+
+  Standing(MembershipOptions wanted, const Plan& plan, std::set<std::string> barred, std::uint64_t first);
+
+  bool may_change() const noexcept { return running && !over; }
+  bool begins_anew() const { return options.restarts && !roster.formed(); }
+  bool changes_are_used_up() const;
+  std::uint64_t changes() const { return roster.current().epoch - first_epoch; }
+  int room() const;
+  Result<void> can_spare(int workers) const;
+  bool can_lose(const std::vector<int>& workers) const;
+  /// None of the others could go on from where these are.
+  bool are_last_with_state(const std::vector<int>& workers) const {
+    return roster.others_know({}) && !roster.others_know(workers);
+  }
+  bool is_newcomer(int agent) const;
+  std::vector<int> workers_on(int agent, bool counted) const;  ///< that have not ended
+  std::vector<int> workers_of(const std::string& host) const;  ///< that are counted
+  int latest_agent(const std::string& host) const;             ///< -1: there is none
+
+  void end() noexcept;
+  void give_up(int agent, const std::string& why, bool failed);
+  /// Its workers that had not ended go with it.
+  void drop(int agent, const std::vector<int>& workers, bool failed);
+  void lose(KnownWorker& worker);
+  void forget_ended();
+
+  void say(std::string text) { actions.emplace_back(action::Say{std::move(text)}); }
+  template <typename A>
+  void act(A action) {
+    actions.emplace_back(std::move(action));
+  }
+
+  const MembershipOptions options;
+  const std::uint64_t first_epoch;
+  KnownHosts hosts;
+  Roster roster;
+  std::map<int, KnownAgent> agents;  ///< those that are gone are forgotten
+  int next_worker = 0, next_agent = 0;
+  bool ordered = false, running = false, over = false;
+  bool finishing = false;           ///< somebody's part is done
+  std::optional<Time> wait_limit;   ///< too few are left, and others may come until then
+  std::optional<Time> doubt_limit;  ///< whether those that are left have the state is heard until then
+  Time now{};
+  std::vector<Action> actions;
+};
+
+std::string plural(std::size_t count);
+/// "workers 1-2".
+std::string names_of_workers(const std::vector<int>& workers);
+
+}  // namespace cohort::launch
