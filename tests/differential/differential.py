@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
 import sys
 import time
 from typing import Any, Optional
@@ -23,14 +22,14 @@ from jobs import Jobs
 
 
 class Suite:
-    def __init__(self, command: str, plant: str = "") -> None:
-        self.jobs = Jobs(command, plant)
+    def __init__(self, plant: str = "") -> None:
+        self.jobs = Jobs(plant)
         self.programs = self.not_torchs = 0
         self.kinds: collections.Counter[str] = collections.Counter()
         self.refusals: dict[str, list[int]] = {}
         self.differences: list[tuple[dict[str, Any], compare.Verdict]] = []
         self.used = coverage.Used()
-        self.once: list[int] = []
+        self.once: list[str] = []
         self.ready: Any = None
 
     def judge(self, program: dict[str, Any], following: Optional[dict[str, Any]] = None) -> Optional[compare.Verdict]:
@@ -94,7 +93,7 @@ class Suite:
         self.used.add(source.text_of(program, reference=False), program["method"])
         if verdict.kind == "different":
             if not self.fails_afresh(program):
-                self.once.append(program["seed"])
+                self.once.append(f"seed {program['seed']}: {verdict.text}")
                 verdict.kind = "only once"
             else:
                 self.differences.append((program, verdict))
@@ -107,7 +106,7 @@ class Suite:
         print(f"\n{self.programs} programs in {seconds:.0f} s ({self.programs / max(seconds, 0.1):.1f} a second): "
               f"{dict(self.kinds)}, {self.not_torchs} that plain torch refuses; {self.jobs.restarts} jobs were restarted")  # fmt: skip
         if self.once:
-            print(f"differed once, and not in a fresh job: seeds {self.once[:20]}")
+            print("differed once, and not in a fresh job:", *self.once[:20], sep="\n  ")
         print("refusals:")
         for text, seeds in sorted(self.refusals.items(), key=lambda pair: -len(pair[1])):
             print(f"  {len(seeds):5} {text} (seed {seeds[0]})")
@@ -125,7 +124,6 @@ def show(suite: Suite, program: dict[str, Any], verdict: compare.Verdict, second
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--command", default=os.environ.get("COHORT_COMMAND", "cohort"), help="the command `cohort`")
     parser.add_argument("--seconds", type=float, default=30, help="how long; default 30")
     parser.add_argument("--count", type=int, default=1 << 40, help="programs at most")
     parser.add_argument("--fixed", type=int, default=0, help="begin with so many seeds from 0")
@@ -141,7 +139,7 @@ def main() -> int:
         print(f"torch {torch.__version__} is too old: 2.3 is needed")
         return 77
     torch.set_num_threads(1)
-    suite = Suite(options.command, options.plant)
+    suite = Suite(options.plant)
     begin = time.monotonic()
     if options.program:
         with open(options.program) as file:

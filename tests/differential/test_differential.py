@@ -1,11 +1,10 @@
 """The suite finds faults that are planted, and none where there are none; and its parts.
 
-    COHORT_COMMAND=cohort python3 -m unittest test_differential
+    PYTHONPATH=build/release/python python3 -m unittest test_differential
 """
 
 from __future__ import annotations
 
-import os
 import random
 import unittest
 from typing import Any
@@ -56,7 +55,7 @@ class Faults(unittest.TestCase):
     """Each in a job of its own."""
 
     def judged(self, planted: str, made: dict[str, Any]) -> compare.Verdict:
-        suite = differential.Suite(os.environ.get("COHORT_COMMAND", "cohort"), planted)
+        suite = differential.Suite(planted)
         try:
             verdict = suite.judge(made)
             assert verdict is not None
@@ -72,7 +71,7 @@ class Faults(unittest.TestCase):
                 self.assertRegex(verdict.text, said)
 
     def test_nothing_is_found_without_them(self) -> None:
-        suite = differential.Suite(os.environ.get("COHORT_COMMAND", "cohort"))
+        suite = differential.Suite()
         try:
             for name, (made, changed, _) in FAULTS.items():
                 with self.subTest(name):
