@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import sys
 import time
 from typing import Any, Optional
 
 import compare
 import coverage
+import cpp
 import grammar
 import lossy
 import reference
@@ -22,8 +24,9 @@ from jobs import Jobs
 
 
 class Suite:
-    def __init__(self, plant: str = "") -> None:
-        self.jobs = Jobs(plant)
+    def __init__(self, plant: str = "", runner: str = "") -> None:
+        self.jobs = cpp.Jobs(runner) if runner else Jobs(plant)
+        self.runner = runner
         self.programs = self.not_torchs = 0
         self.kinds: collections.Counter[str] = collections.Counter()
         self.refusals: dict[str, list[int]] = {}
@@ -90,7 +93,8 @@ class Suite:
         if verdict is None:
             self.not_torchs += 1
             return "torch refuses it"
-        self.used.add(source.text_of(program, reference=False), program["method"])
+        if not self.runner:
+            self.used.add(source.text_of(program, reference=False), program["method"])
         if verdict.kind == "different":
             if not self.fails_afresh(program):
                 self.once.append(f"seed {program['seed']}: {verdict.text}")
@@ -110,7 +114,8 @@ class Suite:
         print("refusals:")
         for text, seeds in sorted(self.refusals.items(), key=lambda pair: -len(pair[1])):
             print(f"  {len(seeds):5} {text} (seed {seeds[0]})")
-        self.used.report()
+        if not self.runner:
+            self.used.report()
 
 
 def show(suite: Suite, program: dict[str, Any], verdict: compare.Verdict, seconds: float) -> None:
@@ -132,6 +137,7 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, nargs="*", default=[], help="numbers in grammar.WORLDS; default: all")
     parser.add_argument("--shrink", type=float, default=60, help="seconds for a difference")
     parser.add_argument("--plant", default="", help="faults to plant (planted.py)")
+    parser.add_argument("--runner", default="", help="the program of runner.cpp: over C++'s wrappers in place of Python's")
     parser.add_argument("--program", help="a file with one program as JSON: runs it alone")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -139,7 +145,8 @@ def main() -> int:
         print(f"torch {torch.__version__} is too old: 2.3 is needed")
         return 77
     torch.set_num_threads(1)
-    suite = Suite(options.plant)
+    suite = Suite(options.plant, os.path.abspath(options.runner) if options.runner else "")
+    draw = cpp.program if options.runner else grammar.program
     begin = time.monotonic()
     if options.program:
         with open(options.program) as file:
@@ -153,7 +160,7 @@ def main() -> int:
 
     def drawn(number: int) -> dict[str, Any]:
         seed = number if number < options.fixed else fresh + number - options.fixed
-        return grammar.program(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
+        return draw(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
 
     try:
         program = drawn(0)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import random
 import unittest
 from typing import Any
@@ -40,7 +42,8 @@ SHARDED = {"sharding": "gradients"}
 # Of each fault: a program that meets it, and what is said of it.
 FAULTS = {
     "list_taken_once": (program("ddp", *THAWED), {"pieces": FROZEN}, "record"),
-    "local_list_taken_once": (program("local_sgd", *THAWED, options=LOCAL), {"pieces": FROZEN}, "differs|is .*, not"),
+    "local_list_taken_once": (program("local_sgd", *THAWED, options=LOCAL), {"pieces": FROZEN},
+                              "differs|is .*, not|was not looked at"),
     "residual_kept": (program("ddp", PLAIN, NAN, PLAIN, dtype="float32", scaler=True,
                               options={"hook": "int4_compress", "feedback": True}), {}, "gradient 2"),
     "rate_not_compared": (program("sharded", PLAIN, {"kind": "rate_one", "rank": 1}, *[PLAIN] * 4, options=SHARDED), {}, "is .*, not"),
@@ -69,6 +72,21 @@ class Faults(unittest.TestCase):
                 verdict = self.judged(name, {**made, **changed})
                 self.assertEqual(verdict.kind, "different", verdict)
                 self.assertRegex(verdict.text, said)
+
+    @unittest.skipUnless(os.environ.get("DIFFERENTIAL_CPP"), "runner.cpp is not built")
+    def test_are_found_over_cpp(self) -> None:
+        suite = differential.Suite(runner=os.environ["DIFFERENTIAL_CPP"])
+        try:
+            made = {**program("ddp", PLAIN, PLAIN), "lossy": False}
+            self.assertEqual(suite.judge(made), compare.Verdict("same"))
+            plain, ranks = suite.plain(made), copy.deepcopy(made)
+            ranks["optimizer"]["options"]["lr"] *= 1.5
+            job = suite.jobs.of(ranks)
+            job.start(ranks)
+            verdict = compare.verdict(made, plain, job.finish())
+            self.assertEqual((verdict.kind, verdict.step), ("different", 0), verdict)
+        finally:
+            suite.jobs.close()
 
     def test_nothing_is_found_without_them(self) -> None:
         suite = differential.Suite()
