@@ -139,13 +139,15 @@ class Jobs:
         return job
 
     def after(self, program: dict[str, Any], replies: list[Optional[dict[str, Any]]]) -> None:
-        """Worlds, or the whole job, are made anew where an error may have left something behind."""
+        """Worlds, or the whole job, are made anew where an error may have left something behind, or a step that one rank has left
+        out: with double buffering the others' last operation waits for it then, and nobody for that."""
         key = max(source.phases_of(program)), program["hosts"]
         errors = [reply["error"] for reply in replies if reply and reply["error"]]
         lost = any(reply is None for reply in replies) or any(error["type"] in ("PeerLost", "Timeout") for error in errors)
-        if lost or (errors and program["method"] == "torch_ddp"):
+        apart = errors or any(event.get("how", "").endswith("_one") for event in program["events"])
+        if lost or (apart and program["method"] == "torch_ddp"):
             self.restart(key)
-        elif errors:
+        elif apart:
             self.jobs[key].fresh = True
 
     def restart(self, key: tuple[int, str]) -> None:

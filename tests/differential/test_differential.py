@@ -88,6 +88,17 @@ class Faults(unittest.TestCase):
         finally:
             suite.jobs.close()
 
+    def test_an_operation_that_a_program_leaves_behind_does_not_meet_the_next_one(self) -> None:
+        suite = differential.Suite()
+        try:
+            left = {"kind": "step", "how": "skip_one", "rank": 0}
+            suite.judge(program("chainermn", {"kind": "step", "how": "nan", "rank": 1}, PLAIN, left, PLAIN,
+                                options={"double_buffering": True}))  # fmt: skip
+            made = program("local_sgd", PLAIN, PLAIN, options=LOCAL)
+            self.assertEqual(suite.judge(made), compare.Verdict("same"))
+        finally:
+            suite.jobs.close()
+
     def test_nothing_is_found_without_them(self) -> None:
         suite = differential.Suite()
         try:
