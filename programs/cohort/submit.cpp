@@ -457,7 +457,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   const std::string path = folder.path + "/submit.sh";
   value_or_throw(launch::replace_file(folder, "submit.sh", text));
   fmt::print(stderr, "{}\ncohort: {} {}\n", text, fmt::join(scheduler.submit, " "), path);
-  folder.fd.reset();  // its lock is the job's, which may begin before we know
+  folder.lock.reset();  // it is the job's, which may begin before we know
   std::vector<std::string> command = scheduler.submit;
   command.push_back(path);
   const std::streamoff begin = size_of(folder.path + "/output.txt");  // of a job before

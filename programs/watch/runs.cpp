@@ -74,11 +74,11 @@ std::optional<Json> job_of(const fs::path& run) {
   return job;
 }
 
-/// On this host: the launcher and its agents hold a lock on the folder. (To take it, and be it for a moment, would be
+/// On this host: the launcher and its agents hold a lock in the folder. (To take it, and be it for a moment, would be
 /// in the way of a job that is about to.)
 bool is_locked_here(const fs::path& run) {
   struct stat status {};
-  if (::stat(run.c_str(), &status) != 0) return false;
+  if (::stat((run / launch::kLockFile).c_str(), &status) != 0) return false;
   const std::string file = fmt::format("{:02x}:{:02x}:{}", major(status.st_dev), minor(status.st_dev), status.st_ino);
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {
@@ -286,7 +286,7 @@ void require_removable(const RunSummary& run) {
 
 void remove_run(const RunSummary& run) {
   require_removable(run);
-  const sys::UniqueFd fd(::open(run.folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  const sys::UniqueFd fd(::open((run.folder / launch::kLockFile).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse(run, "a job runs in it");
   const fs::path parent = run.folder.parent_path(), aside = parent / (std::string(kRemoved) + run.name);
   value_or_throw(sys::remove_tree(aside.string()));  // of a removal that was killed

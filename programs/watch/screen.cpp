@@ -71,7 +71,7 @@ std::string progress_text(const View& view) {
   for (const LiveRank& rank : view.run.ranks) step = std::max(step, rank.figures.step);
   std::string text = fmt::format("step {}", step);
   if (progress.steps) text += fmt::format("/{:.0f}", *progress.steps);
-  if (progress.epochs) {
+  if (progress.epochs && (progress.epoch > 0 || view.run.state != "ended")) {  // it may log none
     text += fmt::format("  epoch {:.4g}/{:.0f}", progress.epoch, *progress.epochs);
   } else if (progress.epoch > 0) {
     text += fmt::format("  epoch {:.4g}", progress.epoch);

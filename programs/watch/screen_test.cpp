@@ -73,6 +73,13 @@ TEST(Screen, SaysHowARunIsIn80Times24) {
   ASSERT_EQ(lines.size(), 24U);
   for (const std::string& line : lines) EXPECT_LE(width_of(line), 80) << line;
   EXPECT_EQ(lines[0], "train-0a1b  running 1:23  4 ranks on 2 hosts");
+  {
+    View none = view;
+    none.progress.epoch = 0;
+    EXPECT_NE(text_of(draw(none, a_look())).find("epoch 0/6"), std::string::npos);
+    none.run.state = "ended";  // it has logged none
+    EXPECT_EQ(text_of(draw(none, a_look())).find("epoch"), std::string::npos);
+  }
   EXPECT_NE(lines[1].find("step 1200  epoch 1.25/6  1:40 left  397 samples/s  train_loss 0.3142  "), std::string::npos)
       << lines[1];
   EXPECT_NE(lines[1].find("█"), std::string::npos);

@@ -145,6 +145,8 @@ class LocalSteps:
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None
         self._works: list[Work] = []
+        # This rank's: a number of samples that cannot be, which all ranks are to hear of; empty: none. And that under way.
+        self._fault = self._fault_sent = ""
         self._advance: Optional[Callable[[], None]] = None  # an elastic State's: then it is its step that synchronises
         self._version = 0
         self._entered = False
@@ -159,6 +161,13 @@ class LocalSteps:
                     steps._before_inner_step()
 
             inner_optimizer.register_step_pre_hook(before)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InvalidArgument(
+            f"{type(self).__name__}: it cannot be copied or pickled, since it belongs to one model, one optimizer and a "
+            f"communicator -- copy those, make a new {type(self).__name__} over them on all ranks, and give it this one's "
+            "state (load_state_dict(state_dict()))"
+        )
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -186,6 +195,7 @@ class LocalSteps:
         for one in self._fragments:
             one.synchronised_at = one.sent_at = self._steps
             one.samples = one.sent = 0.0
+        self._fault = ""
         self._version += 1
 
     def _require_held(self, where: str) -> None:
@@ -237,9 +247,15 @@ class LocalSteps:
         samples  how much this rank's part of the next average counts for it, such as its batch's size; 0: it had none
 
         Raises what all_reduce does, Mismatch where ranks have different options, and NonFinite on all ranks, which names the
-        parameter, where the average would be NaN or infinite: the last synchronised parameters stay.
+        parameter, where the average would be NaN or infinite: the last synchronised parameters stay. A number of samples that
+        is negative or not finite is an error on all ranks, once they synchronise: Mismatch, or InvalidArgument if all had it.
         """
-        _require(0 <= samples < math.inf, "a number of samples is 0 or more")
+        if not 0 <= samples < math.inf:
+            fault = f"{samples} in step {self._steps + 1}"
+            if self._comm is None or self._comm.size() == 1:
+                self._raise_fault(fault)
+            # Others may be on their way to an average: they hear of it from what travels with that.
+            self._fault, samples = self._fault or fault, 0.0
         self._require_held("step")
         if self._sees_inner_steps:  # else what has changed may be its
             self._require_unwritten("step")
@@ -251,6 +267,9 @@ class LocalSteps:
             one.samples += samples
         if self._advance is None:
             self._go_on()
+
+    def _raise_fault(self, fault: str) -> None:
+        raise InvalidArgument(f"{type(self).__name__}: a number of samples is 0 or more, not {fault}")
 
     def synchronize(self) -> None:
         """Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit."""
@@ -325,6 +344,8 @@ class LocalSteps:
             for key, one in sorted(group.items())
             if isinstance(one, (int, float, str, tuple))
         ]
+        self._fault_sent, self._fault = self._fault, ""
+        options.append(("", "number of samples", self._fault_sent or "0 or more"))
         self._transaction.agree(options)
         tag = self._transaction.tag(number)
         how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}
@@ -350,10 +371,16 @@ class LocalSteps:
         except Error as error:
             self._drop()  # the others of it are not to be said as well
             self._transaction.end("error", False)
-            if isinstance(error, Mismatch) and self._comm is not None:
-                self._transaction.explain(self._comm, str(error))
+            if not isinstance(error, Mismatch):
+                self._fault = self._fault_sent  # nobody has heard of it
+            elif self._comm is not None:
+                self._transaction.explain(self._comm, error)
             raise
         self._works.clear()
+        if self._fault_sent:  # the same on all ranks
+            self._drop()
+            self._transaction.end("error", False)
+            self._raise_fault(self._fault_sent)
         assert self._under_way is not None and self._difference is not None and self._rest is not None
         fragment = self._fragments[self._under_way]
         if not bool(torch.isfinite(self._difference).all()):  # on all ranks
@@ -459,6 +486,8 @@ class LocalSteps:
         way. Not collective."""
         for work in self._works:
             work.wait()
+        if self._fault:
+            self._raise_fault(self._fault)
         counts: list[float] = [self._steps, self._since, self._turn, -1 if self._under_way is None else self._under_way]
         for one in self._fragments:
             counts += [one.synchronisations, one.synchronised_at, one.sent_at, one.samples, one.sent]

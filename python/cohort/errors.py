@@ -41,6 +41,7 @@ class Error(RuntimeError):
     sequence: int | None = None
     cause: str | None = None
     system_error: int | None = None
+    _tagged: bool = False  # of a Mismatch: all ranks had brought an operation with a tag
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:  # others' are of the code that they derive from

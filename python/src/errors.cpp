@@ -40,6 +40,7 @@ py::object to_python(const Error& error) {
   exception.attr("operation") = text_or_none(context.operation);
   exception.attr("sequence") = number_or_none(static_cast<std::int64_t>(context.sequence), 0);
   exception.attr("cause") = text_or_none(context.cause);
+  if (context.tagged) exception.attr("_tagged") = true;
   exception.attr("system_error") = number_or_none(context.system_error, 0);
   return exception;
 }
@@ -62,6 +63,7 @@ Error from_python(const py::object& exception) {
   context.peer = number("peer", -1);
   context.operation = text("operation");
   context.sequence = number("sequence", std::uint64_t{0});
+  context.tagged = py::cast<bool>(exception.attr("_tagged"));
   return Error(code, {}, std::move(context));
 }
 

@@ -466,11 +466,11 @@ void bind_transaction(py::module_& module) {
           py::arg("comm"), py::arg("sums"), py::arg("where"))
       .def(
           "explain",
-          [](Transaction& self, const PyCommunicator& comm, const std::string& mismatch) {
+          [](Transaction& self, const PyCommunicator& comm, const py::object& error) {
             RanksOfMember ranks(comm.shared());
-            self.agreement().explain(ranks, Error(ErrorCode::Mismatch, mismatch));
+            self.agreement().explain(ranks, from_python(error));
           },
-          py::arg("comm"), py::arg("mismatch"))
+          py::arg("comm"), py::arg("error"))
       .def(
           "keep",
           [](Transaction& self, const std::string& name, py::function drop) {

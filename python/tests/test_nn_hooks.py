@@ -3,6 +3,7 @@
 
 import copy
 import gc
+import pickle
 import types
 import unittest
 
@@ -373,6 +374,15 @@ class Refused(Case):
                     self.train(model, 1)
                 with self.assertRaisesRegex(cohort.Aborted, "out of step"):
                     self.train(model, 1)
+
+        def other_on_rank_1(state, bucket):
+            sent = bucket.buffer().half() if self.rank == 1 else bucket.buffer()
+            return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: future.value()[0])
+
+        for hook in (other_on_rank_1, comm_hooks.fp16_compress_hook if self.rank == 1 else comm_hooks.allreduce_hook):
+            with self.assertRaisesRegex(cohort.Mismatch, "rank 1 brought all_reduce.float16") as caught:
+                self.train(self.model(hook), 1)
+            self.assertEqual((caught.exception.code, caught.exception.rank), ("Mismatch", self.rank))
         bucket = GradBucket(3, True, torch.zeros(2), [], [], types.SimpleNamespace(
             timeout=lambda: 0.05, rank=lambda: 7, host=lambda: "there"))  # fmt: skip
         never = Hooked(lambda state, bucket: torch.futures.Future(), None, bucket)
@@ -456,6 +466,36 @@ class PowerSGD(Case):
                         {"orthogonalization_epsilon": 1}, {"orthogonalization_epsilon": float("inf")}):  # fmt: skip
             with self.assertRaises(cohort.InvalidArgument):
                 comm_hooks.PowerSGDState(None, **options)
+
+    def test_a_copy_is_for_another_model_and_shares_nothing(self):
+        for group in (None, dist.group.WORLD):
+            state = comm_hooks.PowerSGDState(group, 2, start_powerSGD_iter=0, min_compression_rate=1)
+            model = self.model(comm_hooks.powerSGD_hook, state)
+            self.train(model, 3)
+            for copied in (copy.copy(state), copy.deepcopy(state), *([] if group else [pickle.loads(pickle.dumps(state))])):
+                self.assertIs(copied.process_group, group)
+                kept = copied.state_dict()
+                self.assertEqual(int(kept["powerSGD.iter"]), 3)
+                self.assertEqual(set(kept), set(state.state_dict()))
+                other = copy.deepcopy(model)
+                other.register_comm_hook(copied, comm_hooks.powerSGD_hook)
+                before = {name: tensor.clone() for name, tensor in state.state_dict().items()}
+                self.train(other, 2)
+                self.assertTrue(all(torch.equal(tensor, before[name]) for name, tensor in state.state_dict().items()))
+                again = self.state(start_powerSGD_iter=0)
+                again.load_state_dict(kept)
+                third = copy.deepcopy(model)
+                third.register_comm_hook(again, comm_hooks.powerSGD_hook)
+                self.train(third, 2)
+                self.assertTrue(all(map(torch.equal, copies(third.module), copies(other.module))))
+        with self.assertRaisesRegex(cohort.InvalidArgument, "a process group goes into no pickle"):
+            pickle.dumps(state)
+        wire = comm_hooks.WireState(dist.group.WORLD, True)
+        self.train(self.model(comm_hooks.int8_compress_hook, wire), 2)
+        self.assertTrue(wire._residuals)
+        for copied in (copy.copy(wire), copy.deepcopy(wire)):
+            self.assertEqual((copied.process_group, copied.error_feedback, copied._residuals), (dist.group.WORLD, True, {}))
+            self.train(self.model(comm_hooks.int8_compress_hook, copied), 1)
 
     def test_what_is_damaged_or_of_something_else_is_not_loaded(self):
         state = self.state()

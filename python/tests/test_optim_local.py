@@ -1,8 +1,10 @@
 """cohort.optim.LocalSGD and DiLoCo on the ranks of `cohort run -np N`, against a plain loop over the ranks."""
 
 import contextlib
+import copy
 import functools
 import os
+import pickle
 import tempfile
 import unittest
 
@@ -412,6 +414,49 @@ class Local(Ranks):
                 diloco = DiLoCo(net, optimizer, sync_every=1, **told)
                 with self.assertRaises(Mismatch):
                     diloco.step()
+
+    def test_a_number_of_samples_that_cannot_be_is_an_error_on_all_ranks(self):
+        for bad in (float("nan"), float("inf"), -1.0):
+            for delay in (0, 1):
+                net = with_values(Mlp())
+                optimizer = torch.optim.SGD(net.parameters(), 0.1)
+                diloco = DiLoCo(net, optimizer, sync_every=4, fragment_sync_delay=delay)
+
+                def step(number, samples, net=net, optimizer=optimizer, diloco=diloco):
+                    backward(net, number, self.rank, self.size)
+                    optimizer.step()
+                    diloco.step(samples)
+
+                step(0, 4)
+                step(1, bad if self.rank == 0 and self.size > 1 else 4)
+                step(2, 4)
+                if self.size > 1:
+                    with self.assertRaisesRegex(Mismatch, f"rank 0 has number of samples = {bad} in step 2"):
+                        step(3, 4)
+                else:
+                    with self.assertRaisesRegex(InvalidArgument, f"is 0 or more, not {bad} in step 4"):
+                        step(3, bad)
+                    step(3, 4)
+                for number in range(4, 8):
+                    step(number, 4)
+                diloco.synchronize()
+                same = torch.stack([one.detach().sum() for one in net.parameters()])
+                most = same.clone()
+                if self.size > 1:
+                    diloco._comm.all_reduce(most, op="max")
+                self.assertTrue(torch.equal(most, same))
+                if self.size > 1:
+                    for number in range(8, 11):
+                        step(number, bad)
+                    with self.assertRaisesRegex(InvalidArgument, f"is 0 or more, not {bad} in step 9"):
+                        step(11, 4)
+
+    def test_it_is_not_copied(self):
+        net = Mlp()
+        for made in (LocalSGD(net, torch.optim.SGD(net.parameters(), 0.1)), DiLoCo(net, torch.optim.SGD(net.parameters(), 0.1))):
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                with self.assertRaisesRegex(InvalidArgument, f"{type(made).__name__}: it cannot be copied .*load_state_dict"):
+                    copied(made)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@
 namespace cohort::nn {
 
 GradBucket::GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer,
-                       std::vector<Part> parts, Communicator& communicator)
+                       std::vector<Part> parts, Communicator& communicator, std::weak_ptr<const void> model)
     : index_(index),
       is_last_(is_last),
       last_step_refused_(last_step_refused),
       buffer_(std::move(buffer)),
       parts_(std::move(parts)),
-      communicator_(&communicator) {
+      communicator_(&communicator),
+      model_(std::move(model)) {
   for (const Part& part : parts_) {
     parameters_.push_back(part.parameter);
     names_.push_back(part.name);
@@ -149,22 +150,12 @@ void PowerSGDState::load_state_dict(const std::map<std::string, at::Tensor>& sta
 
 void PowerSGDState::drop_residuals() { core_->drop_residuals(); }
 
-// A model may replace a parameter, and another DistributedDataParallel may take the same parameters over.
 void PowerSGDState::require_one_model(const GradBucket& bucket) {
-  const void* const model = &bucket.communicator();
-  for (std::size_t i = 0; i < bucket.names().size(); ++i) {
-    const auto parameter = bucket.parameters()[i].getIntrusivePtr();
-    const auto seen = seen_.find(bucket.names()[i]);
-    if (seen != seen_.end() && seen->second.model != model) {
-      const auto other = seen->second.parameter.lock();
-      if (other && other.get() != parameter.get()) {
-        raise(ErrorCode::InvalidArgument,
-              "power_sgd_hook: parameter '{}' is of another model than the one that this state has served, and what it "
-              "keeps between steps goes by names -- give each model a PowerSGDState of its own",
-              bucket.names()[i]);
-      }
-    }
-    seen_.insert_or_assign(bucket.names()[i], Of{model, Weak(parameter)});
+  if (!model_) model_ = bucket.model();
+  if (model_->owner_before(bucket.model()) || bucket.model().owner_before(*model_)) {
+    raise(ErrorCode::InvalidArgument,
+          "power_sgd_hook: this state is of another model, and what it keeps between steps would go from one to the "
+          "other -- give each model a PowerSGDState of its own");
   }
 }
 

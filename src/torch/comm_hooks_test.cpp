@@ -219,6 +219,19 @@ TEST(CommHooks, AStateOfPowerSgdIsOfOneModel) {
     DistributedDataParallel again(net, comm);  // takes the same module over
     again.register_comm_hook(hook);
     loss_of(again(batch.x), batch.y).backward();
+    const auto used =
+        std::make_shared<nn::PowerSGDState>(nn::PowerSGDOptions{.start_powerSGD_iter = 0, .min_compression_rate = 1});
+    for (int model = 0; model < 2; ++model) {  // each is gone before the next one, which may get its memory
+      DistributedDataParallel one(with_values(Mlp(at::kFloat, 37), 0), comm);
+      one.register_comm_hook(nn::power_sgd_hook(used));
+      const auto step = [&] { loss_of(one(batch.x), batch.y).backward(); };
+      if (model == 0) {
+        step();
+      } else {
+        const std::string said = comm::testing::what_of(step, ErrorCode::InvalidArgument);
+        EXPECT_NE(said.find("of another model"), std::string::npos) << said;
+      }
+    }
   });
 }
 

@@ -199,7 +199,7 @@ void DataParallelCore::State::attach() {
     before->detach();
   }
   reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards), transaction);
-  if (hook) reducer->use_hook(hook, comm);
+  if (hook) reducer->use_hook(hook, comm, module);
   reducer->attach();
   reducer->after_backward([this] { refuse_what_came_too_late(); });
   if (before == nullptr) return;
@@ -452,7 +452,7 @@ bool DataParallelCore::step_without_samples() {
 }
 
 void DataParallelCore::register_comm_hook(CommHook hook) {
-  state_->reducer->use_hook(hook, state_->comm);
+  state_->reducer->use_hook(hook, state_->comm, state_->module);
   state_->hook = std::move(hook);
 }
 

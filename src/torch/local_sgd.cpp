@@ -208,6 +208,18 @@ void LocalCore::raise_non_finite(const Fragment& fragment) {
       steps, which.empty() ? "of no rank now" : which);
 }
 
+void LocalCore::raise_fault(const std::string& what) const {
+  raise(ErrorCode::InvalidArgument, "DiLoCo, LocalSGD: a number of samples is 0 or more, not {}", what);
+}
+
+double LocalCore::taken(double samples) {
+  if (samples >= 0 && std::isfinite(samples)) return samples;
+  const std::string what = fmt::format("{} in step {}", samples, steps + 1);
+  if (!comm || comm.size() == 1) raise_fault(what);
+  if (fault.empty()) fault = what;
+  return 0;
+}
+
 std::int64_t LocalCore::period(std::int64_t step) const noexcept {
   return step <= options.warm_up_steps ? 1 : options.sync_every / options.fragments;
 }
@@ -230,6 +242,8 @@ void LocalCore::start(std::size_t number) {
   if (options.wire_format != WireFormat::None) difference = difference.to(at::kFloat);
   fragment.sent = fragment.samples;
   fragment.sent_at = steps;
+  fault_sent = std::exchange(fault, {});
+  transaction.agreement().set("", "number of samples", fault_sent.empty() ? "0 or more" : fault_sent);
   AllReduceOptions average{.op = ReduceOp::Average,
                            .weight = fragment.sent,
                            .wire_format = options.wire_format,
@@ -255,10 +269,16 @@ void LocalCore::complete(double alpha) {
   } catch (const Error& error) {
     drop();  // the others of it are not to be said as well
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
+    if (error.code() != ErrorCode::Mismatch) fault = fault_sent;  // nobody has heard of it
     transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;
   }
   works.clear();
+  if (!fault_sent.empty()) {  // the same on all ranks
+    drop();
+    transaction.end(step::Decision::by_error(step::Outcome::Lost));
+    raise_fault(fault_sent);
+  }
   const at::NoGradGuard no_grad;
   Fragment& fragment = fragments[*under_way];
   if (!at::isfinite(difference).all().item<bool>()) {  // on all ranks
@@ -343,6 +363,7 @@ void LocalSteps::parameters_written() {
     fragment.synchronised_at = fragment.sent_at = core_->steps;
     fragment.samples = fragment.sent = 0;
   }
+  core_->fault.clear();
   ++core_->version;
 }
 
@@ -356,7 +377,7 @@ LocalSGD::LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer
                   options.warm_up_steps}) {}
 
 void LocalSteps::step(double samples) {
-  require(samples >= 0 && std::isfinite(samples), "a number of samples is 0 or more");
+  samples = core_->taken(samples);
   core_->require_held("step");
   for (LocalCore::Fragment& fragment : core_->fragments) fragment.versions.clear();
   ++core_->steps;
@@ -388,6 +409,7 @@ std::int64_t LocalSteps::steps_left() const noexcept {
 std::map<std::string, at::Tensor> LocalSteps::state() {
   LocalCore& self = *core_;
   for (Work& work : self.works) work.wait();
+  if (!self.fault.empty()) self.raise_fault(self.fault);
   std::map<std::string, at::Tensor> state;
   std::vector<double> counts;
   for (const std::int64_t count : {self.steps, self.since, self.turn}) counts.push_back(static_cast<double>(count));

@@ -60,6 +60,9 @@ class LocalCore {
   void require_held(const char* where);
   /// Throws InvalidArgument for those that others than the optimizer have changed since the last synchronisation.
   void require_unwritten() const;
+  /// A step's number of samples: one that cannot be becomes a fault where others may be on their way to an average.
+  double taken(double samples);
+  [[noreturn]] void raise_fault(const std::string& what) const;
   /// On all ranks.
   [[noreturn]] void raise_non_finite(const Fragment& fragment);
   /// What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first.
@@ -83,6 +86,8 @@ class LocalCore {
   std::int64_t since = 0;  // steps since the last synchronisation
   std::int64_t turn = 0;   // synchronisations that were due
   std::uint64_t version = 0;
+  // This rank's: a number of samples that cannot be, which all ranks are to hear of; empty: none. And that under way.
+  std::string fault, fault_sent;
   // Under way.
   std::optional<std::size_t> under_way;  // a fragment; alike on all ranks
   at::Tensor difference, rest;

@@ -472,6 +472,34 @@ TEST(DiLoCo, RefusesWhatHasNoMeaning) {
   });
 }
 
+TEST(DiLoCo, ANumberOfSamplesThatCannotBeIsAnErrorOnAllRanks) {
+  for (const std::int64_t delay : {0, 1}) {
+    run(kTwoHosts, [delay](Communicator comm) {
+      auto net = with_values(Mlp(), 0);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      DiLoCo diloco(*net, optimizer, comm, {.sync_every = 4, .fragment_sync_delay = delay});
+      const auto step = [&](int number, double samples) {
+        backward(net, number, comm.rank(), comm.size());
+        optimizer.step();
+        diloco.step(samples);
+      };
+      for (int number = 0; number < 3; ++number) step(number, comm.rank() == 1 && number == 1 ? std::nan("") : 4);
+      expect_refused(
+          ErrorCode::Mismatch, [&] { step(3, 4); }, "rank 1 has number of samples = nan in step 2");
+      for (int number = 4; number < 7; ++number) step(number, -1);
+      expect_refused(
+          ErrorCode::InvalidArgument, [&] { step(7, 4); }, "is 0 or more, not -1 in step 5");
+      for (int number = 8; number < 12; ++number) step(number, 4);
+      diloco.synchronize();
+      for (const at::Tensor& parameter : net->parameters()) {
+        at::Tensor most = parameter.detach().clone();
+        all_reduce(comm, most, {.op = ReduceOp::Max}).wait();
+        EXPECT_TRUE(at::equal(most, parameter));
+      }
+    });
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------- members
 
 struct Member {

@@ -326,9 +326,9 @@ class HookPending final : public step::Pending {
 
 }  // namespace
 
-void Reducer::use_hook(CommHook hook, Communicator& comm) {
+void Reducer::use_hook(CommHook hook, Communicator& comm, const std::weak_ptr<const void>& model) {
   if (!hook) raise(ErrorCode::InvalidArgument, "register_comm_hook: the hook is empty");
-  core_.use_hook([this, hook = std::move(hook), &comm](const gradients::HookedBucket& hooked) {
+  core_.use_hook([this, hook = std::move(hook), &comm, model](const gradients::HookedBucket& hooked) {
     const gradients::Bucket& bucket = hooked.bucket;
     std::vector<GradBucket::Part> parts;
     for (std::size_t position = 0; position < bucket.members().size(); ++position) {
@@ -347,7 +347,7 @@ void Reducer::use_hook(CommHook hook, Communicator& comm) {
     } else if (hooked.share != 1) {
       buffer.mul_(hooked.share);
     }
-    GradBucket given(hooked.number, hooked.last, hooked.last_step_refused, buffer, std::move(parts), comm);
+    GradBucket given(hooked.number, hooked.last, hooked.last_step_refused, buffer, std::move(parts), comm, model);
     std::function<at::Tensor()> result = hook(given);
     if (!result) raise(ErrorCode::InvalidArgument, "a hook on gradients has returned an empty function");
     return std::make_unique<HookPending>(std::move(result), buffer, hooked.number);

@@ -93,7 +93,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
 
   gradients::Reducer& core() noexcept { return core_; }
   /// `comm` outlives this.
-  void use_hook(CommHook hook, Communicator& comm);
+  void use_hook(CommHook hook, Communicator& comm, const std::weak_ptr<const void>& model);
   /// Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters.
   void watch(const std::vector<at::Tensor>& outputs);
 

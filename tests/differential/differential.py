@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 import compare
 import coverage
+import cpp
 import grammar
 import lossy
 import reference
@@ -23,14 +24,15 @@ from jobs import Jobs
 
 
 class Suite:
-    def __init__(self, command: str, plant: str = "") -> None:
-        self.jobs = Jobs(command, plant)
+    def __init__(self, plant: str = "", runner: str = "") -> None:
+        self.jobs = cpp.Jobs(runner) if runner else Jobs(plant)
+        self.runner = runner
         self.programs = self.not_torchs = 0
         self.kinds: collections.Counter[str] = collections.Counter()
         self.refusals: dict[str, list[int]] = {}
         self.differences: list[tuple[dict[str, Any], compare.Verdict]] = []
         self.used = coverage.Used()
-        self.once: list[int] = []
+        self.once: list[str] = []
         self.ready: Any = None
 
     def judge(self, program: dict[str, Any], following: Optional[dict[str, Any]] = None) -> Optional[compare.Verdict]:
@@ -91,10 +93,11 @@ class Suite:
         if verdict is None:
             self.not_torchs += 1
             return "torch refuses it"
-        self.used.add(source.text_of(program, reference=False), program["method"])
+        if not self.runner:
+            self.used.add(source.text_of(program, reference=False), program["method"])
         if verdict.kind == "different":
             if not self.fails_afresh(program):
-                self.once.append(program["seed"])
+                self.once.append(f"seed {program['seed']}: {verdict.text}")
                 verdict.kind = "only once"
             else:
                 self.differences.append((program, verdict))
@@ -107,11 +110,12 @@ class Suite:
         print(f"\n{self.programs} programs in {seconds:.0f} s ({self.programs / max(seconds, 0.1):.1f} a second): "
               f"{dict(self.kinds)}, {self.not_torchs} that plain torch refuses; {self.jobs.restarts} jobs were restarted")  # fmt: skip
         if self.once:
-            print(f"differed once, and not in a fresh job: seeds {self.once[:20]}")
+            print("differed once, and not in a fresh job:", *self.once[:20], sep="\n  ")
         print("refusals:")
         for text, seeds in sorted(self.refusals.items(), key=lambda pair: -len(pair[1])):
             print(f"  {len(seeds):5} {text} (seed {seeds[0]})")
-        self.used.report()
+        if not self.runner:
+            self.used.report()
 
 
 def show(suite: Suite, program: dict[str, Any], verdict: compare.Verdict, seconds: float) -> None:
@@ -125,7 +129,6 @@ def show(suite: Suite, program: dict[str, Any], verdict: compare.Verdict, second
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--command", default=os.environ.get("COHORT_COMMAND", "cohort"), help="the command `cohort`")
     parser.add_argument("--seconds", type=float, default=30, help="how long; default 30")
     parser.add_argument("--count", type=int, default=1 << 40, help="programs at most")
     parser.add_argument("--fixed", type=int, default=0, help="begin with so many seeds from 0")
@@ -134,6 +137,7 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, nargs="*", default=[], help="numbers in grammar.WORLDS; default: all")
     parser.add_argument("--shrink", type=float, default=60, help="seconds for a difference")
     parser.add_argument("--plant", default="", help="faults to plant (planted.py)")
+    parser.add_argument("--runner", default="", help="the program of runner.cpp: over C++'s wrappers in place of Python's")
     parser.add_argument("--program", help="a file with one program as JSON: runs it alone")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -141,7 +145,8 @@ def main() -> int:
         print(f"torch {torch.__version__} is too old: 2.3 is needed")
         return 77
     torch.set_num_threads(1)
-    suite = Suite(options.command, options.plant)
+    suite = Suite(options.plant, os.path.abspath(options.runner) if options.runner else "")
+    draw = cpp.program if options.runner else grammar.program
     begin = time.monotonic()
     if options.program:
         with open(options.program) as file:
@@ -155,7 +160,7 @@ def main() -> int:
 
     def drawn(number: int) -> dict[str, Any]:
         seed = number if number < options.fixed else fresh + number - options.fixed
-        return grammar.program(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
+        return draw(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
 
     try:
         program = drawn(0)

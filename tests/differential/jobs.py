@@ -1,4 +1,6 @@
-"""Jobs of `cohort run` whose ranks stay up and run program after program."""
+"""Worlds whose ranks stay up and run program after program. A server that has imported torch and Cohort makes them by fork, which
+takes a tenth of the time of processes that do so themselves; they find each other as a script's ranks do that are started by
+hand (RANK, WORLD_SIZE, MASTER_ADDR)."""
 
 from __future__ import annotations
 
@@ -22,30 +24,59 @@ DEADLINE = 45.0  # seconds for a program; the ranks' own waits end after COHORT_
 TIMEOUT = "10"
 
 
-class Job:
-    """One world of so many ranks. `plant`: faults that `planted` puts into its ranks."""
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
-    def __init__(self, command: str, ranks: int, hosts: str, plant: str = "") -> None:
-        self.ranks = ranks
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="differential"))
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.folder / "socket"))
-        listener.listen(ranks)
-        listener.settimeout(120)
-        environment = {**os.environ, "COHORT_TIMEOUT": TIMEOUT, "DIFFERENTIAL_RUNNER": str(os.getpid()), "DIFFERENTIAL_PLANT": plant,
+
+class Server:
+    """The process that makes ranks."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "COHORT_TIMEOUT": TIMEOUT, "DIFFERENTIAL_RUNNER": str(os.getpid()),
                        "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
         environment.pop("COHORT_PRETEND_HOSTS", None)
         # The ranks run in the job's folder, where what they leave is removed with it.
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
-        program = os.path.abspath(command) if os.sep in command else command
+        self.connection, theirs = socket.socketpair()
+        self.connection.settimeout(120)
+        self.process = subprocess.Popen([sys.executable, str(HERE / "worker.py"), str(theirs.fileno())], env=environment,
+                                        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # fmt: skip
+        theirs.close()
+
+    def start(self, folder: pathlib.Path, environments: list[dict[str, str]]) -> list[int]:
+        worker_protocol.send(self.connection, ("start", str(folder), environments))
+        pids: list[int] = worker_protocol.receive(self.connection)
+        return pids
+
+    def end(self, pids: list[int]) -> None:
+        """They have been told to; those that do not are killed."""
+        worker_protocol.send(self.connection, ("end", pids, None))
+        worker_protocol.receive(self.connection)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.wait()
+
+
+class Job:
+    """One world of so many ranks. `plant`: faults that `planted` puts into its ranks."""
+
+    def __init__(self, server: Server, ranks: int, hosts: str, plant: str = "") -> None:
+        self.server, self.ranks = server, ranks
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="differential"))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.folder / "socket"))
+        listener.listen(ranks)
+        listener.settimeout(120)
+        common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+                  "MASTER_PORT": str(free_port()), "DIFFERENTIAL_PLANT": plant}  # fmt: skip
         if hosts:
-            environment["COHORT_PRETEND_HOSTS"] = hosts
-        self.log = open(self.folder / "log", "wb")
-        self.process = subprocess.Popen(
-            [program, "run", "-q", "-np", str(ranks), "--", sys.executable, str(HERE / "worker.py"), str(self.folder / "socket")],
-            env=environment, cwd=self.folder, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+            common["COHORT_PRETEND_HOSTS"] = hosts
         self.connections: list[Any] = [None] * ranks
+        self.pids = server.start(self.folder, [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)])
         self.fresh = False
         try:
             for _ in range(ranks):
@@ -87,24 +118,16 @@ class Job:
                 with contextlib.suppress(OSError):
                     worker_protocol.send(connection, (None, None, None))
                 connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(3)
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.log.close()
+        self.server.end(self.pids)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Jobs:
     """By ranks and hosts, each started when a program needs it."""
 
-    def __init__(self, command: str, plant: str = "") -> None:
-        self.command, self.plant = command, plant
+    def __init__(self, plant: str = "") -> None:
+        self.plant = plant
+        self.server = Server()
         self.jobs: dict[tuple[int, str], Job] = {}
         self.restarts = 0
 
@@ -112,17 +135,19 @@ class Jobs:
         key = max(source.phases_of(program)), program["hosts"]
         job = self.jobs.get(key)
         if job is None:
-            job = self.jobs[key] = Job(self.command, *key, plant=self.plant)
+            job = self.jobs[key] = Job(self.server, *key, plant=self.plant)
         return job
 
     def after(self, program: dict[str, Any], replies: list[Optional[dict[str, Any]]]) -> None:
-        """Worlds, or the whole job, are made anew where an error may have left something behind."""
+        """Worlds, or the whole job, are made anew where an error may have left something behind, or a step that one rank has left
+        out: with double buffering the others' last operation waits for it then, and nobody for that."""
         key = max(source.phases_of(program)), program["hosts"]
         errors = [reply["error"] for reply in replies if reply and reply["error"]]
         lost = any(reply is None for reply in replies) or any(error["type"] in ("PeerLost", "Timeout") for error in errors)
-        if lost or (errors and program["method"] == "torch_ddp"):
+        apart = errors or any(event.get("how", "").endswith("_one") for event in program["events"])
+        if lost or (apart and program["method"] == "torch_ddp"):
             self.restart(key)
-        elif errors:
+        elif apart:
             self.jobs[key].fresh = True
 
     def restart(self, key: tuple[int, str]) -> None:
@@ -135,3 +160,4 @@ class Jobs:
         for job in self.jobs.values():
             job.close()
         self.jobs.clear()
+        self.server.close()

@@ -1,6 +1,7 @@
-"""A rank that stays up: it gets programs from the runner's socket, runs each, and sends back what the replica had, or its error.
+"""The server that makes ranks by fork, and a rank that stays up: it gets programs from the runner's socket, runs each, and sends
+back what the replica had, or its error.
 
-    cohort run -np N -- python3 worker.py SOCKET
+    python3 worker.py DESCRIPTOR    # of the server's socket: see jobs.py
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import warnings
 from typing import Any
@@ -21,11 +24,13 @@ import grammar
 import reference
 import source
 import torch
+import torch._dynamo  # optimizers import it in their first step
 from worker_protocol import receive, send
 
 import cohort
 import cohort.chainermn
 import cohort.checkpoint
+import cohort.distributed
 import cohort.nn
 import cohort.optim
 import cohort.torch as hvd
@@ -55,7 +60,6 @@ class Worlds:
         return self.sets[ranks]
 
     def group(self, ranks: int) -> Any:
-        import cohort.distributed  # noqa: F401 -- adds the backend
         import torch.distributed as dist
 
         if not dist.is_initialized():
@@ -123,30 +127,72 @@ def watch_runner() -> None:
             os._exit(3)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    for planted in filter(None, os.environ.get("DIFFERENTIAL_PLANT", "").split(",")):
+def rank(folder: str) -> None:
+    """In a process of its own."""
+    for planted in filter(None, os.environ["DIFFERENTIAL_PLANT"].split(",")):
         importlib.import_module("planted").plant(planted)
     threading.Thread(target=watch_runner, daemon=True).start()
     cohort.init()
     worlds = Worlds()
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(sys.argv[1])
+    connection.connect(os.path.join(folder, "socket"))
     send(connection, cohort.rank())
-    gc.collect()
-    gc.freeze()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            program, folder, fresh = receive(connection)
+            program, work, fresh = receive(connection)
             if program is None:
                 break
             if fresh:
                 worlds.forget()
-            send(connection, run(program, folder, worlds))
+            send(connection, run(program, work, worlds))
             gc.collect()
-    os._exit(0)
+
+
+def fork(folder: str, environment: dict[str, str], server: socket.socket) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        server.close()
+        log = os.open(os.path.join(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(folder)
+        os.environ.update(environment)
+        rank(folder)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def end(pids: list[int]) -> None:
+    left, until = list(pids), time.monotonic() + 0.5
+    while left:
+        left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        if left and time.monotonic() > until:
+            for pid in left:  # not waited for yet, so that they are still ours
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            return
+        time.sleep(0.005)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    server = socket.socket(fileno=int(sys.argv[1]))
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            what, about, environments = receive(server)
+            if what == "start":
+                send(server, [fork(about, one, server) for one in environments])
+            else:
+                end(about)
+                send(server, None)
 
 
 if __name__ == "__main__":

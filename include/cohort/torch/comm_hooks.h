@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,7 +43,7 @@ class GradBucket {
     std::vector<std::int64_t> strides;
   };
   GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer, std::vector<Part> parts,
-             Communicator& communicator);
+             Communicator& communicator, std::weak_ptr<const void> model);
 
   /// Of the bucket, from 0 in the order in which they come, the same on all ranks. Buckets are made anew after the
   /// first step, and where parameters are unfrozen or replaced.
@@ -62,6 +63,8 @@ class GradBucket {
   /// The parameters' names in the module.
   const std::vector<std::string>& names() const noexcept { return names_; }
   Communicator& communicator() const noexcept { return *communicator_; }
+  /// The module that is trained, for states that are one model's: by its owner, whatever lives at its address later.
+  const std::weak_ptr<const void>& model() const noexcept { return model_; }
 
  private:
   std::size_t index_;
@@ -72,6 +75,7 @@ class GradBucket {
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> names_;
   Communicator* communicator_;
+  std::weak_ptr<const void> model_;
 };
 
 /// Starts operations and does not wait, on a thread of autograd. What it returns is called once, at the end of the
@@ -89,8 +93,8 @@ CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
 /// What PowerSGD keeps between steps: see gradients.h. For one model: the first step of another one throws
-/// InvalidArgument where parameters of both have the same names. Nothing is kept of a step that was refused on all
-/// ranks or whose averages are not finite, nor of those before it.
+/// InvalidArgument, also where the first one is gone. Another DistributedDataParallel may take the same module over.
+/// Nothing is kept of a step that was refused on all ranks or whose averages are not finite, nor of those before it.
 class PowerSGDState {
  public:
   /// Throws InvalidArgument for values that mean nothing.
@@ -112,18 +116,12 @@ class PowerSGDState {
   void drop_residuals();
 
   gradients::PowerSGD& core() noexcept { return *core_; }
-  /// Throws InvalidArgument where parameters of these names are those of another model.
+  /// Throws InvalidArgument where it has served another one.
   void require_one_model(const GradBucket& bucket);
 
  private:
-  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct Of {
-    const void* model;
-    Weak parameter;
-  };
-
   std::unique_ptr<gradients::PowerSGD> core_;
-  std::map<std::string, Of> seen_;  // by name: whose it was last
+  std::optional<std::weak_ptr<const void>> model_;  // none: it has served nobody
 };
 
 /// Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the

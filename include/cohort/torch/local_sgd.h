@@ -61,9 +61,11 @@ class LocalSteps {
 
   /// The optimizer has taken a step: as often on all ranks. `samples`: how much this rank's part of the next average
   /// counts for it, such as its batch's size; 0: it had none. Synchronises where that is due. Throws what all_reduce
-  /// does, Mismatch where ranks have different options, NonFinite on all ranks where the average would be NaN or
-  /// infinite (the last synchronised parameters stay), and InvalidArgument for parameters that were unfrozen or
-  /// replaced since, or that the optimizer steps and the module does not have: they would never be averaged.
+  /// does, Mismatch where ranks have different options, or where any has had a number of samples that is negative or
+  /// not finite since the last synchronisation (InvalidArgument where all have, or there is no other rank), NonFinite
+  /// on all ranks where the average would be NaN or infinite (the last synchronised parameters stay), and
+  /// InvalidArgument for parameters that were unfrozen or replaced since, or that the optimizer steps and the module
+  /// does not have: they would never be averaged.
   void step(double samples = 1);
   /// Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit.
   /// As `step`; also InvalidArgument if weights were loaded and no step has been taken since the last synchronisation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import datetime
 import sys
 import threading
@@ -24,6 +25,15 @@ _NO_TIMEOUT = datetime.timedelta(0)
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
 _MOST_KEPT = 1 << 10  # bytes
 _under_way: collections.deque[Work] = collections.deque()  # those of these whose results may have to be copied
+
+# Errors of operations. A future of torch keeps the text alone of what a function on it has raised.
+_failures: collections.deque[cohort.Error] = collections.deque(maxlen=64)
+
+
+def failure_told_by(error: BaseException) -> Optional[cohort.Error]:
+    """The operation's error whose text this one has, which a future of torch has made of it."""
+    text = str(error)
+    return next((copy.copy(one) for one in reversed(_failures) if str(one) in text), None)
 
 
 def settle_what_was_let_go() -> None:
@@ -109,6 +119,8 @@ class Work(_distributed_c10d.Work):
                     self._deliver()
             except Exception as error:
                 self._failure = error
+                if isinstance(error, cohort.Error):
+                    _failures.append(copy.copy(error))  # without its traceback, which holds tensors
                 self._failed(error)
             self._core, self._deliver = (), None
             self._settled = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from cohort import Communicator
-from cohort.errors import InvalidArgument, Timeout
+from cohort.errors import Error, InvalidArgument, Timeout
 
 # (state, bucket) -> a torch.futures.Future of the average.
 Hook = Callable[[Any, Any], Any]
@@ -72,9 +73,11 @@ class GradBucket:
 
 
 class OfOneModel:
-    """A state that keeps, by buckets or by names, what is one model's alone."""
+    """A state that keeps, by buckets or by names, what is one model's alone. A copy is for another one, and shares nothing
+    with it but the process group."""
 
     _module: Optional[weakref.ref] = None
+    process_group: Any
 
     def take_module(self, module: torch.nn.Module) -> None:
         """It was registered. Another DistributedDataParallel may take the same module over."""
@@ -85,8 +88,28 @@ class OfOneModel:
             )
         self._module = weakref.ref(module)
 
-    def __getstate__(self) -> dict[str, Any]:  # a copy is for another one
+    def _without_model(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_module"}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None:
+            raise InvalidArgument(
+                f"{type(self).__name__}: a process group goes into no pickle -- set process_group to None before, and to a "
+                "group in what is read, or save what the state keeps (state_dict)"
+            )
+        return self._without_model()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __copy__(self) -> OfOneModel:
+        return copy.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OfOneModel:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.process_group)] = self.process_group
+        other.__setstate__(copy.deepcopy(self._without_model(), memo))
+        return other
 
 
 class Hooked:
@@ -117,10 +140,23 @@ class Hooked:
                     f"{self._name}: its future has had no value for {seconds:g} s on rank {self._comm.rank()} of "
                     f"{self._comm.host()} -- does it wait for an operation that not all ranks have started?"
                 )
-        result = self._tensor(self._future.value())
+        result = self._tensor(self._value())
         if result is not self._buffer:
             with torch.no_grad():
                 self._buffer.copy_(result.view(-1))
+
+    def _value(self) -> Any:
+        try:
+            return self._future.value()
+        except RuntimeError as error:  # torch's, around an operation's, where a function on a future has met that
+            if isinstance(error, Error) or not torch.distributed.is_available():
+                raise
+            from cohort.distributed.work import failure_told_by
+
+            failure = failure_told_by(error)
+            if failure is None:
+                raise
+            raise failure from error
 
     def _tensor(self, value: Any) -> torch.Tensor:
         if isinstance(value, (list, tuple)) and len(value) == 1:

@@ -87,13 +87,16 @@ class WireState(OfOneModel):
                     buckets are made anew. None: with int4
 
     Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
-    of those before it.
+    of those before it. A copy has the options alone.
     """
 
     def __init__(self, process_group: Any = None, error_feedback: Optional[bool] = None) -> None:
         self.process_group, self.error_feedback = process_group, error_feedback
         self._residuals: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # by bucket: of its parameters
         self._refused = False  # the step under way, or the last one
+
+    def _without_model(self) -> dict[str, Any]:
+        return {**super()._without_model(), "_residuals": {}, "_refused": False}
 
     def drop_residuals(self) -> None:
         """All ranks skip the step before, whose averages were finite: nothing of it comes with the next one."""
@@ -169,7 +172,8 @@ class PowerSGDState(OfOneModel):
     batch_tensors_with_same_shape        for torch's sake: makes no difference
 
     Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
-    of those before it. Raises cohort.InvalidArgument for values that mean nothing.
+    of those before it. A copy keeps the same as its own, as if it had been saved and loaded. Raises
+    cohort.InvalidArgument for values that mean nothing.
     """
 
     def __init__(self, process_group: Any = None, matrix_approximation_rank: int = 1, start_powerSGD_iter: int = 1_000,
@@ -179,9 +183,22 @@ class PowerSGDState(OfOneModel):
                  batch_tensors_with_same_shape: bool = False) -> None:  # fmt: skip
         self.process_group = process_group
         self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
-        self._core = _core.PowerSGD(matrix_approximation_rank, start_powerSGD_iter, min_compression_rate,
-                                    use_error_feedback, warm_start, orthogonalization_epsilon, random_seed)  # fmt: skip
+        self._options = (matrix_approximation_rank, start_powerSGD_iter, min_compression_rate, use_error_feedback, warm_start,
+                         orthogonalization_epsilon, random_seed)  # fmt: skip
+        self._core = _core.PowerSGD(*self._options)
         self._waiting: list[tuple[Any, torch.Tensor]] = []  # futures of this step's buckets, and their values
+
+    def _without_model(self) -> dict[str, Any]:
+        state = {name: value for name, value in super()._without_model().items() if name not in ("_core", "_waiting")}
+        return {**state, "_kept": (self.iter, [one for one in self._core.kept() if one[3] or one[4]])}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        kept = state.pop("_kept")
+        super().__setstate__(state)
+        self._waiting = []
+        self._core = _core.PowerSGD(*self._options)
+        self._core.restore(*kept)
 
     @property
     def iter(self) -> int:

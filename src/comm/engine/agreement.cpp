@@ -233,7 +233,10 @@ std::optional<Disagreement> Agreement::disagreement(int rank, const std::functio
         fmt::format("rank {} brought {}{}, rank {} brought {}{}{}", other, to_string(of(other)), where(other),
                     reference, to_string(agreed), where(reference),
                     differing > 1 ? fmt::format(" ({} ranks differ from rank {})", differing, reference) : ""),
-        differs(rank) || rank != reference ? reference : other};
+        differs(rank) || rank != reference ? reference : other, std::ranges::all_of(active, [this](int which) {
+          const Kind kind = of(which).kind;
+          return (kind == Kind::AllReduce || kind == Kind::Broadcast) && of(which).detail != 0;
+        })};
   }
   const Kind kind = agreed.kind;
   const bool serves_joined = kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Barrier;
@@ -242,7 +245,7 @@ std::optional<Disagreement> Agreement::disagreement(int rank, const std::functio
       *std::find_if(everyone.begin(), everyone.end(), [&](int which) { return of(which).kind == Kind::Joined; });
   return Disagreement{fmt::format("rank {} has joined (it has no more input), and {} needs something of every rank",
                                   joined, to_string(agreed)),
-                      joined};
+                      joined, false};
 }
 
 int Agreement::last_joined() const noexcept {
@@ -254,7 +257,7 @@ int Agreement::last_joined() const noexcept {
 
 Disagreement unequal_counts(int from, std::int64_t sent, int to, std::int64_t expected, int rank) {
   return {fmt::format("rank {} sends {} elements to rank {}, which expects {}", from, sent, to, expected),
-          rank == from ? to : from};
+          rank == from ? to : from, false};
 }
 
 Round round_of(const Agreement& agreement) {
@@ -287,6 +290,7 @@ Error refusal(const std::string& operation, int rank, const std::string& host, s
   context.peer = disagreement.peer;
   context.operation = operation;
   context.sequence = number;
+  context.tagged = disagreement.tagged;
   context.cause = std::move(disagreement.why);
   std::string text = fmt::format(
       "{} refused -- rank {} ({}), operation {} -- {} -- all ranks must call the same operations in the "

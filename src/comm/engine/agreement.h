@@ -77,6 +77,7 @@ std::size_t inline_bytes(const Request& request, int ranks) noexcept;
 struct Disagreement {
   std::string why;
   int peer = -1;
+  bool tagged = false;  ///< as ErrorContext's
 };
 
 struct Agreement {

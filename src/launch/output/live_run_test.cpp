@@ -221,7 +221,7 @@ TEST(LiveRun, OtherBuildsAndDamagedOnes) {
 TEST(LiveFile, TheLastOneIsThereInTheEnd) {
   std::string name = (std::filesystem::temp_directory_path() / "live-file-XXXXXX").string();
   ASSERT_NE(::mkdtemp(name.data()), nullptr);
-  const RunFolder folder{name, name, sys::UniqueFd(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), {}};
+  const RunFolder folder{name, name, sys::UniqueFd(::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), {}, {}};
   const auto read = [&] {
     std::ifstream file(name + "/live.json");
     return parse_live_run(std::string(std::istreambuf_iterator<char>(file), {}));

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -151,6 +153,25 @@ TEST_F(RunFolderTest, AnotherUsersLinkIsRefused) {
   }
   EXPECT_TRUE(fs::is_empty(top_ / "private"));
   EXPECT_FALSE(open_folder("runs"));
+}
+
+TEST_F(RunFolderTest, IsOneJobsAndNobodyElseCanLockIt) {
+  const auto folder = make("run");
+  ASSERT_TRUE(folder) << folder.error().what();
+  EXPECT_EQ(mode(folder->path + "/.lock"), 0600U);
+  const auto second = make("run");
+  ASSERT_FALSE(second);
+  EXPECT_NE(std::string(second.error().what()).find("another job is running in it"), std::string::npos);
+  const auto logs = make_log_folder("logs", *folder);
+  ASSERT_TRUE(logs) << logs.error().what();
+  EXPECT_FALSE(make_log_folder("logs", *folder));
+  EXPECT_TRUE(make_log_folder("run", *folder));
+
+  ASSERT_TRUE(make("free"));  // whoever may read the folder may lock that, and no more
+  const sys::UniqueFd foreign(::open("free", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(::flock(foreign.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_TRUE(make("free"));
+  if (::getuid() == 0) as_nobody([] { return ::open("free/.lock", O_RDONLY | O_CLOEXEC) < 0; });
 }
 
 TEST(WarningsFile, KeepsWholeLinesAndLooksAtTheDisk) {

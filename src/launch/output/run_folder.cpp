@@ -124,12 +124,13 @@ void point_latest_to(int runs, const std::string& name) {
   if (::renameat(runs, aside.c_str(), runs, "latest") != 0) ::unlinkat(runs, aside.c_str(), 0);
 }
 
-/// The lock belongs to the open folder: it ends with the last process of the job that holds it.
-Result<void> lock(int folder) {
+/// The lock belongs to the open file: it ends with the last process of the job that holds it.
+Result<sys::UniqueFd> lock(int folder) {
+  auto file = continue_file(folder, kLockFile, 0600);
   // (A file system without locks has to do without.)
-  if (::flock(folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+  if (file && ::flock(file->get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return fail(ErrorCode::Io, "another job is running in it");
-  return {};
+  return file;
 }
 
 /// The record of a run before, which says where its logs are: they have moved.
@@ -148,7 +149,7 @@ void correct_record(const fs::path& aside, const std::string& before) {
     for (auto& attempt : record["attempts"]) correct(attempt);
   }
   auto folder = open_folder(aside.string());
-  if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}}, record);
+  if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}, {}}, record);
 }
 
 /// To a new folder below `folder`, whose name it returns.
@@ -219,11 +220,12 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   auto own = make_own_folder(path.string(), own_name ? Existing::Refused : Existing::Taken);
   if (!own) return failed(own.error().what());
   if (::faccessat(own->folder.get(), ".", W_OK | X_OK, 0) != 0) return failed(errno_text(errno));
-  if (auto locked = lock(own->folder.get()); !locked) return failed(locked.error().what());
+  auto locked = lock(own->folder.get());
+  if (!locked) return failed(locked.error().what());
   auto earlier = put_earlier_aside(own->folder.get(), path);
   if (!earlier) return failed(earlier.error().what());
   if (own_name) point_latest_to(own->parent.get(), path.filename().string());
-  RunFolder made{path.string(), shown, std::move(own->folder), {}};
+  RunFolder made{path.string(), shown, std::move(own->folder), {}, *std::move(locked)};
   if (!earlier->empty()) made.earlier = (fs::path(shown) / *earlier).string();
   return made;
 }
@@ -239,12 +241,13 @@ Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run)
   const bool same = ::fstat(folder->get(), &own) == 0 && ::fstat(run.fd.get(), &of_run) == 0 &&
                     own.st_dev == of_run.st_dev && own.st_ino == of_run.st_ino;
   // (The run's folder is locked already.)
-  if (auto locked = same ? Result<void>() : lock(folder->get()); !locked) return tl::unexpected(locked.error());
+  auto locked = same ? Result<sys::UniqueFd>() : lock(folder->get());
+  if (!locked) return tl::unexpected(locked.error());
   std::vector<std::string> before;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     if (const std::string name = entry->path().filename(); is_of_logs(name)) before.push_back(name);
   }
-  LogFolder made{std::move(*folder), {}};
+  LogFolder made{std::move(*folder), {}, *std::move(locked)};
   if (before.empty()) return made;
   auto aside = put_aside(made.fd.get(), before);
   if (!aside) return tl::unexpected(aside.error());

@@ -44,6 +44,9 @@ Result<sys::UniqueFd> continue_file(int folder, const std::string& name, mode_t 
 /// False where not all could be written: then the file is closed, and errno says why. A closed one takes nothing.
 bool write_or_close(sys::UniqueFd& file, std::string_view bytes);
 
+/// In a run's folder: locked while a job runs there. Only this user can open it, so nobody else can lock it.
+inline constexpr const char* kLockFile = ".lock";
+
 struct RunFolderRequest {
   std::string path;  ///< empty: runs/<UTC time>-<name>-<id>, with runs/latest pointing to it
   std::string program_name;
@@ -51,10 +54,11 @@ struct RunFolderRequest {
 };
 
 struct RunFolder {
-  std::string path;     ///< absolute
-  std::string shown;    ///< as the user would type it
-  sys::UniqueFd fd;     ///< locked: no other job takes the folder while this one runs
+  std::string path;   ///< absolute
+  std::string shown;  ///< as the user would type it
+  sys::UniqueFd fd;
   std::string earlier;  ///< where the record and the logs of a run before are now; empty if there were none
+  sys::UniqueFd lock;   ///< of kLockFile: no other job takes the folder while this one runs
 };
 
 /// Makes it, readable as the umask allows and writable for this user alone; a path that was given may be there already:
@@ -64,8 +68,9 @@ struct RunFolder {
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
 struct LogFolder {
-  sys::UniqueFd fd;     ///< locked, as the run's
+  sys::UniqueFd fd;
   std::string earlier;  ///< where the logs of a run before are now; empty if there were none
+  sys::UniqueFd lock;   ///< as the run's; closed: that one is it
 };
 
 /// A folder for the logs alone, with all that is above it (agents make the last folder of a path only). Logs of a run

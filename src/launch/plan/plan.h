@@ -92,7 +92,7 @@ struct Plan {
   std::vector<PlannedHost> server_hosts = {};
   StartMethod method = StartMethod::Ssh;
   std::optional<NodeRole> node = {};  ///< this command is the launcher of one of several nodes
-  std::string note = {};              ///< for the user: which names are one host
+  std::string note = {};              ///< for the user: which names are one host, which nodes are idle
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;

@@ -291,6 +291,13 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     }
   }
   mark_local(choice, spec.starter);
+  const bool alone =
+      std::ranges::all_of(choice.hosts, [](const PlannedHost& host) { return host.name == "localhost"; });
+  if (!spec.hosts.empty() && alone && choice.server_hosts.empty() && slurm.hosts.size() > 1)
+    choice.note = fmt::format(
+        "-H {} is one of the allocation's {} nodes, and this job leaves the others idle -- "
+        "without -H it uses all",
+        spec.hosts, slurm.hosts.size());
   const auto count = static_cast<std::size_t>(spec.nodes);
   if (count > choice.hosts.size() && count > 1) {
     raise(ErrorCode::InvalidArgument, "--nodes {}: there are only {} hosts", count, choice.hosts.size());

@@ -344,6 +344,12 @@ TEST(Hosts, AnAllocationIsTakenWholeAndBySrun) {
   JobSpec by_ssh;
   by_ssh.starter = Starter::Ssh;
   EXPECT_EQ(chosen(by_ssh, kAllocation), "ssh n1:2 n2:2 n3:1");
+  EXPECT_EQ(
+      choose_hosts(list("localhost:2"), Environment(kAllocation)).note,
+      "-H localhost:2 is one of the allocation's 3 nodes, and this job leaves the others idle -- without -H it uses "
+      "all");
+  EXPECT_EQ(choose_hosts(list("n1:2"), Environment(kAllocation)).note, "");
+  EXPECT_EQ(choose_hosts({}, Environment(kAllocation)).note, "");
   JobSpec by_srun;
   by_srun.starter = Starter::Slurm;
   by_srun.hosts = "a,b";

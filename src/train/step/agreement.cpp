@@ -9,7 +9,6 @@
 #include <bit>
 #include <cstring>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace cohort::step {
@@ -73,43 +72,38 @@ void Agreement::require(Ranks& ranks, std::span<const double> sums, const char* 
   }
   if (alike) return;
   const std::string text = lines();
-  exchange(ranks, gather_rows(ranks, {digest(), text.size()}), text,
-           *where == '\0' ? difference_.where.c_str() : where);
+  const auto named = exchange(ranks, gather_rows(ranks, {digest(), text.size()}), text,
+                              *where == '\0' ? difference_.where.c_str() : where);
+  if (named) throw Error(*named);
 }
 
-void Agreement::require(Ranks& ranks) const {
+std::optional<Error> Agreement::difference(Ranks& ranks) const {
   ++uses_;
-  if (ranks.size() == 1) return;
+  if (ranks.size() == 1) return std::nullopt;
   const std::string text = lines();
   const auto all = gather_rows(ranks, {digest(), text.size()});
   const auto& own = all[static_cast<std::size_t>(ranks.rank())];
   const bool differ = std::ranges::any_of(all, [&](const auto& row) { return !row.empty() && row != own; });
-  if (differ) exchange(ranks, all, text, difference_.where.c_str());
+  return differ ? exchange(ranks, all, text, difference_.where.c_str()) : std::nullopt;
+}
+
+void Agreement::require(Ranks& ranks) const {
+  if (const auto named = difference(ranks)) throw Error(*named);
 }
 
 void Agreement::explain(Ranks& ranks, const Error& error) const {
-  if (error.code() != ErrorCode::Mismatch) return;
-  // Both ranks that the error names were in operations with tags; "grouped" stands for it in a communicator's groups.
-  const std::string_view what = error.what();
-  std::size_t tags = 0;
-  for (const std::string_view word : {", tag 0x", ", grouped as #"}) {
-    for (std::size_t at = what.find(word); at != what.npos; at = what.find(word, at + 1)) ++tags;
-  }
-  if (tags < 2) return;
+  if (error.code() != ErrorCode::Mismatch || !error.context().tagged) return;
   std::optional<Error> named;
   try {
-    require(ranks);
-  } catch (const Error& difference) {
-    named = difference;
+    named = difference(ranks);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the error before it is the one to be told
   }
-  if (named && named->code() == ErrorCode::Mismatch &&
-      std::string_view(named->what()).find(difference_.where) != what.npos)
-    throw Error(*named);
+  if (named) throw Error(*named);
 }
 
 // By sums, in which ranks that have joined take part without a word; `sizes`: digest and length of each rank's text.
-void Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes, const std::string& text,
-                         const char* where) const {
+std::optional<Error> Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes,
+                                         const std::string& text, const char* where) const {
   std::uint64_t longest = 0;
   for (const auto& row : sizes) longest = std::max(longest, row.empty() ? 0 : row[1]);
   std::vector<std::uint64_t> words(longest / sizeof(std::uint64_t) + 1);
@@ -134,19 +128,20 @@ void Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64
     const std::vector<std::string> other = lines_of(rank);
     const auto [one, two] = std::ranges::mismatch(first, other);
     if (one == first.end() && two == other.end()) continue;
-    raise(ranks, where, {reference, rank}, one == first.end() ? first.back() : *one,
-          two == other.end() ? other.back() : *two);
+    return mismatch(ranks, where, {reference, rank}, one == first.end() ? first.back() : *one,
+                    two == other.end() ? other.back() : *two);
   }
+  return std::nullopt;
 }
 
-void Agreement::raise(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
-                      const std::string& first, const std::string& other) const {
+Error Agreement::mismatch(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
+                          const std::string& first, const std::string& other) const {
   ErrorContext context = ranks.where(where);
   context.peer = static_cast<int>(between.second);
-  throw Error(ErrorCode::Mismatch,
-              fmt::format("{}: the ranks' {} differ -- rank {} has {}, rank {} has {} -- {}", where, difference_.what,
-                          between.first, first, between.second, other, difference_.advice),
-              context);
+  return {ErrorCode::Mismatch,
+          fmt::format("{}: the ranks' {} differ -- rank {} has {}, rank {} has {} -- {}", where, difference_.what,
+                      between.first, first, between.second, other, difference_.advice),
+          context};
 }
 
 void require_same_on_all_ranks(Ranks& ranks, const std::vector<std::string>& lines, const char* who) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,15 +52,18 @@ class Agreement {
   void require(Ranks& ranks, std::span<const double> sums, const char* where = "") const;
   /// Collective, for what nothing travels with: compares the options now.
   void require(Ranks& ranks) const;
-  /// All ranks have had this error from an operation that carried `tag`. Throws in its place the Mismatch that names
-  /// the option, where that is the reason; returns otherwise.
+  /// All ranks have had this error from an operation that carried `tag`, or of another one in its place. Throws in its
+  /// place the Mismatch that names the option, where that is the reason; returns otherwise. Collective where all of
+  /// them had brought a tag, which the error says.
   void explain(Ranks& ranks, const Error& error) const;
 
  private:
-  [[noreturn]] void raise(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
-                          const std::string& first, const std::string& other) const;
-  void exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes, const std::string& text,
-                const char* where) const;
+  Error mismatch(const Ranks& ranks, const char* where, std::pair<std::size_t, std::size_t> between,
+                 const std::string& first, const std::string& other) const;
+  /// Collective: the Mismatch that names the first option that differs, the same on all ranks.
+  std::optional<Error> difference(Ranks& ranks) const;
+  std::optional<Error> exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes,
+                                const std::string& text, const char* where) const;
   std::string lines() const;
 
   Difference difference_;

@@ -184,6 +184,31 @@ TEST(Agreement, SumsOverRanksTellWhetherDigestsAreAlike) {
   });
 }
 
+TEST(Agreement, AMismatchIsExplainedWhereAllRanksHadBroughtATag) {
+  run_on_threads(3, [](Communicator comm) {
+    const auto ranks = ranks_of(comm);
+    Agreement agreement({"X", "options", "do the same"});
+    agreement.set("group 0", "lr", comm.rank() == 1 ? "2" : "1");
+    for (const bool other : {true, false}) {  // the third rank does something else, and would exchange nothing
+      AllReduceOptions options;
+      if (!other || comm.rank() != 2) options.tag = agreement.tag();
+      float value = 1;
+      const auto step = [&] {
+        try {
+          comm.all_reduce(std::span(&value, 1), options).wait();
+        } catch (const Error& error) {
+          EXPECT_EQ(error.context().tagged, !other);
+          if (options.tag != 0) agreement.explain(*ranks, error);
+          throw;
+        }
+      };
+      const std::string text = refused(ErrorCode::Mismatch, step);
+      EXPECT_EQ(text.find("rank 1 has lr of group 0 = 2") != std::string::npos, !other) << text;
+    }
+    comm.barrier().wait();  // nobody is in another operation
+  });
+}
+
 TEST(Message, SaysWhatAnyRankUsedAndWhichWordsDiffer) {
   run_on_threads(2, [](Communicator comm) {
     const auto ranks = ranks_of(comm);
