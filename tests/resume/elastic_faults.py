@@ -40,7 +40,7 @@ class Plan:
         self.script = draw.random() < 0.5
         self.spares = draw.random() < 0.15
         self.local_steps = draw.random() < 0.2
-        self.early = draw.random() < 0.2
+        self.early = draw.random() < 0.2 and not self.spares  # (which may be all that is left)
         self.hard = draw.random() < 0.25
         self.seconds = draw.uniform(3, 6)
         self.hosts = {"a": 2, "b": draw.randint(1, 2)}
