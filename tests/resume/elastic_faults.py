@@ -40,7 +40,7 @@ class Plan:
         self.script = draw.random() < 0.5
         self.spares = draw.random() < 0.15
         self.local_steps = draw.random() < 0.2
-        self.early = draw.random() < 0.2
+        self.early = draw.random() < 0.2 and not self.spares  # (which may be all that is left)
         self.hard = draw.random() < 0.25
         self.seconds = draw.uniform(3, 6)
         self.hosts = {"a": 2, "b": draw.randint(1, 2)}
@@ -117,7 +117,8 @@ class Training(attempts.Attempt):
             if kind == "guard" and how == "stop" or not self.safe_without(going, workers):
                 return
             pid = {"agent": agent, "guard": processes.parent_of(agent)}.get(kind, pid)
-            (self.leaving if how == "term" else self.struck).update(going)
+            # (A worker that is told to end does so, whatever becomes of the others.)
+            (self.leaving if how == "term" and kind in ("agent", "guard") else self.struck).update(going)
             done = bool(pid > 1 and processes.send([pid], SIGNALS[how]))
             self.acts.append(f"{at} {how} {kind} of worker {worker} on {host}: {done}")
         elif kind == "starting":

@@ -146,7 +146,9 @@ void Membership::take(const event::StartedOne& event) {
 
 void Membership::take(const event::AgentLost& event) {
   const auto found = job_.agents.find(event.agent);
-  if (found == job_.agents.end()) return void(taken_ = false);
+  // (Its connection may end while what follows from its loss is done.)
+  if (found == job_.agents.end() || found->second.stage == KnownAgent::Stage::Gone)
+    return void(taken_ = !job_.over && event.agent < job_.next_agent);
   KnownAgent& agent = found->second;
   if (agent.stage == KnownAgent::Stage::Idle) agent.stage = KnownAgent::Stage::Gone;
   // (As ranks start, none may have failed before: what that means is known when all run.)

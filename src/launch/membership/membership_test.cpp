@@ -352,6 +352,22 @@ TEST_F(MembershipTest, BeginsAnewWhereThatWasAskedFor) {
   EXPECT_FALSE(those<action::Excuse>(lost).back().excused);
 }
 
+// Its process has ended, and then its connection does.
+TEST_F(MembershipTest, LosesAHostOnce) {
+  for (const bool starts : {false, true}) {
+    begin({.least = 1}, plan_with({1, 1}));
+    if (starts) {
+      membership_.emplace(Membership::Options{.least = 1}, plan_with({1, 1}), Membership::Past());
+      on(event::Ordered{});
+    }
+    EXPECT_TRUE(on(event::AgentLost{1, "gone"}).taken);
+    const auto again = on(event::AgentLost{1, "gone"});
+    EXPECT_TRUE(again.taken);
+    EXPECT_TRUE(again.actions.empty());
+    EXPECT_FALSE(on(event::AgentLost{2, "none of the job's"}).taken);
+  }
+}
+
 TEST_F(MembershipTest, GivesUpNewcomersAtEachPhase) {
   for (const int phase : {0, 1, 2, 3}) {
     begin({.least = 1, .others_may_come = true}, plan_with({1}));
