@@ -1,5 +1,5 @@
-// What supervisor and agents say to each other, as values and as bytes, and the Channel that carries it. Every message
-// is one tagged record of base/records.h; decoding checks every length, so that bytes from outside do no harm. Numbers
+// Messages between supervisor and agents, as values and as bytes, and the Channel that carries them. Every message is
+// one tagged record of base/records.h; decoding checks every length, so that bytes from outside are harmless. Numbers
 // of tags never change, they only grow. Plain data, any thread; a Channel belongs to one thread.
 #pragma once
 
@@ -102,7 +102,7 @@ struct AllGone {
   std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
 };
 
-/// What the host's ranks are doing, more than twice a second and whenever one has failed.
+/// Reports what the host's ranks are doing, more than twice a second and whenever one has failed.
 struct Reports {
   std::vector<RankReport> ranks;
   std::vector<GpuUse> gpus = {};  ///< of the host
@@ -125,7 +125,7 @@ struct Told {
   std::int32_t signal = 0;
 };
 
-/// Of the timelines of the host's ranks: packets of Perfetto's format, to be appended to what came before.
+/// Part of the timelines of the host's ranks: packets of Perfetto's format, to be appended to the earlier ones.
 struct TracePiece {
   std::int64_t base_ns = 0;  ///< what is 0 in them, by the host's CLOCK_MONOTONIC: always the same
   std::string packets;
@@ -159,7 +159,7 @@ struct WorkerPlan {
   std::int32_t number = 0;  ///< in its role
 };
 
-/// What processes of a role run, where that is something else than what ranks do.
+/// Program of the processes of a role, where it is not the ranks' program.
 struct RoleProgram {
   Role role = Role::Server;
   std::string path;
@@ -183,8 +183,8 @@ struct StartJob {
   bool trace = false;            ///< TracePieces are wanted
   bool divides_cores = true;     ///< env::kThreadCounts, where nobody has set them, are each rank's share of the cores
   std::vector<RoleProgram> programs = {};
-  /// Of a server that fails, what becomes of it is said by StartAgain or GoOnWithout; until then, or until all are told
-  /// to end, its host is not done.
+  /// StartAgain or GoOnWithout says what becomes of a failed server; until then, or until all are told to end, its host
+  /// is not done.
   bool servers_again = false;
   std::vector<std::int32_t> ignored = {};  ///< signals that the caller of `cohort run` ignores, and so do the workers
   /// Others go on when a rank fails: what it has started is ended with it.
@@ -231,12 +231,12 @@ struct StopWorkers {
   Role role = Role::Worker;
 };
 
-/// Of an elastic job: the job's store has the members of this epoch, for ranks to see.
+/// In an elastic job: the job's store has the members of this epoch, for ranks to see.
 struct NewMembership {
   std::uint64_t epoch = 0;
 };
 
-/// Of an elastic job: the others go on without it.
+/// In an elastic job: the others go on without this rank.
 struct KillWorker {
   std::int32_t rank = 0;
 };
@@ -254,7 +254,7 @@ struct Refused {
 /// Reports are wanted now, and the stacks of all ranks that can tell them.
 struct AskStacks {};
 
-/// What the host's clock says is wanted, at once.
+/// Asks for the time of the host's clock, at once.
 struct ClockQuestion {
   std::uint64_t number = 0;
 };

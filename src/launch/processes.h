@@ -52,7 +52,7 @@ class Environment {
   Environment() = default;
   /// From "NAME=value" texts; the last one of a name counts, texts without '=' are dropped.
   explicit Environment(const std::vector<std::string>& assignments);
-  /// Of this process.
+  /// The environment of this process.
   static Environment current();
 
   void set(std::string_view name, std::string_view value);
@@ -75,7 +75,7 @@ struct Pipe {
 /// For this process alone (CLOEXEC). Fails with Unavailable.
 Result<Pipe> make_pipe();
 void set_nonblocking(int fd);
-/// What is in a non-blocking pipe now, at most so much: empty if there is nothing, nullopt once it has ended.
+/// Reads what is in a non-blocking pipe now, up to `most` bytes: empty if there is nothing, nullopt once it has ended.
 std::optional<std::string> read_piece(int fd, std::size_t most);
 
 // Ends everything that descends from this process. Works only for a process that adopts its orphans

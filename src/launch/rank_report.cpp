@@ -12,7 +12,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Whatever stands there, to the first zero.
+/// Returns the text up to the first zero, with unprintable characters replaced by '?'.
 std::string printable(std::string_view letters) {
   std::string text(letters.substr(0, letters.find('\0')));
   for (char& letter : text) letter = std::isprint(static_cast<unsigned char>(letter)) != 0 ? letter : '?';
@@ -115,7 +115,7 @@ RankReport read_status(const status::StatusLayout& page) {
     if (status.background.load() != 0) continue;
     GroupReport group;
     group.id = status.id.load();
-    // What a rank did last, before it left its last world to end.
+    // The last operation of a rank is kept after it has left its last world to end.
     if (group.id == 0 && !(left_all && status.collectives.begun.load() != 0)) continue;
     group.rank = status.rank.load();
     group.size = status.size.load();
@@ -194,7 +194,7 @@ std::string doing(const RankReport& report) {
                          report.groups.size() > 1 ? fmt::format(" of a group of {}", group.size) : "");
     }
   }
-  // Of several groups, the one that was used most tells most.
+  // The most used of several groups tells most.
   const GroupReport& group =
       *std::ranges::max_element(report.groups, [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";

@@ -1,5 +1,5 @@
-// What a rank was doing at one moment, as its agent reads it from the rank's status page and from /proc, and how that
-// reads to a person. Values; `read_status` takes whatever it finds in the page, which another process writes.
+// State of a rank at one moment, as its agent reads it from the rank's status page and from /proc, and its wording for
+// people. Values; `read_status` takes whatever it finds in the page, which another process writes.
 #pragma once
 
 #include "launch/processes.h"
@@ -35,7 +35,7 @@ struct NamedReport {
   std::uint64_t ended = 0;  ///< operations that are over
 };
 
-/// What collectives took, and over which steps: from the end of the first few, which are start-up, to that of the last.
+/// Time spent in collectives, and the steps it covers: from the end of the first few (start-up) to that of the last.
 struct TimesReport {
   std::int64_t steps = 0;
   std::uint64_t steps_ns = 0;
@@ -82,7 +82,7 @@ struct RankReport {
   TimesReport times;
 };
 
-/// Of a GPU of the host, whoever uses it; -1: its driver does not tell (one that is divided, MIG).
+/// Use of a GPU of the host, by whomever; -1: its driver does not tell (one that is divided, MIG).
 struct GpuUse {
   std::int64_t percent = -1;  ///< of the last moments, in which something ran on it
   std::int64_t memory = -1;   ///< bytes
@@ -94,7 +94,7 @@ RankReport read_status(const status::StatusLayout& page);
 bool waits(const RankReport& report);
 /// It has left its last world: it is about to end, or to form another.
 bool has_left(const RankReport& report);
-/// What ended the rank: the Error that it died of; of a rank that has left no last words, what its world ended by.
+/// The cause of the rank's end: the Error it died of; without last words, the cause by which its world ended.
 CauseReport read_cause(const status::StatusLayout& page);
 /// The same for people, as it said it itself; empty if it did not.
 std::string last_words(const status::StatusLayout& page);

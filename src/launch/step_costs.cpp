@@ -30,11 +30,11 @@ StepShares divide(double step, double exposed, const RankTimes& times) {
   return shares;
 }
 
-/// What travels between hosts for each byte of a sum over all of them, sent by one.
+/// Bytes that one host sends between hosts for each byte of a sum over all of them.
 double two_level_bytes(const StepCosts& costs) noexcept { return 2.0 * (costs.hosts - 1) / costs.hosts; }
 
-/// Of `busy` seconds of wire in `operations`: what is not hidden behind computing. As much is hidden as now, unless
-/// that is more than all but the last operation, which nothing can hide.
+/// The part of `busy` seconds of wire in `operations` that is not hidden behind computing. As much is hidden as now, at
+/// most all but the last operation, which nothing can hide.
 double exposed_wire(const StepCosts& costs, double busy, double operations) {
   const double hidden = std::max(0.0, costs.busy_wire - costs.step.wire);
   const double last = std::min(costs.step.wire, costs.busy_wire / std::max(1.0, costs.operations));
@@ -136,7 +136,7 @@ std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts) {
         {Change::Kind::Shares, "shares of the samples by speed", now.step() - std::min(gained, now.waiting), now.wire});
   const double ratio = present_ratio(costs);
   const double rest = now.step() - now.wire;
-  // Of a column's owner, who encodes what it sends and what it has folded, and decodes both.
+  // Bytes of a stripe's owner, who encodes what it sends and what it has reduced, and decodes both.
   const double own_bytes = costs.bytes * costs.hosts / costs.processes;
   std::optional<double> least;  // seconds that all of a step's bytes take
   for (const FormatCosts& format : facts.formats) {
@@ -200,7 +200,7 @@ std::string advice_of(const StepCosts& costs, const PlanFacts& facts) {
                        bytes_in_words(costs.wire_bytes / std::max(costs.busy_wire, 1e-12)),
                        bytes_in_words(costs.wire_bytes));
   }
-  // What travels is known by its bytes alone.
+  // The traffic is known by its bytes alone.
   const char* const of = best->kind == Change::Kind::Format
                              ? " (wire_format of DistributedDataParallel, for float32; it rounds gradients)"
                              : "";

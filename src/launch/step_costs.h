@@ -1,5 +1,5 @@
-// Where the time of a job's steps went, from what its ranks said at their end, and what a step would take with fewer
-// bytes between hosts, fewer synchronisations or other shares of the samples. Pure; any thread.
+// Breaks down the time of a job's steps, from what its ranks said at their end, and estimates a step with fewer bytes
+// between hosts, fewer synchronisations or other shares of the samples. Pure; any thread.
 #pragma once
 
 #include "launch/rank_report.h"
@@ -52,10 +52,10 @@ struct StepCosts {
 
 /// False where some rank took no steps that are timed: then nothing is known.
 bool takes_steps(const std::vector<RankTimes>& ranks);
-/// Of ranks that take steps; `hosts`: of the job.
+/// Costs of ranks that take steps; `hosts`: number of hosts of the job.
 StepCosts costs_of(const std::vector<RankTimes>& ranks, int hosts);
 
-/// What a wire format costs.
+/// Costs of a wire format.
 struct FormatCosts {
   WireFormat format = WireFormat::None;
   double ratio = 1;                     ///< bytes on the wire for a byte of float32
@@ -69,7 +69,7 @@ double ratio_of(WireFormat format) noexcept;
 /// bfloat16, int8, int4, with what codecs took on the development machine.
 std::vector<FormatCosts> usual_formats();
 
-/// What else would have to be known.
+/// Further facts that an estimate needs.
 struct PlanFacts {
   std::vector<FormatCosts> formats = usual_formats();
   double latency = 0;  ///< seconds of an operation between these hosts, however small; 0: not measured

@@ -1,4 +1,4 @@
-// What the command says of itself: check-build, help, completion.
+// The command's words about itself: check-build, help, completion.
 #include "launch_harness.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
   EXPECT_NE(typo.err.find("did you mean output?"), std::string::npos) << typo.err;
 }
 
-// Where a cable breaks between an agent's word and the answer, nobody can tell it that its job has given it up.
+// An agent cannot be told that its job has given it up if a cable breaks between its message and the answer.
 TEST(CommandAgent, IsGoneBeforeItsJobHasGivenItUp) {
   Job silence({.arguments = {"agent", "--invited"}, .shell_before = "mkfifo none; exec 0<>none", .patience = 60s});
   const auto began = std::chrono::steady_clock::now();

@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   const std::int64_t samples = std::atoll(argv[1]), batch = std::atoll(argv[2]), epochs = std::atoll(argv[3]);
   const auto pause = std::chrono::milliseconds(std::atoi(argv[4]));
   at::set_num_threads(1);
-  // Who comes has other weights, and is to have none of them in the end.
+  // A newcomer has other weights, and is to have none of them in the end.
   auto net = cohort::testing::with_values(cohort::testing::Mlp(), std::atof(variable("COHORT_WORKER").c_str()));
   torch::optim::Adam optimizer(net->parameters(), 1e-3);
   cohort::data::DistributedSampler sampler(samples, {.batch_size = batch});

@@ -26,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What the ledgers of a run say together: of each epoch the samples that count, once each.
+/// Combines the ledgers of a run: for each epoch the samples that count, once each.
 class Audit {
  public:
   explicit Audit(const std::filesystem::path& run) {
@@ -46,7 +46,7 @@ class Audit {
     }
     worlds = begins.size();
     for (const auto& [world, epoch, from, to] : used) {
-      // What the next world takes up again counts there.
+      // Samples that the next world takes up again count there.
       auto end = to;
       if (const auto next = begins.upper_bound(world); next != begins.end()) {
         if (epoch > next->second.first) continue;

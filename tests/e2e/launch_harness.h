@@ -48,7 +48,7 @@ class Job {
 
   /// Living processes of the job, this command included.
   std::vector<pid_t> processes() const;
-  /// Of those, the ones whose command line begins with `text`.
+  /// The ones among them whose command line begins with `text`.
   std::vector<pid_t> processes(const std::string& text) const;
   /// The agent, and the guard around it.
   pid_t agent() const;
@@ -57,7 +57,7 @@ class Job {
   int terminal() const { return terminal_.get(); }  ///< the other side of the terminal
   void close_output() { output_.reset(); }
   int output() const { return output_.get(); }  ///< the pipe
-  /// What the terminal has shown so far.
+  /// Everything the terminal has shown so far.
   const std::string& screen();
 
  private:

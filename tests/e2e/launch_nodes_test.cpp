@@ -24,7 +24,7 @@ class Nodes : public ::testing::Test {
   void SetUp() override {
     const auto free = value_or_throw(net::listen_on({{"0.0.0.0", 0}, {}}));
     master_ = fmt::format("localhost:{}", value_or_throw(net::local_endpoint(free.get())).tcp.port);
-    // Who holds the folder of the secret.
+    // The folder of this job keeps the secret.
     keeper_ = std::make_unique<Job>(JobOptions{{"secret", "secret"}});
     ASSERT_EQ(keeper_->wait(), 0);
   }

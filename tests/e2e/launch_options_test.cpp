@@ -309,7 +309,7 @@ TEST(RunOutput, ColoursAndCharactersThatComeInPiecesAreWhole) {
   EXPECT_EQ(job.wait(), 0) << job.screen();
   const std::string& screen = job.screen();
   EXPECT_NE(screen.find("a\xe2\x82\xac b\033[31mred\033[0m"), std::string::npos) << screen;
-  // Whatever was shown in between ended with a whole character and a whole sequence.
+  // Every screen shown in between ended with a whole character and a whole sequence.
   for (std::size_t at = screen.find("a"); at != std::string::npos; at = screen.find("| a", at + 1)) {
     const std::string shown = screen.substr(at, screen.find('\r', at) - at);
     EXPECT_FALSE(shown.ends_with("\xe2") || shown.ends_with("\x82") || shown.ends_with("\033[3")) << shown;

@@ -19,7 +19,7 @@ namespace {
 
 using net::deadline_in;
 
-/// Where a test pretends to be a launcher.
+/// Listener of a test that acts as a launcher.
 struct Place {
   sys::UniqueFd listener = value_or_throw(net::listen_on({{"127.0.0.1", 0}, {}}));
   std::string name = net::to_string(value_or_throw(net::local_endpoint(listener.get())));

@@ -1,4 +1,4 @@
-// What a job sees and shows: environment, output, input, exit statuses, messages.
+// Environment, output, input, exit statuses and messages of a job.
 #include "base/hardware.h"
 #include "base/testing/sanitized.h"
 #include "launch_harness.h"
@@ -293,7 +293,7 @@ TEST(Launch, WrongOptionsAreExplained) {
     EXPECT_EQ(wrong.status, 2) << wrong.err;
     EXPECT_NE(wrong.err.find(said), std::string::npos) << wrong.err;
   }
-  // What other launchers have.
+  // Options of other launchers.
   const auto torchrun = run({{"run", "--local_ranks_filter=0", "true"}});
   EXPECT_EQ(torchrun.status, 2);
   EXPECT_NE(torchrun.err.find("`cohort run` has no option --local-ranks-filter: it is torchrun's; here: --ranks 0"),

@@ -236,7 +236,7 @@ TEST_P(OverMpi, APluginForAnotherMpiIsRefused) {
   expect_refused(start(2, {COHORT_MPI_PEER}, {{"COHORT_MPI_PLUGIN", folder_ + "/renamed.so"}}), said);
 }
 
-// What it is made for does not say whose it is: the libmpi_abi.so that it finds does.
+// A plug-in of the standard ABI belongs to the MPI whose libmpi_abi.so it finds, whatever it was made for.
 TEST_P(OverMpi, APluginOfTheStandardAbiIsOfWhomItFinds) {
   if (!fs::exists(kAbi.mpicc)) GTEST_SKIP() << kAbi.mpicc << " is not installed";
   build(kAbi.mpicc);

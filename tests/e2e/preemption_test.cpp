@@ -19,7 +19,7 @@
 namespace cohort::test {
 namespace {
 
-/// Where a signal is sent.
+/// Receivers of a signal.
 enum class To { Command, OneRank, LastRank, AllRanks, Agent, Guard, AgentAndAllRanks };
 
 std::size_t count(const std::string& text, const std::string& part) {
@@ -113,7 +113,7 @@ TEST_F(PreemptionJob, ASignalToTheAgentOfOneHostReachesTheRanksOfAll) {
   expect_saved(SIGUSR1);
 }
 
-// What a batch system does: agents and ranks of all hosts, in any order, some of them after ranks have ended.
+// Does as a batch system does: agents and ranks of all hosts, in any order, some of them after ranks have ended.
 TEST_F(PreemptionJob, OneRequestToEveryProcessOfSeveralHostsIsOneRequest) {
   for (const int pause_us : {0, 300, 3000, 20000}) {
     start({"-H", "a:2,b:2", "--starter", "local", "--grace", "20"}, {"50"}, 4);

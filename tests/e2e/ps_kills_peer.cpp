@@ -69,7 +69,7 @@ pid_t pid_of(std::size_t server) {
   return nlohmann::json::parse(file)["server_pids"][server];
 }
 
-/// Who serves what, by the job's store; this connection may be broken, too. nullopt: not to be had now.
+/// Reads from the job's store who serves what; this connection may be broken, too. nullopt: not available now.
 std::optional<ps::ServerMap> look_at_map() {
   try {
     const auto text = store::connect_job_store(net::deadline_in(30s))->try_get("ps/0/map");

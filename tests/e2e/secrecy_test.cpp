@@ -1,5 +1,5 @@
-// Where the secret of a job is not: in command lines, environments, files, logs, records and core dumps of any of its
-// processes. The test learns it as only this user may: from the memory file that a rank inherits.
+// The secret of a job is in no command line, environment, file, log, record or core dump of any of its processes. The
+// test learns it as only this user may: from the memory file that a rank inherits.
 #include "launch_harness.h"
 
 #include <fcntl.h>

@@ -111,7 +111,7 @@ class Submit(unittest.TestCase):
             "#flux: --job-name=train", "#flux: --nodes=2", "#flux: --nslots=8", "#flux: --cores-per-slot=2", "#flux: --gpus-per-slot=1",
             "#flux: --time-limit=5405s", "#flux: --queue=q", "#flux: --bank=me"])
         self.assertIn('--per-node 4 -H "$(flux hostlist -e -d , local)" -- ./train x &\n', flux)
-        # What nobody has said is not in it.
+        # Options that nobody has given are not in it.
         self.assertEqual([line for line in self.script("--scheduler", "pbs", "./train").splitlines() if line.startswith("#PBS")],
                          ["#PBS -N train", "#PBS -l select=1:ncpus=1:mpiprocs=1", "#PBS -j oe"])
 

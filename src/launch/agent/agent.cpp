@@ -44,7 +44,7 @@ using std::chrono::milliseconds;
 
 /// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.
 constexpr int kTryAgainMs = 200;
-/// Of one try to reach a supervisor that may come later.
+/// Time limit of one attempt to reach a supervisor that may start later.
 constexpr auto kOneTry = std::chrono::seconds(5);
 /// For node 0 to come, before something is said.
 constexpr auto kSilentWait = std::chrono::seconds(3);
@@ -179,7 +179,7 @@ Result<net::SecureConnection> Agent::find_supervisor() {
       say(fmt::format("{} waits for node 0 at {}: {}", own_name(), options_.place, connection.error().what()));
     }
     auto again = once();
-    // What the end of the time cut short says less than what was found before.
+    // The error of an attempt cut short by the deadline says less than the one before it.
     if (!again && net::passed(deadline_)) break;
     connection = std::move(again);
   }
@@ -396,7 +396,7 @@ constexpr auto kSweepLimit = std::chrono::seconds(10);
 /// The time in which ranks save without a supervisor, and some for the agent.
 constexpr auto kSavingGrace = std::chrono::milliseconds(11'000);
 
-/// What becomes of a signal that is to end the guard: its agent gets SIGTERM, by which it ends, or the same one.
+/// Signal that the agent gets for one that is to end the guard: SIGTERM, by which the agent ends, or the same one.
 enum class Passes { AsTerm, Unchanged };
 
 /// Forks `agent` into a child, waits for it, then ends every process that it has left. If `lifeline_fd` ends, the agent

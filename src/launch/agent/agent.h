@@ -29,16 +29,16 @@ struct AgentOptions {
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may come later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
-  /// Of a launcher that is one of several (plan.h): so many, and what it starts here instead of what the supervisor
-  /// names: program, arguments, environment, folder and limits are this command's own.
+  /// For a launcher that is one of several (plan.h): their number, and what this one starts here instead of what the
+  /// supervisor names: program, arguments, environment, folder and limits are this command's own.
   int nodes = 0;
   std::optional<StartJob> own = {};
   std::string nodes_id = {};  ///< what all of them have to say
   std::string unable = {};    ///< why nothing can be started here: it is only told
   std::string place = {};     ///< where the supervisor is, for people
   bool quiet = false;         ///< says only what has gone wrong
-  /// Of one that comes by itself: so many ranks it takes. Unless it is a launcher, they run in this process's folder
-  /// and its environment, over which goes what the supervisor sends.
+  /// For an agent that comes by itself: the number of ranks it takes. Unless it is a launcher, they run in this
+  /// process's folder and environment; the supervisor's variables override the environment's.
   int ranks = 0;
   std::vector<std::string> devices = {};  ///< GPUs that it brings along
   int input_fd = -1;                      ///< rank 0's stdin, where that is here; -1: none

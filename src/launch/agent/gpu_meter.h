@@ -1,5 +1,5 @@
-// What this host's GPUs are used for, by NVML where there is a driver. Asked on a thread of its own, since a driver may
-// take its time and the agent's silence is taken for its death. Any thread.
+// Measures the use of this host's GPUs through NVML, where there is a driver. Runs on its own thread, since a driver
+// may be slow and a silent agent is taken for dead. Any thread.
 #pragma once
 
 #include "launch/rank_report.h"

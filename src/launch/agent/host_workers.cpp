@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What is in the pipes of a server that has ended; its own, that is: what it has left behind may write for ever.
+/// Limits what is read from the pipes of an ended server to its own output: processes it left may write for ever.
 constexpr int kMostPieces = 64;
 constexpr auto kStuckLimit = std::chrono::seconds(10);
 /// For ranks that save after the supervisor is gone.
@@ -42,7 +42,7 @@ void HostWorkers::start(StartJob job) {
   auto started = launch_.emplace(loop_, upstream_, options_, secret_, made_at_).prepare(std::move(job));
   if (started) started = start_workers();
   if (!started) {
-    // Whatever runs already is not a job: end it before anything is said.
+    // The processes that run already are no job: end them before anything is said.
     epoch_.swept = 0;
     const auto stuck = sweep({}, std::chrono::seconds(2), {});
     workers_.clear();
@@ -228,7 +228,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
-  // What the others were doing then is of use, and lost once they have been stopped.
+  // Reports what the others were doing then: useful, and lost once they have been stopped.
   if (!status.success() && !epoch_.stopping) send_reports();
   if (status_alone_ && worker.role() == Role::Worker && status.shell_status() != kRequeueStatus)
     status_alone_ = 128 + SIGTERM;
@@ -290,8 +290,8 @@ void HostWorkers::stop(const StopWorkers& order) {
   grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
 }
 
-// Those that left their worker's group (setsid, daemons) are asked too, so that they need not be killed; but not what a
-// rank that was asked alone has started.
+// Processes that left their worker's group (setsid, daemons) are asked too, so that they need not be killed; but not
+// the ones started by a rank that was asked alone.
 void HostWorkers::ask_those_apart(const StopWorkers& order) {
   for (const pid_t pid : sys::descendants(::getpid())) {
     const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {

@@ -52,7 +52,7 @@ class HostWorkers {
   void kill_all();
   /// The supervisor is gone: ranks that save when they are asked get the time to.
   void save_alone();
-  /// What the ranks have ended with since: kRequeueStatus if all have saved. nullopt where they were not asked to.
+  /// The ranks' common exit status since then: kRequeueStatus if all have saved. nullopt if they were not asked to.
   std::optional<int> status_alone() const noexcept { return status_alone_; }
   void kill(int rank);
   void give_input(const std::string& bytes) {
@@ -71,7 +71,7 @@ class HostWorkers {
   enum class Stage { Waiting, Running, Sweeping, Finished };
   static constexpr std::chrono::milliseconds kReportEvery{400};
 
-  /// Of one order to start workers.
+  /// State of one order to start workers.
   struct Epoch {
     /// Servers that have failed: what becomes of them, once the supervisor has said that they are started again.
     std::map<int, std::optional<StartAgain>> awaited = {};
@@ -95,7 +95,7 @@ class HostWorkers {
   void start_those_again();
   /// By a process in its place.
   Result<void> replace(std::unique_ptr<Worker>& worker, const StartAgain& order);
-  /// What a worker that has ended has left in its group.
+  /// Kills the processes that an ended worker has left in its group.
   static void kill_group(pid_t group);
   void start_no_more();
   void ask_those_apart(const StopWorkers& order);

@@ -9,7 +9,7 @@ namespace {
 constexpr auto kDrainEvery = std::chrono::milliseconds(100);
 /// NTP moves CLOCK_REALTIME, which traces of other programs are in.
 constexpr std::int64_t kNoteClocksEvery = 60'000'000'000;
-/// Of a message.
+/// Size from which packets are sent as one message.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
 std::int64_t now_of(clockid_t clock) {
@@ -61,7 +61,7 @@ void TraceCollector::drain(Rank& rank, status::TimelineReader::Until until, std:
     if (first_ns == 0) first_ns = entry.ended_ns;
     rank.trace->append(events, entry, rank.reader.name(entry.name));
   });
-  // Those that are missing came before these.
+  // The missing entries came before these.
   if (const std::uint64_t lost = rank.reader.lost(); lost > rank.told_lost && rank.trace) {
     rank.trace->append_lost(out, first_ns != 0 ? first_ns : now_of(CLOCK_MONOTONIC), lost - rank.told_lost);
     rank.told_lost = lost;

@@ -19,11 +19,11 @@ namespace {
 
 constexpr std::string_view kFrame = "frame #";
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
-/// What Python writes between the traceback of a cause and the one of what it caused.
+/// Texts that Python writes between the traceback of a cause and that of its consequence.
 constexpr std::string_view kLinks[] = {"\nThe above exception was the direct cause of the following exception:\n\n",
                                        "\nDuring handling of the above exception, another exception occurred:\n\n"};
 
-/// Where the last `count` lines begin.
+/// Returns the start of the last `count` lines.
 std::size_t last_lines(std::string_view text, std::size_t count) {
   std::size_t begin = text.size();
   if (begin > 0 && text[begin - 1] == '\n') --begin;
@@ -56,7 +56,7 @@ std::size_t last_header(std::string_view text, std::size_t before) {
   return std::string_view::npos;
 }
 
-/// Where the last traceback begins, with those that it says it was caused by; npos if there is none.
+/// Returns the start of the last traceback, including those it names as its causes; npos if there is none.
 std::size_t traceback_in(std::string_view text) {
   std::size_t begin = last_header(text, text.size());
   while (begin != std::string_view::npos && begin > 0) {

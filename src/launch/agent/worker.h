@@ -54,7 +54,7 @@ inline constexpr int kWorkerTimelineFd = 102;
 
 class Worker {
  public:
-  /// What it writes goes to `upstream`, which outlives this; trouble and input that was taken, too.
+  /// `upstream` gets the worker's output, troubles, and notice of input that was taken; it outlives this.
   Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Upstream& upstream);
 
   enum class Log { New, Continued };  ///< Continued: of the process that was here before
@@ -110,7 +110,7 @@ class Worker {
   void set_reaped() noexcept { reaped_ = true; }
   const std::string tail() const { return tail_.text(); }
 
-  /// What the rank is doing now.
+  /// Reports what the rank is doing now.
   RankReport report() const;
   std::string words() const;
   CauseReport cause() const;
@@ -118,12 +118,12 @@ class Worker {
   std::optional<std::chrono::steady_clock::time_point> words_began() const;
   /// Has the rank write its stacks; false if it cannot.
   bool ask_stacks();
-  /// What it has written since.
+  /// The stacks written since.
   std::string stacks() const;
   /// The file of the status page, which the program inherits; -1: there was no memory for one.
   int status_fd() const noexcept { return status_.fd.get(); }
 
-  /// What is told only once.
+  /// The worker's exit is reported only once.
   bool reported = false;
   /// It was dead or dying before the agent began to stop the job.
   bool ended_before_stop = true;

@@ -1,4 +1,4 @@
-// What the workers of one order are started with, a server once more and a worker more later, too. One thread.
+// Starts the workers of one order; later also a server again, or one worker more. One thread.
 #pragma once
 
 #include "base/process.h"

@@ -52,7 +52,7 @@ void Health::report(RankReport report, Clock::time_point now) {
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
   report.step = std::max<std::int64_t>(report.step, 0);  // a rank may have written anything
   const bool stays = rank.known && same_operations(rank.report, report);
-  // Who waits in slices (Python does, to hear of signals) may be seen between two of them: once counts for nothing.
+  // Ranks that wait in slices (Python does, to handle signals) may be seen between two: once counts for nothing.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
   if (rank.paused) {
     report.groups = rank.report.groups;
@@ -130,8 +130,8 @@ void Health::began_anew(int rank, Clock::time_point now) {
   one.heard_at = one.moved_at = one.waiting_at = now;
 }
 
-// Of a rank that runs there is a report of its own. One that has ended may take long to free its memory, and what it
-// has started to be ended.
+// Running ranks have reports of their own. A rank that has ended may take long to free its memory, and the processes it
+// has started may take long to be ended.
 void Health::heard_of_host(const std::vector<int>& processes, Clock::time_point now) {
   for (const int rank : processes) {
     if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) continue;
@@ -169,7 +169,7 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   const bool idle =
       std::ranges::all_of(rank.report.groups, [](const GroupReport& group) { return group.begun == group.ended; });
   if (rank.report.named.waiting && idle) {
-    // Who has not asked for it is known to the ranks alone.
+    // Only the ranks know which of them have not asked for it.
     Need need;
     need.anyone = true;
     need.what = fmt::format("'{}' (by name)", rank.report.named.name);
@@ -199,8 +199,8 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   return std::nullopt;
 }
 
-// Whoever judges was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that has passed
-// says nothing about the ranks.
+// Covers a supervisor that was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that
+// has passed says nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
   const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // before the first time as well
   judged_at_ = now;
@@ -457,7 +457,7 @@ std::string Health::waiting_times() const {
       if (time > longest) std::tie(longest, number) = std::tuple(time, of);
     };
     double all = static_cast<double>(waited(rank.report)) * 1e-9;
-    // What has not ended is in no sum of the rank's.
+    // Operations that have not ended are in no sum of the rank's.
     const double now =
         rank.known && !rank.gone ? std::chrono::duration<double>(rank.heard_at - rank.waiting_at).count() : 0;
     for (const GroupReport& group : rank.report.groups) {

@@ -76,7 +76,7 @@ class StepWatch {
 
   void report(const RankReport& report, Clock::time_point now);
   void ended(int rank);
-  /// What is new. To be called about once a second.
+  /// Returns what is new. To be called about once a second.
   std::vector<Warning> judge(Clock::time_point now);
 
  private:
@@ -130,7 +130,7 @@ class Health {
   /// To be called about once a second.
   Findings judge(Clock::time_point now);
 
-  /// What each process is doing: "waiting in barrier(), operation 2".
+  /// Describes what each process is doing: "waiting in barrier(), operation 2".
   std::vector<std::string> doing_now() const;
   /// A rank has left its world and has not ended yet.
   bool somebody_leaves() const;
@@ -166,7 +166,7 @@ class Health {
     Clock::time_point slow_since{};
     bool slow_told = false;
   };
-  /// Who keeps a rank waiting, in ranks of the world.
+  /// Ranks of the world that keep a rank waiting.
   struct Need {
     std::vector<int> ranks;
     std::string what;
@@ -205,7 +205,7 @@ class HealthWatch {
 
   /// Once a second, while all ranks run.
   Health::Findings look();
-  /// Of the agent of these processes.
+  /// Takes the reports of the agent of these processes.
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: what it was doing then.
   std::vector<Warning> rank_ended(int process, RankReport last);
@@ -220,7 +220,7 @@ class HealthWatch {
   bool somebody_saves() const { return health_.somebody_saves(); }
   bool somebody_leaves() const { return health_.somebody_leaves(); }
   std::vector<std::string> doing_now() const { return health_.doing_now(); }
-  /// What every rank is doing, and how long they have waited: lines.
+  /// Lines that say what every rank is doing, and how long each has waited.
   std::vector<std::string> overview() const;
 
  private:

@@ -36,8 +36,8 @@ std::string indented(std::string_view rest) {
   return text;
 }
 
-/// What it said before its stack, which is for the log, and of that the frames that say most: a crash's first with
-/// names. Nor the line of an error's fields, which its text has.
+/// The words before the stack, which is left to the log, and the most telling frames: a crash's first frames with
+/// names. Leaves out the line of an error's fields, which its text has.
 std::string essence(const std::string& words, bool logged) {
   if (!logged) return words;
   constexpr std::size_t kFrames = 3;
@@ -83,7 +83,7 @@ std::string_view last_line(std::string_view text) {
   return begin == std::string_view::npos ? text : text.substr(begin + 1);
 }
 
-/// Of C++, that nothing has caught: its words say so.
+/// Returns whether it ended by an uncaught C++ exception; its last words say so.
 bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
 
 }  // namespace
@@ -108,7 +108,7 @@ bool has_ended_well(const Ending& ending) {
   if (ending.spared) return true;
   if (ending.status.success() || asks_for_requeue(ending)) return true;
   if (!ending.asked) return false;
-  // What follows SIGTERM where the time is over is told when it happens. (A shell gives its command's.)
+  // The signal sent after SIGTERM when the time is over is reported when it happens. (A shell gives its command's.)
   const int signal = ending.status.signal != 0 ? ending.status.signal : ending.status.code - 128;
   return signal == SIGTERM || signal == SIGKILL;
 }

@@ -65,8 +65,8 @@ std::string to_string(const PostMortem& post_mortem);
 /// `text` with "_ZN1a1bEv" as "a::b()". Names that are none, or too long to be trusted, stay as they are.
 std::string demangled(std::string_view text);
 
-/// What a person can try after a rank has failed, from how it ended and what it said last.
-/// One sentence or two: the likely reason and the way out. Empty where the rank's own words have to do.
+/// Suggests what a person can try after a rank has failed, from how it ended and what it said last. One or two
+/// sentences: the likely reason and the way out. Empty where the rank's own words suffice.
 std::string advice(const Ending& ending);
 
 /// Why an attempt ended that might have gone well.
@@ -131,10 +131,10 @@ struct Verdict {
   std::optional<Breakdown> breakdown;     ///< where starting it again may help
 };
 
-/// What is said of a job that has ended, and the exit status that it gives.
+/// Returns the report on a job that has ended, and its exit status.
 Verdict judge(const JobEnd& end);
 
-/// Of a job that has ended well: its ranks may have been so many runs of one rank each. Empty: they were not.
+/// For a job that has ended well: notes that its ranks may have been independent runs of one rank each; else empty.
 std::string doubt_about(const JobEnd& end, const Verdict& verdict);
 
 }  // namespace cohort::launch

@@ -237,7 +237,7 @@ TEST(Verdict, AServerMayDieOfWhatItWasAskedToEndBy) {
   for (Ending& one : end.endings) one.asked = one.role == Role::Server;
   EXPECT_EQ(judge(end).status, 0) << judge(end).text;
   EXPECT_EQ(judge(end).text, "");
-  // What it had to save then may be lost.
+  // The data that it had to save then may be lost.
   end.endings[3].status = {3, 0, false};
   EXPECT_EQ(judge(end).status, 3);
   EXPECT_NE(judge(end).text.find("it had been asked to end"), std::string::npos) << judge(end).text;

@@ -1,4 +1,4 @@
-// What `cohort run` itself has to tell about a job: lines on stderr for people, or (--json) events on stdout, where the
+// Reports of `cohort run` itself about a job: lines on stderr for people, or (--json) events on stdout, where the
 // ranks' lines are events too. An event is one line of JSON; every one has "event" and "time" (UTC);
 // docs/reference/run.md lists the rest. Names are never changed, only added. Events and notices are pure but for the
 // clock; the Announcer belongs to the supervisor and its thread.

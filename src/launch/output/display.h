@@ -1,5 +1,5 @@
-// What the reader of `cohort run` sees: Display takes the ranks' output, makes lines of it, writes them, and tells who
-// sent the bytes when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread; the
+// Shows the reader of `cohort run` the output: Display takes the ranks' bytes, makes lines of them, writes them, and
+// tells the sender when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread; the
 // Console writes on a thread of its own.
 #pragma once
 
@@ -170,7 +170,7 @@ class Console {
 
 class Display {
  public:
-  /// What has happened since it was asked last.
+  /// Events since the last query.
   struct News {
     /// So many bytes of a source have gone out, or were dropped because the reader is gone.
     std::vector<std::pair<std::size_t, std::uint64_t>> taken;

@@ -1,6 +1,6 @@
-// What is known of a run (RunState): the supervisor keeps it, and job.json, live.json, events and the status line are
-// made of it. job.json: what was run, where, by what, at which commit, and how it ended; and what it leaves out, since
-// it is for nobody's eyes. Reads files (the repository's, too), runs nothing. Any thread.
+// Everything known of a run (RunState): the supervisor keeps it; job.json, live.json, events and the status line are
+// made of it. job.json: what was run, where, by what, at which commit, and how it ended; it leaves out what nobody may
+// see. Reads files (the repository's, too), runs nothing. Any thread.
 #pragma once
 
 #include "launch/health/verdict.h"
@@ -55,7 +55,7 @@ struct Attempt {
   std::vector<Ending> trained;  ///< ranks that ended well and whose steps were timed
 };
 
-/// Of an elastic job's members.
+/// A change of an elastic job's members.
 struct MembersChange {
   std::string time;  ///< UTC
   rendezvous::Membership now;
@@ -90,7 +90,7 @@ nlohmann::ordered_json to_json(const TimesReport& times);
 void add_process(nlohmann::ordered_json& out, Role role, int number);
 /// Numbers of its members, by rank.
 std::vector<int> workers_of(const rendezvous::Membership& membership);
-/// Who has ended, where, and how.
+/// Adds which process has ended, where, and how.
 void add_ending(nlohmann::ordered_json& out, const Ending& ending);
 /// The hosts of a plan, as files and events have them.
 nlohmann::ordered_json host_entries(const Plan& plan);

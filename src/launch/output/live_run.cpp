@@ -111,7 +111,7 @@ std::vector<RankFigures> Figures::look(Clock::time_point now) const {
   for (const Rank& rank : ranks_) {
     RankFigures& figures = all.emplace_back(rank.figures);
     if (!rank.known || rank.gone || all.size() > workers_) continue;
-    // What it waits in now is in no sum yet.
+    // The wait that is under way is in no sum yet.
     const double open = rank.since ? between(std::max(*rank.since, rank.waits.front().at), now) : 0;
     const double time = between(rank.waits.front().at, now);
     const double closed = grown(rank.waits.front().waited_ns, rank.waits.back().waited_ns) * 1e-9;
@@ -368,7 +368,7 @@ using Clock = std::chrono::steady_clock;
 /// Between two writes; more where they take long, so that they take a small part of the time.
 constexpr std::chrono::milliseconds kPause{250};
 constexpr int kPauseShare = 20;
-/// What has not changed is written all the same: by its time readers see that the launcher lives.
+/// Interval of writing unchanged contents too: the file's time shows readers that the launcher lives.
 constexpr double kPulseSeconds = 2;
 
 }  // namespace

@@ -41,12 +41,12 @@ struct RankFigures {
 /// wait for, its memory. Made of what the ranks report about themselves, over the last seconds. Whatever a rank has
 /// written into its page, the figures are numbers.
 ///
-/// Who is late is known without clocks: ranks that meet wait for the last of them, so the one that waits less than the
-/// others is the one that they wait for, by the difference.
+/// Late ranks are known without clocks: ranks that meet wait for the last of them, so the one that waits less than the
+/// others is the one they wait for, by the difference.
 class Figures {
  public:
   using Clock = std::chrono::steady_clock;
-  /// What shares and rates are of, where ranks take a step as often as that.
+  /// Time that shares and rates refer to, if ranks take a step as often as that.
   static constexpr std::chrono::seconds kWindow{10};
 
   /// `others`: processes behind the ranks, of roles that wait for nobody.
@@ -97,7 +97,7 @@ struct LiveHost {
   std::string name;
   int first_rank = 0;
   int ranks = 0;
-  // Of its GPUs, whoever uses them; where the agent has found a driver.
+  // The host's GPUs, whoever uses them; filled if the agent has found a driver.
   int gpus = 0;
   double gpu = -1;               ///< the mean use, 0 to 1, of those whose driver tells it; -1: of none
   std::int64_t gpu_memory = -1;  ///< of these, in bytes
@@ -120,7 +120,7 @@ struct LiveOther {
   int restarts = 0;  ///< how often it has been started again, alone
 };
 
-/// Of an elastic job.
+/// Members of an elastic job.
 struct LiveMembers {
   std::uint64_t epoch = 0;
   int size = 0;

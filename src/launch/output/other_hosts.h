@@ -1,6 +1,6 @@
-// What comes from other hosts, in the run's files here: the output of their processes, their ranks' timelines, the
-// offsets of their clocks, and what ranks send the job's owner. A file that cannot be written is told once and the job
-// goes on. One thread.
+// Puts data from other hosts into the run's files here: the output of their processes, their ranks' timelines, the
+// offsets of their clocks, and what ranks send the job's owner. A file that cannot be written is reported once and the
+// job goes on. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -32,7 +32,7 @@ struct ClockOffset {
 class ClockSync {
  public:
   static constexpr int kQuestions = 16;
-  /// Where none of these was answered soon, as on a busy host: until one is.
+  /// If none of these was answered soon, as on a busy host, asks on until one is.
   static constexpr int kMostQuestions = 160;
   static constexpr std::int64_t kSoon = 50'000;  ///< half of there and back
 
@@ -69,7 +69,7 @@ class RemoteLogs {
   /// Files of those that print nothing are there, too.
   void open(const std::vector<int>& processes);
   void keep(const Output& output);
-  /// What could not be written since the last call, for the user.
+  /// Names, for the user, what could not be written since the last call.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
@@ -82,8 +82,8 @@ class RemoteLogs {
   std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< invalid: given up
 };
 
-/// What agents send of their ranks' timelines, in the run's folder: trace/host-N.pftrace, one for each host, appended
-/// to as it comes, with what is known of the host's clock among it. `programs/trace` makes one trace of them.
+/// Timelines of ranks as sent by agents, in the run's folder: trace/host-N.pftrace, one per host, appended to as data
+/// comes, together with what is known of the host's clock. `programs/trace` makes one trace of them.
 class TracePieces {
  public:
   /// No host's file gets longer: viewers have their limits, and so have disks.
@@ -113,10 +113,10 @@ class TracePieces {
   std::map<int, File> files_;  ///< by the host's index
 };
 
-/// What an owner (--owner-folder) and ranks on other hosts send each other, where no file system is shared: files of
-/// the owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need
-/// its secret. The owner's folder has a folder `to-ranks` if it wants this; `from-ranks/RANK` are the answers. Blocks,
-/// for as long as the store in this process takes.
+/// Payloads between an owner (--owner-folder) and ranks on other hosts, where no file system is shared: files of the
+/// owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need its
+/// secret. The owner's folder has a folder `to-ranks` if the owner wants this; `from-ranks/RANK` are the answers.
+/// Blocks for as long as the store in this process takes.
 struct PayloadTransferOptions {
   std::string folder;  ///< the owner's
   std::uint16_t store_port = 0;

@@ -13,9 +13,9 @@
 namespace cohort::launch {
 namespace {
 
-/// Where a progress bar is not overwritten, it may speak up this often.
+/// Interval at which a progress bar may print a line where it is not overwritten.
 constexpr auto kProgressPause = std::chrono::seconds(10);
-/// What waits for the same line of other ranks is bounded.
+/// Bounds the lines that wait for the same line of other ranks.
 constexpr std::size_t kMostHeld = 512;
 constexpr std::size_t kMostHeldBytes = std::size_t{1} << 20;
 constexpr std::string_view kReset = "\033[0m";
@@ -64,7 +64,7 @@ void OutputView::grow(std::vector<std::string> hosts) {
   options_.hosts = std::move(hosts);
   sources_.resize(options_.hosts.size() * 2);
   last_held_.resize(options_.hosts.size());
-  // Who only knows of hosts has nothing but ranks.
+  // A caller that knows only hosts has nothing but ranks.
   if (options_.roles.others() == 0) options_.roles.workers = static_cast<int>(options_.hosts.size());
   for (std::size_t i = 0; i < options_.hosts.size(); ++i)
     label_width_ = std::max(label_width_, label({static_cast<int>(i)}).size());

@@ -34,7 +34,7 @@ tl::unexpected<Error> failed(const std::string& path, const std::string& why) {
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
-/// Whoever else can rename what is in it could put something else in its place.
+/// Fails if another user could rename what is in the folder and put something else in its place.
 Result<void> require_own(int fd, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return failed(path, errno_text(errno));

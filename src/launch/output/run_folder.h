@@ -92,9 +92,8 @@ struct DiskRoom {
 /// Nearly full: a twentieth is left, and less than 10 GiB.
 bool nearly_full(const DiskRoom& room) noexcept;
 
-/// What the launcher leaves and looks at in the run's folder while the job runs: warnings.jsonl and usage.jsonl, to
-/// which it appends, and the room that is left on the file system. On a thread of its own, since that may be one of the
-/// network that takes its time. Methods belong to one thread.
+/// Appends to warnings.jsonl and usage.jsonl in the run's folder while the job runs, and watches the space left on the
+/// file system. Works on a thread of its own, since a network file system may be slow. Methods belong to one thread.
 class WarningsFile {
  public:
   /// `folder` outlives this.
@@ -106,7 +105,7 @@ class WarningsFile {
 
   /// Whole lines, to a file of this name.
   void append(const std::string& file, const std::string& lines);
-  /// What was seen last, every few seconds; nullopt: nothing yet.
+  /// The space seen last, looked at every few seconds; nullopt: nothing yet.
   std::optional<DiskRoom> room();
 
  private:

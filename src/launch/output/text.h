@@ -13,7 +13,7 @@
 
 namespace cohort::launch {
 
-/// Of a terminal.
+/// Escape sequence by which a terminal erases its line.
 inline constexpr std::string_view kEraseLine = "\r\033[K";
 /// A longer line is passed on in parts, so that a stream without line ends cannot take all memory.
 inline constexpr std::size_t kLongestLine = std::size_t{64} << 10;
@@ -46,7 +46,7 @@ class LineSplitter {
   explicit LineSplitter(std::size_t longest) : longest_(longest) {}
   /// The lines that `bytes` complete. "\r\n" ends a line as "\n" does.
   std::vector<Line> feed(std::string_view bytes);
-  /// What has no end yet.
+  /// The line that has no end yet.
   std::string_view partial() const noexcept { return partial_; }
   /// Takes it: the stream has ended.
   std::string take_partial();

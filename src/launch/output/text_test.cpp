@@ -1,4 +1,4 @@
-// What people and programs read: lines, views, tails, post-mortems, advice, names in stacks, and what `cohort run
+// Text for people and programs: lines, views, tails, post-mortems, advice, names in stacks, and what `cohort run
 // --json` writes.
 #include "launch/output/text.h"
 #include "launch/agent/worker.h"
@@ -184,7 +184,7 @@ TEST(PostMortemTest, FindsTheFirstCause) {
   EXPECT_EQ(first_failure({follower(0, 0, SIGABRT, 1), ending(2, 0, SIGABRT, 1.2, "no room")})->rank, 2);
   EXPECT_EQ(first_failure({follower(0, 1, 0, 1, ErrorCode::Aborted), ending(2, 1, 0, 1.2)})->rank, 2);
   EXPECT_EQ(first_failure({follower(0, 1, 0, 1, ErrorCode::Timeout), ending(2, 1, 0, 1.2)})->rank, 0);
-  // What it writes of another's failure is no cause of its own.
+  // Words that a rank writes about another's failure are no cause of its own.
   EXPECT_FALSE(follows_another(ending(2, 1, 0, 1.2, "caught: PeerLost: rank 0 (h) lost rank 1 (h)")));
   EXPECT_TRUE(follows_another(follower(0, 1, 0, 1)));
   EXPECT_FALSE(follows_another(follower(0, 0, 0, 1)));
@@ -193,7 +193,7 @@ TEST(PostMortemTest, FindsTheFirstCause) {
   EXPECT_TRUE(follows_another(first));
   first.words = "ValueError: no sample";
   EXPECT_FALSE(follows_another(first));
-  // What we killed ourselves is no cause.
+  // Processes that we killed ourselves are no cause.
   EXPECT_EQ(first_failure({ending(0, 0, SIGTERM, 1, "", false), ending(1, 3, 0, 2)})->rank, 1);
 }
 

@@ -1,4 +1,4 @@
-// What the command line of `cohort run` says, with its variables and its file: one value, which the parser
+// The command line of `cohort run`, with its variables and its file, as one value, which the parser
 // (programs/cohort/run_options.cpp) fills and everybody from the plan to the agents reads. Plain data; any thread.
 #pragma once
 
@@ -73,7 +73,7 @@ struct StepLimits {
 /// As Horovod's.
 inline constexpr std::chrono::seconds kElasticTimeout{600};
 
-/// Of a job whose ranks go on with fewer of them.
+/// Options of a job that goes on with fewer ranks.
 struct ElasticSpec {
   int least = 0;                         ///< ranks; 0: the job is not elastic
   int most = 0;                          ///< 0: no limit
@@ -174,21 +174,21 @@ struct JobSpec {
   int max_restarts = 0;         ///< how often all ranks are started again after one has failed
   ElasticSpec elastic = {};
 
-  // Of this command.
+  // For this command only.
   bool show_config = false;
   bool check_build = false;
   bool dry_run = false;
   std::vector<std::string> command_line = {};  ///< for the record
 
-  // Of programs that start it.
+  // For programs that start this command.
   /// A process without which nobody wants the job: its end ends it.
   std::optional<int> owner_pid = {};
   std::string owner_folder = {};  ///< private to the owner; removed if the owner ends first and can no longer do so
   int agents = 0;                 ///< so many come by themselves, by the owner's doing; 0: none do
-  /// What these need to come is written there, and it is closed.
+  /// The data these agents need to come is written to this descriptor, which is then closed.
   std::optional<int> invitation_fd = {};
 
-  /// Of options that the command line has not given: where they are from, "COHORT_RUN_GRACE" or "job.toml:3".
+  /// Origins of options that the command line has not given: "COHORT_RUN_GRACE" or "job.toml:3".
   std::map<std::string, std::string, std::less<>> origins = {};
   /// "; --grace is from job.toml:3", for errors; else empty.
   std::string origin_of(std::string_view option) const {

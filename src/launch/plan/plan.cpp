@@ -115,7 +115,7 @@ Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec) {
     if (goes_on) planned.first_local = plan.hosts.back().first_local + plan.hosts.back().ranks;
     plan.hosts.push_back(std::move(planned));
   }
-  // What the parts of a host have in common.
+  // Properties that the parts of a host have in common.
   for (std::size_t begin = 0, end = 0; begin < plan.hosts.size(); begin = end) {
     std::vector<std::string> devices;
     int ranks = 0;
@@ -352,7 +352,7 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
   return role;
 }
 
-/// What to type instead, where several of us were started by another launcher.
+/// Says what to type instead, where another launcher has started several of us.
 std::string way_out(const Detected& said) {
   const std::string_view name = said.launcher;
   if (name == "cohort run") return "leave the inner one out: what `cohort run` starts is a world already";
@@ -393,7 +393,7 @@ std::string way_out(const Detected& said) {
 /// Pods and containers whose environment names a first one: a launcher in each.
 std::optional<NodeRole> role_in_pod(const Detected& said) {
   if (said.meeting != rendezvous::Meeting::Address) return std::nullopt;
-  // Of TF_CONFIG, several may be on one host: they are tasks, not nodes.
+  // Several processes of TF_CONFIG may be on one host: they are tasks, not nodes.
   NodeRole role;
   role.rank = said.rank;
   role.count = said.size;

@@ -21,22 +21,22 @@ namespace cohort::launch {
 /// No launcher was told which one it is: the one at the endpoint is 0, the others are numbered as they come.
 inline constexpr int kRankAsTheyCome = -1;
 
-/// Where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in pods): which of these
-/// launchers this one is, and where they meet. The one of node rank 0 supervises, the others are its agents. Where a
-/// launcher's environment says that there are several of us and no way leads to one job, that is an error: each would
-/// train on its own.
+/// Role of this launcher where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in
+/// pods): which of the launchers it is, and where they meet. The one of node rank 0 supervises, the others are its
+/// agents. If a launcher's environment says that there are several of us and nothing joins them into one job, that is
+/// an error: each would train on its own.
 struct NodeRole {
   int rank = 0;   ///< of this launcher, its host's index in the job; or kRankAsTheyCome
   int count = 1;  ///< of launchers
   int least = 0;  ///< with so many the job begins, if no others come, and goes on; 0: all
-  /// Where the one of rank 0 listens. Nullopt: they find each other through `step`.
+  /// Address at which the launcher of rank 0 listens. Nullopt: launchers find each other through `step`.
   std::optional<net::Address> master;
   std::optional<rendezvous::Detected> step;  ///< of Slurm's, each of whose tasks is one of the launchers
   std::string id;                            ///< the same for all of them; empty: not said
   std::string source;                        ///< for messages
   bool described = false;                    ///< by an environment in which no launcher can be left out (pods)
   std::string secret_file = {};              ///< empty: none is named
-  // Of rank 0, once it has the place where they meet.
+  // Set at rank 0 once it has the meeting address.
   std::optional<net::Secret> secret = {};
   std::uint16_t port = 0;
   std::string join = {};  ///< what has to be typed on each other node; empty: nothing, Slurm starts them
@@ -52,7 +52,7 @@ constexpr bool says_itself(StartMethod method) {
   return method == StartMethod::Launcher || method == StartMethod::Owner;
 }
 
-/// Who is on other hosts comes by itself, at no command of ours.
+/// Agents on other hosts come by themselves, at no command of ours.
 constexpr bool comes_by_itself(StartMethod method) { return method == StartMethod::Hand || says_itself(method); }
 
 /// A host of a job: what it may take, and, once `make_plan` has placed them, what it runs.
@@ -67,11 +67,11 @@ struct PlannedHost {
   /// said.
   std::vector<std::string> devices = {};
   int component = -1;  ///< of a heterogeneous Slurm job, which srun has to be told; -1: of none
-  // What it runs.
+  // Processes that it runs.
   int index = 0;       ///< of its agent
   int first_rank = 0;  ///< its ranks are consecutive
   int ranks = 0;
-  // Of the host that it is, or is a part of.
+  // The host that it is, or is a part of.
   int machine = 0;      ///< GROUP_RANK
   int first_local = 0;  ///< LOCAL_RANK of its first rank
   int local_ranks = 0;  ///< LOCAL_WORLD_SIZE
@@ -80,7 +80,7 @@ struct PlannedHost {
   int servers = 0;
   bool evaluator = false;
 
-  /// Of all roles.
+  /// Number of processes of all roles.
   int processes() const noexcept { return ranks + servers + (evaluator ? 1 : 0); }
 };
 
@@ -88,7 +88,7 @@ struct PlannedHost {
 /// run something; empty: this one, and as many ranks as are wanted.
 struct Plan {
   std::vector<PlannedHost> hosts = {};  ///< in a plan those that run something; those without ranks come last
-  /// Where servers run, each up to its slots. They may have ranks, too. Empty: on the hosts that have ranks.
+  /// Hosts for servers, each up to its slots. They may have ranks, too. Empty: the hosts that have ranks.
   std::vector<PlannedHost> server_hosts = {};
   StartMethod method = StartMethod::Ssh;
   std::optional<NodeRole> node = {};  ///< this command is the launcher of one of several nodes
@@ -107,7 +107,7 @@ struct Plan {
 /// More than anyone has meant so far; catches a mistyped number.
 inline constexpr int kMostProcesses = 65536;
 
-/// What COHORT_SHARES is for `--shares` of this plan's ranks: of numbers for hosts, each host's evenly over its ranks.
+/// Returns COHORT_SHARES for `--shares` of this plan's ranks: numbers per host are spread evenly over its ranks.
 Result<std::string> shares_by_rank(const Plan& plan, const std::string& shares);
 
 /// How many ranks all of them take.
@@ -122,7 +122,7 @@ Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec = {});
 /// The processes of a host, in the order in which its agent starts them: by their numbers in `Plan::roles`.
 std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);
 
-/// Of an agent, by its host's index: of all its orders, with those that have ended.
+/// The processes of an agent, by its host's index: those of all its orders, including ended ones.
 std::vector<int> processes_on(const Plan& plan, int index);
 
 /// There are hosts other than this one.
@@ -131,7 +131,7 @@ bool goes_elsewhere(const Plan& plan);
 /// For agents to report and workers to run.
 std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan);
 
-/// Of each process.
+/// The host of each process.
 std::vector<std::string> hosts_of_processes(const Plan& plan);
 
 /// "4 processes on 1 host (vm: ranks 0-3)", "4 processes and 2 servers on 1 host (vm: ranks 0-3, servers 0-1)".

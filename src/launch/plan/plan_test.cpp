@@ -201,7 +201,7 @@ TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
     ASSERT_TRUE(config);
     EXPECT_EQ(config->task_type, tasks[process].first);
     EXPECT_EQ(config->task_index, tasks[process].second);
-    // Who reads it has the same number as in the job.
+    // A reader of TF_CONFIG gets the same number as in the job.
     const auto place = rendezvous::tf_place(*config);
     ASSERT_TRUE(place);
     EXPECT_EQ(place->rank, roles.is_rank(process) ? process : 0);
@@ -263,7 +263,7 @@ std::string by_hand(const std::string& count, const std::string& rank, const std
 
 std::string found(const Variables& environment) { return shown(choose_node({}, environment)); }
 
-/// Of srun: the task of a step of so many.
+/// Environment of srun: the task `rank` of a step of `size`.
 Variables task(int rank, int size, int nodes, const std::string& per_node) {
   return {{"SLURM_JOB_ID", "7"},
           {"SLURM_STEP_ID", "0"},
@@ -352,7 +352,7 @@ TEST(Nodes, TorchrunsVariablesStandForItsOptions) {
   EXPECT_EQ(found({{"PET_NNODES", "1"}}), "only one");
   EXPECT_EQ(found(with(all, {{"LOCAL_RANK", "0"}})), "alone");  // they were for torchrun, which has started this
   EXPECT_EQ(found(with(all, {{"COHORT_ALONE", "1"}})), "alone");
-  // What was typed counts before them, and they fill what was not.
+  // Typed options take precedence over the variables, which fill the rest.
   EXPECT_EQ(by_hand("3", "", "", with(all, {{"PET_NODE_RANK", "2"}})), "2 of 3 at h1:4712");
   EXPECT_EQ(by_hand("", "1", "h2", all), "1 of 2 at h2:29500");
   const auto refuses = [](const std::string& said, const std::string& why) { EXPECT_TRUE(has(said, why)) << said; };
@@ -401,7 +401,7 @@ TEST(Nodes, ByHandInAStepTheSecretComesByIt) {
   EXPECT_EQ(by_hand("2", "1", "", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
   EXPECT_EQ(by_hand("2", "", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 2 at step");
   EXPECT_TRUE(has(by_hand("3", "", "n1:4712", task(1, 2, 2, "1(x2)")), "--node-rank is wanted, too"));
-  // What Slurm says is another job: the options count.
+  // Slurm's variables describe another job: the options count.
   EXPECT_EQ(by_hand("3", "1", "n1:4712", task(1, 2, 2, "1(x2)")), "1 of 3 at n1:4712");
   EXPECT_EQ(by_hand("2", "0", "n1:4712", task(1, 2, 2, "1(x2)")), "0 of 2 at n1:4712");
   JobSpec secret;

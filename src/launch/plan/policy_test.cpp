@@ -1,4 +1,4 @@
-// Who gets which cores, whether a job is started again, what its record says, what a file of options says.
+// Policies: division of cores, restarts of a job, the contents of its record and of a file of options.
 #include "base/hardware.h"
 #include "launch/health/verdict.h"
 #include "launch/output/job_record.h"

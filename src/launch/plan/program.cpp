@@ -101,7 +101,7 @@ Result<std::string> find_file(const std::string& program, const Environment& env
   return fail(ErrorCode::Unavailable, "cannot start {}: no such program in PATH ({}){}", program, folders, hint);
 }
 
-/// What execve would say only as "No such file" or "Exec format error".
+/// Explains what execve would report only as "No such file" or "Exec format error".
 Result<void> check_executable(const std::string& path) {
   if (::access(path.c_str(), X_OK) != 0) {
     return fail(ErrorCode::Unavailable, "cannot start {}: {}; make it executable with `chmod +x {}`", path,

@@ -1,4 +1,4 @@
-// What is to be run: the table [run] of a TOML file, as texts, and which executable a command line means. Looks at
+// The program to run: the table [run] of a TOML file, as texts, and which executable a command line means. Looks at
 // files, starts nothing; any thread.
 #pragma once
 
@@ -38,7 +38,7 @@ Result<std::string> find_command(const std::string& name, const Environment& env
 /// VIRTUAL_ENV's Python, else python3 on PATH, else python.
 Result<std::string> active_python(const Environment& environment);
 
-/// Of the table [run]: what stands there and in which line. Which keys there are is not known here.
+/// An entry of the table [run]: its contents and its line. The set of valid keys is not known here.
 struct ConfigEntry {
   std::string key;
   /// One text; of a list each element's; of a table "NAME=value" for each entry. Numbers and truth values as TOML

@@ -209,7 +209,7 @@ class Assignments {
   void set(std::string_view name, int value) { set(name, std::to_string(value)); }
   std::vector<std::string> take() { return std::move(all_); }
 
-  /// What every process of a job is told.
+  /// Sets the variables of every process of a job.
   void set_job(const Plan& plan, const PlannedHost& host, int process, const JobFacts& facts) {
     const Roles roles = plan.roles();
     set(env::kRole, to_string(roles.role_of(process)));
@@ -276,7 +276,7 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
 }
 
 void remove_rank_variables(Environment& environment) {
-  // Of a plan of one rank: what ranks are told and other processes are not.
+  // The variables that ranks get and other processes do not, taken from a plan of one rank.
   Environment ranks(rank_environment({.world_size = 1, .machines = 1}, {}, 0, {}));
   for (const std::string& of_all : other_environment({.world_size = 1, .servers = 1, .machines = 1}, {}, 1, {}))
     ranks.remove(of_all.substr(0, of_all.find('=')));

@@ -1,4 +1,4 @@
-// What a rank is given: the variables that tell it who it is, what of an environment goes along to another host, its
+// The environment of a rank: the variables that tell it who it is, the ones that go along to another host, its
 // processors and a port. Pure but for PortLease; any thread.
 #pragma once
 
@@ -44,7 +44,7 @@ class PortLease {
  public:
   /// Starts looking at a place that `seed` decides. Fails with Unavailable if no port is free.
   static Result<PortLease> take(std::uint64_t seed);
-  /// Of this port, wherever it is. Fails with Unavailable if somebody has it.
+  /// Leases this port, wherever it is. Fails with Unavailable if somebody has it.
   static Result<PortLease> of(std::uint16_t port);
   std::uint16_t port() const noexcept { return port_; }
 
@@ -76,19 +76,19 @@ struct JobFacts {
 /// plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
 
-/// Of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job is.
-/// Nothing of a rank.
+/// Variables of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job
+/// is. None of a rank's.
 std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
                                            const JobFacts& facts);
-/// What such a process must not inherit from whoever started the job: it would take itself for a rank.
+/// Removes what such a process must not inherit from whoever started the job: it would take itself for a rank.
 void remove_rank_variables(Environment& environment);
 
 /// The value of TensorFlow's TF_CONFIG for one process, by its number in `roles`: ranks are workers; where there are
 /// servers, rank 0 is the chief, as ParameterServerStrategy has it, and servers are ps.
 std::string tf_config(const Roles& roles, const std::vector<std::string>& addresses, int process);
 
-/// What horovodrun sets for programs that read it: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ... (names
-/// and meanings are Horovod's, runner/gloo_run.py; not its rendezvous, which is not there).
+/// Variables that horovodrun sets for programs that read them: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK,
+/// ... (names and meanings are Horovod's, runner/gloo_run.py; its rendezvous is left out, since there is none here).
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank);
 
 }  // namespace cohort::launch

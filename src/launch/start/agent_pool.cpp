@@ -22,13 +22,13 @@ namespace {
 constexpr std::size_t kMostPending = 128;
 /// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
 constexpr std::size_t kMostStarting = 64;
-/// Of one command that fails by bad luck.
+/// Attempts for one command that fails by bad luck.
 constexpr int kMostStarts = 3;
 /// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);
 /// The kernel of a host that is there answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
-/// Of the hosts that do not come.
+/// Number of missing hosts that a message names.
 constexpr std::size_t kMostNamed = 4;
 
 sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {

@@ -41,7 +41,7 @@ struct AgentHandle {
   int starts = 0;             ///< of the command in between
 };
 
-/// What has happened to an agent, or to one that should have come.
+/// Events of an agent, or of one that should have come.
 namespace agent_event {
 struct Joined {};  ///< it can be talked to
 struct Said {
@@ -76,7 +76,7 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
-  /// What has happened, in that order; to be asked after each step of the loop, until there is nothing more.
+  /// Returns the events in order; to be called after each step of the loop, until there are no more.
   std::optional<AgentEvent> next_event();
   bool has_events() const noexcept { return !events_.empty(); }
 
@@ -105,7 +105,7 @@ class AgentPool {
   /// It is, and the job does not go on without it.
   static bool is_usable(const AgentHandle& member);
 
-  /// Those that have not come, of such as come by themselves, are not waited for any more, and not let in.
+  /// Agents that come by themselves and have not come are not waited for any more, and not let in.
   void drop_missing();
   /// The job has begun: launchers of other nodes that come now join it, where it may grow.
   void take_late_ones() noexcept { late_ones_come_ = may_grow_; }
@@ -122,7 +122,7 @@ class AgentPool {
   bool all_ended() const;
   /// The hosts whose ranks do not run yet: "a, b", and what is known of those whose agents have not come.
   std::string missing() const;
-  /// What is known of a remote agent that has not come.
+  /// Describes what is known of a remote agent that has not come.
   FailedStart failed_start(const AgentHandle& member) const;
   /// Why a remote agent whose command has ended did not come.
   std::string why_not(const AgentHandle& member) const;
@@ -150,9 +150,9 @@ class AgentPool {
   }
   void on_accepted(net::Acceptor::Accepted accepted);
   void close_entrance();
-  /// Of one that has proved the secret.
+  /// Handles an undecodable message of a peer that has proved the secret.
   void on_nonsense(const std::string& peer);
-  /// Of those hosts: "a, b".
+  /// Names of the wanted hosts: "a, b".
   std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
   /// For the end of its process.
@@ -165,7 +165,7 @@ class AgentPool {
   void end_command(AgentHandle& member, int signal);
   void on_process_ended(AgentHandle& member);
   void on_hello(net::SecureConnection connection, const Hello& hello);
-  /// Of the launcher of another node: why it cannot be taken; empty: it can.
+  /// Says why the launcher of another node cannot be taken; empty: it can.
   std::string objection(const Hello& hello) const;
   std::string name_for(const Hello& hello, int index) const;
 

@@ -23,7 +23,7 @@ class Discovery {
   /// Looks at once, and then each second. `spec` outlives this.
   Discovery(Loop& loop, const JobSpec& spec, StartMethod method);
 
-  /// What it has found since it was asked last.
+  /// Returns what was found since the last call.
   News take() { return std::exchange(news_, {}); }
 
  private:
@@ -42,7 +42,7 @@ class Discovery {
   Timer next_, late_;
 };
 
-/// Those that there are before anything is started: once they take `least` ranks. Throws Unavailable after `limit`.
+/// Returns the hosts found before anything is started, once they take `least` ranks. Throws Unavailable after `limit`.
 std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method, int least,
                                         std::chrono::milliseconds limit);
 

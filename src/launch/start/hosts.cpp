@@ -33,7 +33,7 @@ std::string plain_name(std::string name) {
   return name;
 }
 
-/// Those that /etc/hosts has for a name.
+/// The addresses that /etc/hosts has for a name.
 std::vector<std::string> listed_addresses(const std::string& plain) {
   std::vector<std::string> addresses;
   std::ifstream file("/etc/hosts");
@@ -48,7 +48,7 @@ std::vector<std::string> listed_addresses(const std::string& plain) {
   return addresses;
 }
 
-/// What may stand in a command line of ssh, srun or mpirun, where it must be neither an option nor two words.
+/// Accepts only what is neither an option nor two words in a command line of ssh, srun or mpirun.
 void check_name(const std::string& name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
   if (name.empty() || name.front() == '-' || name.find_first_not_of(kAllowed) != std::string::npos) {
@@ -126,7 +126,7 @@ Allocation from_slurm(const Environment& environment) {
     return all;
   }
   for (int component = 0; component < *components; ++component) {
-    // What srun starts has the second name alone.
+    // Processes that srun starts have the second name alone.
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
@@ -428,7 +428,7 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
-/// What an elastic job cannot have yet. `asks`: the option that makes it one.
+/// Refuses what an elastic job cannot have yet. `asks`: the option that makes it one.
 void check_elastic(const JobSpec& spec, const std::string& asks) {
   const ElasticSpec& elastic = spec.elastic;
   if (asks.empty()) {
@@ -494,7 +494,7 @@ int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   return processes + plan.spares;
 }
 
-/// Of launchers that are several: with so many ranks on each.
+/// Hosts of a job with several launchers: `ranks` on each.
 std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
     raise(ErrorCode::InvalidArgument,

@@ -16,14 +16,14 @@ namespace cohort::launch {
 /// (InvalidArgument).
 Plan choose_hosts(const JobSpec& spec, const Environment& environment);
 
-/// Of a job with --host-discovery-script: those that its output names; none is no error.
+/// Hosts that the output of --host-discovery-script names; none is no error.
 Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod method, const std::string& list);
 
-/// Who runs what where, and how the other hosts are reached. Throws Error (InvalidArgument) where options contradict
-/// each other or the environment, or the hosts have too few slots.
+/// Decides what runs where, and how the other hosts are reached. Throws Error (InvalidArgument) if options contradict
+/// each other or the environment, or if the hosts have too few slots.
 Plan plan_of(const JobSpec& spec);
 
-/// Of this host alone, where nobody says how many: the tasks that its Slurm allocation of one node was asked for, else
+/// Default number of processes on this host alone: the tasks that its Slurm allocation of one node was asked for, else
 /// one for each core.
 int default_processes(const Environment& environment);
 

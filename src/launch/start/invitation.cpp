@@ -81,7 +81,7 @@ std::optional<Announcement> parse_announcement(std::string_view line) {
   if (fields.size() != 6 || fields[0] != kMark) return std::nullopt;
   const auto protocol = parse_integer<std::uint32_t>(fields[1]);
   if (!protocol) return std::nullopt;
-  // Of a host that has proved nothing yet, and shown.
+  // The host has proved nothing yet, and its fields are shown to people.
   return Announcement{*protocol, net::as_line(fields[2]), net::as_line(fields[3]), net::as_line(fields[4]),
                       net::as_line(fields[5], kLongestPath)};
 }
@@ -146,7 +146,7 @@ namespace {
 
 constexpr const char* kKey = "cohort-run";
 constexpr std::size_t kLongestWord = 8192;
-/// What the child says: how it went, then the offer or the reason.
+/// Tags of the child's reply: how it went, then the offer or the reason.
 constexpr char kGood = '+';
 constexpr char kTimeout = 't';
 constexpr char kBad = '-';

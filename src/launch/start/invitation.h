@@ -1,7 +1,7 @@
-// What is said before an agent connects. To another host: an agent and the starter that placed it there, over the stdin
-// and stdout of the command in between (ssh, srun, mpirun). The agent announces itself in a line, which stands out
-// among whatever a shell's start-up files print, and only then is told the job's secret and where to connect. Pure.
-// Among the launchers of one Slurm step: see `meet_in_step`.
+// The exchange before an agent connects. To another host: between an agent and the starter that placed it there, over
+// the stdin and stdout of the command in between (ssh, srun, mpirun). The agent announces itself in a line, which
+// stands out among whatever a shell's start-up files print, and only then gets the job's secret and where to connect.
+// Pure. Among the launchers of one Slurm step: see `meet_in_step`.
 #pragma once
 
 #include "base/result.h"
@@ -28,7 +28,7 @@ struct Announcement {
   std::string path;  ///< of its executable
   bool operator==(const Announcement&) const = default;
 };
-/// Of this process.
+/// The announcement of this process.
 Announcement own_announcement();
 std::string to_line(const Announcement& announcement);
 /// Nullopt if the line is none.

@@ -305,7 +305,7 @@ TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
     EXPECT_TRUE(is_this_host(name)) << name;
   for (const char* name : {"128.0.0.1", "localhost.example.org", "a", "192.0.2.1"})
     EXPECT_FALSE(is_this_host(name)) << name;
-  // Whatever /etc/hosts has for a loopback address.
+  // All names that /etc/hosts has for a loopback address.
   std::ifstream file("/etc/hosts");
   for (std::string line; std::getline(file, line);) {
     std::string address, name;
@@ -364,7 +364,7 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
       components[host.name] = host.component;
     return components;
   };
-  // Of a batch script, which runs in the first component.
+  // Environment of a batch script, which runs in the first component.
   std::vector<std::string> script = {"SLURM_JOB_NODELIST=n1",
                                      "SLURM_TASKS_PER_NODE=1",
                                      "SLURM_JOB_NODELIST_HET_GROUP_0=n1",
@@ -375,12 +375,12 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
   script.insert(script.end(), {"SLURM_JOB_ID=7", "SLURM_HET_SIZE=2"});
   EXPECT_EQ(chosen({}, script), "srun n1:1 n2:4 n3:4");
   EXPECT_EQ(chosen(list("n3:2,n1:2"), script), "srun n3:2 n1:2");
-  // Of salloc's shell, a node in both components.
+  // Environment of salloc's shell, with a node in both components.
   const std::vector<std::string> shell = {"SLURM_JOB_NODELIST_HET_GROUP_0=n1", "SLURM_TASKS_PER_NODE_HET_GROUP_0=1",
                                           "SLURM_JOB_NODELIST_HET_GROUP_1=n[1-2]",
                                           "SLURM_TASKS_PER_NODE_HET_GROUP_1=2,1"};
   EXPECT_EQ(components_of(shell), (std::map<std::string, int>{{"n1", 0}, {"n2", 1}}));
-  // Of what srun has started.
+  // Environment of a process that srun has started.
   EXPECT_EQ(components_of({"SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1", "SLURM_JOB_NODELIST_PACK_GROUP_0=n1",
                            "SLURM_JOB_NODELIST_PACK_GROUP_1=n2"}),
             (std::map<std::string, int>{{"n1", 0}, {"n2", 1}}));
@@ -402,7 +402,7 @@ TEST(Hosts, ServersHaveHostsOfTheirOwn) {
   EXPECT_EQ(with_servers(list("localhost"), sys::host_name()), "ssh localhost:1* | localhost:1*");
   EXPECT_NE(with_servers(list("a"), "-x").find("--server-hosts -x"), std::string::npos);
   EXPECT_NE(with_servers(list("a"), "component 0").find("no heterogeneous job"), std::string::npos);
-  // Of an allocation, whole nodes.
+  // Within an allocation: whole nodes.
   const std::vector<std::string> plain = {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=n[1-3]", "SLURM_TASKS_PER_NODE=2(x3)"};
   EXPECT_EQ(with_servers({}, "n3", plain), "srun n1:2 n2:2 | n3:1");
   EXPECT_EQ(with_servers({}, "n3,elsewhere", plain), "ssh n1:2 n2:2 | n3:1 elsewhere:1");

@@ -408,7 +408,7 @@ struct SshSign {
   std::string_view advice;  ///< {0}: the host, {1}: the ssh command
 };
 
-/// What ssh says; the words are OpenSSH's.
+/// Messages of ssh, in OpenSSH's words.
 constexpr std::array kSshSigns = {
     SshSign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
             "if it was set up anew: `ssh-keygen -R {0}`, then `{1} {0}` once by hand"},

@@ -77,7 +77,7 @@ void set_beside_command() noexcept;
 struct AgentProcess {
   sys::ChildProcess process;
   sys::UniqueFd lifeline;  ///< write end; over a command an invitation is written, and nothing after it
-  // What the command in between says; empty where there is none.
+  // Output of the command in between; empty where there is none.
   sys::UniqueFd out;
   sys::UniqueFd err;
 };
@@ -87,7 +87,7 @@ struct AgentProcess {
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret, int input_fd);
 
-/// Where `cohort` is on other hosts.
+/// Path of `cohort` on other hosts.
 std::string remote_cohort(const JobSpec& spec);
 
 /// The ssh command with options that keep it from asking anything; a host and a command come behind it.
@@ -143,7 +143,7 @@ class RemoteStart {
   std::string complaints_;  ///< of stderr, before it has joined; bounded
 };
 
-/// What is known of a command that ended, or was given up, before its agent came.
+/// Everything known of a command that ended, or was given up, before its agent came.
 struct FailedStart {
   StartMethod method = StartMethod::Ssh;
   std::string host;
@@ -154,8 +154,8 @@ struct FailedStart {
   std::string noise;
   std::string complaints;
 };
-/// What it comes to. `kind` is a row of `cohort doctor`: "ssh-login", "ssh-host-key", ..., "shell-exits", "silent",
-/// "command", "control".
+/// Conclusion from a FailedStart. `kind` is a row of `cohort doctor`: "ssh-login", "ssh-host-key", ..., "shell-exits",
+/// "silent", "command", "control".
 struct Diagnosis {
   std::string_view kind;
   std::string why;

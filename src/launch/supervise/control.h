@@ -35,7 +35,7 @@ class ControlSocket {
 
   /// To be asked after each step of the loop. Each order is to be answered before the next is asked for.
   std::optional<ControlOrder> next();
-  /// What has been done, or why not.
+  /// Answers with what has been done, or why not.
   void answer(const Result<std::string>& done);
 
  private:

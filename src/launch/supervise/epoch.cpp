@@ -296,7 +296,7 @@ void Epoch::end_process(int process, Ending ending, bool well) {
   if (process == 0) input_.reset();
 }
 
-// What ParameterServerStrategy's workers run never ends by itself.
+// The program of ParameterServerStrategy's workers never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
   const bool chief = spec_.tf_config && setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || members_.running_ranks() == 0) return;
@@ -307,7 +307,7 @@ void Epoch::ask_next_role() {
   const Role next = members_.running_role();
   if (stage_ == Stage::Starting || stage_ == Stage::Ended || !stopping_.is_next(next) || members_.running(next) == 0)
     return;
-  // Where all has gone well it has the last checkpoint to look at.
+  // The evaluator has the last checkpoint to look at where all has gone well.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   stopping_.ask(next, evaluates ? spec_.evaluator_grace : spec_.grace);
 }
@@ -502,7 +502,7 @@ void Epoch::on_host_failed(AgentHandle& agent, const std::string& why) {
            failed_hosts_.contains(member->host.index);
   });
   if (settled) return fail_start_of_hosts();
-  // Whoever mends one host wants to know of the others that do not work either.
+  // Waits for further failures: a person who repairs one host wants to know of the others that do not work either.
   if (!limits_.other_hosts) limits_.other_hosts = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
 }
 
@@ -539,7 +539,7 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
       decide(event::AgentFailed{agent.host.index, agents_.why_not(agent)});
       return check_end();
     }
-    // What it said last may still be on its way; an agent whose guard was killed ends the job and says so.
+    // The agent's last message may still be under way; an agent whose guard was killed ends the job and says so.
     if (agent.channel == nullptr && agent.remote && stage_ == Stage::Starting) {
       on_host_failed(agent, agents_.why_not(agent));
     } else if ((agent.remote || elastic_) &&

@@ -45,16 +45,16 @@ class Epoch {
   void fail_start(const std::string& why);
   /// All agents are told to start their ranks.
   void give_orders();
-  /// Of the job's user. What has been done, or why not.
+  /// Carries out an order of the job's user. Returns what has been done, or why not.
   Result<std::string> obey(const ControlOrder& order);
 
-  /// Of an elastic job, once it is settled; nullptr.
+  /// The membership of an elastic job, once it is settled; else nullptr.
   const Membership* membership() const noexcept { return elastic_ ? &elastic_->membership() : nullptr; }
   /// It is on its way to a job that runs.
   bool is_newcomer(const AgentHandle& agent) const {
     return elastic_ && elastic_->membership().is_newcomer(agent.host.index);
   }
-  /// What has happened to an elastic job, once it is settled: what follows is done.
+  /// Takes an event of an elastic job, once it is settled, and carries out what follows.
   Membership::Answer decide(const Event& event) { return follow(elastic_->on(event)); }
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool running() const noexcept { return stage_ == Stage::Running; }

@@ -37,8 +37,8 @@ constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  S
 /// As torchrun's, for nodes beyond the fewest.
 constexpr auto kLastCall = std::chrono::seconds(30);
 
-/// What lives as long as a job: its secret, store, port and agents, what is shown of it, the signals. Has one epoch at
-/// a time, of the members that `setup_.plan` names.
+/// Holds what lives as long as a job: its secret, store, port and agents, what is shown of it, the signals. Has one
+/// epoch at a time, of the members that `setup_.plan` names.
 class Job {
  public:
   Job(const JobSpec& spec, Plan plan) : spec_(spec), setup_(set_up_job(spec, std::move(plan))), past_(spec) {}
@@ -237,7 +237,7 @@ void Job::on_joined(AgentHandle& agent) {
   });
 }
 
-// Where rank 0's port is, is known only now; and nothing runs anywhere if a host is missing.
+// Rank 0's port is known only now; and nothing runs anywhere if a host is missing.
 void Job::begin() {
   may_begin_ = false;
   last_call_ = Timer();
@@ -306,7 +306,7 @@ void Job::conclude() {
 
 Result<void> Job::close() {
   run_->finish_warnings();
-  // What a killed agent has left was handed to us by the kernel.
+  // The kernel has made us the parent of what a killed agent has left.
   const auto helpers = run_->helpers();
   spared_.insert(spared_.end(), helpers.begin(), helpers.end());
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});

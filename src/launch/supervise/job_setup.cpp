@@ -92,7 +92,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   };
   runs(Role::Server, spec.server_program);
   runs(Role::Evaluator, spec.evaluator);
-  // What says that this job is one of its own is for this command: its ranks are several.
+  // The variable that makes this job one of its own is meant for this command, not for its ranks: they are several.
   if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
   // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
@@ -186,7 +186,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
 
 namespace {
 
-/// What is known only once the job starts.
+/// Stands for values that are known only once the job starts.
 constexpr std::string_view kLater = "(chosen at the start)";
 constexpr std::array kChosenLater = {env::kMasterPort,
                                      env::kStore,

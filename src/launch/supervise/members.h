@@ -19,7 +19,7 @@
 
 namespace cohort::launch {
 
-/// Who takes part in an epoch, by their numbers in its Roles.
+/// The processes of an epoch, by their numbers in its Roles.
 class Members {
  public:
   /// Those of `setup.plan`. All outlive this.
@@ -42,7 +42,7 @@ class Members {
   HealthWatch& health() { return *health_; }
   bool somebody_saves() const { return health_ && health_->somebody_saves(); }
 
-  /// What they have printed.
+  /// Takes what the agent's processes have printed.
   void take(const AgentHandle& agent, const Output& output);
   void started(const AgentHandle& agent, const std::vector<int>& processes);
 

@@ -27,7 +27,7 @@ namespace {
 constexpr auto kTellingTime = std::chrono::seconds(10);
 constexpr auto kLookAgain = std::chrono::milliseconds(200);
 
-/// Where the launchers of a job meet, and what lets them in.
+/// The place where the launchers of a job meet, and what lets them in.
 struct Place {
   net::Secret secret;
   std::vector<net::Endpoint> supervisor;
@@ -99,7 +99,7 @@ Place place_of(const JobSpec& spec, const Plan& plan) {
                          : place_by_hand(*plan.node);
 }
 
-/// What this node starts.
+/// Options of the agent of this node: what it starts.
 AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
   const JobSetup setup = set_up_job(spec, plan);
   const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, plan.node->rank))];

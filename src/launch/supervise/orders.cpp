@@ -13,13 +13,13 @@
 namespace cohort::launch {
 namespace {
 
-/// Of the job's store, which is in this process.
+/// Time limit of connecting to the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
 
 /// Its address is known.
 bool is_there(const AgentHandle& agent) { return agent.host.local || AgentPool::is_connected(agent); }
 
-/// Of TF_CONFIG's cluster, that are on a host.
+/// Number of tasks of TF_CONFIG's cluster on a host.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
 }  // namespace
@@ -75,7 +75,7 @@ JobFacts Orders::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
   facts.job_id = run_.state().job_id;
   facts.run_folder = run_.folder().path;
-  // Of this host too as others see it, so that what serves here knows where to listen.
+  // This host's address too is the one that others see, so that what serves here knows where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_port()});
   // Rank 0's host, as seen from the others; of an elastic job the first that is there.

@@ -1,5 +1,5 @@
-// What those that start ranks are told, and where ranks find everything: the orders to agents, rank 0's port,
-// TensorFlow's tasks, and what stands in the job's store. Has the plan, and gives it to nobody to change. One thread.
+// Orders to agents, and what ranks need to find everything: rank 0's port, TensorFlow's tasks, and the contents of the
+// job's store. Has the plan, and gives it to nobody to change. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -31,7 +31,7 @@ struct JobPast {
   Restarts restarts;
   ServerLosses servers;
   std::optional<std::chrono::steady_clock::time_point> limit{};  ///< of the job's time, once ranks run
-  // Of an elastic job, when all its workers begin anew.
+  // For an elastic job whose workers all begin anew.
   Membership::Past members = {};
   int workers = 0;  ///< that there were: numbers are never given again
 };
@@ -48,7 +48,7 @@ class Orders {
 
   /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
   bool have_ports();
-  /// What an agent has answered: whether all have them now.
+  /// Takes an agent's answer. Returns whether all agents have their ports now.
   Result<bool> take_ports(AgentHandle& agent, LeasedPorts leased);
 
   /// The plan is what agents say that they take. Throws, also where it cannot be.
@@ -69,16 +69,16 @@ class Orders {
   /// An agent cannot be had, before anything was ordered: by a plan for the others. False: they are too few.
   bool plan_without(AgentHandle& agent, const std::set<std::string>& barred);
 
-  /// Of an elastic job, into its store: the record, and then that it counts. Throws cohort::Error.
+  /// Writes into an elastic job's store the record, and then that it counts. Throws cohort::Error.
   void write_members(rendezvous::Membership members);
-  /// Those that have been told to begin anew meet in this epoch of the job's store. Throws cohort::Error.
+  /// The members that have been told to begin anew meet in this epoch of the job's store. Throws cohort::Error.
   void announce_epoch();
   /// A server has ended while ranks run, and how: "exit code 0 after 3.1 s". Who waits for it is told.
   void server_ended(int number, const std::string& how);
 
  private:
   JobFacts facts_for(const AgentHandle& agent) const;
-  /// Of a host, as seen from the others.
+  /// Address of a host, as seen from the others.
   std::string address_of(const AgentHandle& member) const;
   std::shared_ptr<store::Store> own_store() const;
 

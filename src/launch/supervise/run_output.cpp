@@ -21,7 +21,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr const char* kPageFile = "page.url";
-/// What comes within this time of each other is one change of live.json.
+/// Changes within this time of each other are one change of live.json.
 constexpr std::chrono::milliseconds kGather{30};
 /// Between two lines of usage.jsonl.
 constexpr std::chrono::seconds kUsageEvery{5};

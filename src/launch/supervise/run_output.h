@@ -1,5 +1,5 @@
-// What is known of a run while it goes on, and everybody who is told of it: who looks at the terminal or reads events,
-// the run's folder (job.json, live.json, warnings), the page, those that take the record elsewhere (--track). Lives as
+// Keeps what is known of a run while it goes on, and tells everybody: readers of the terminal or of events, the run's
+// folder (job.json, live.json, warnings), the page, the commands that take the record elsewhere (--track). Lives as
 // long as the job, whose epochs tell it what has happened. Decides nothing. One thread.
 #pragma once
 
@@ -34,11 +34,11 @@ class RunOutput {
   /// cohort::Error.
   RunOutput(Loop& loop, const JobSetup& setup, const std::string& id);
 
-  /// What is known; who changes it says `changed`, or one of the words below.
+  /// State of the run; a caller that changes it then calls `changed`, or one of the methods below.
   RunState& state() noexcept { return state_; }
   const RunState& state() const noexcept { return state_; }
   const RunFolder& folder() const noexcept { return folder_; }
-  /// Where the logs of this epoch are, as the user would type it; those of a restart lie below the first's. Empty: none
+  /// Path of the logs of this epoch, as the user would type it; those of a restart lie below the first's. Empty: none
   /// are kept.
   std::string shown_logs() const { return logs_below(folder_.shown); }
   void say(const std::string& text);
@@ -50,7 +50,7 @@ class RunOutput {
 
   // An epoch, from its beginning to its end. `number`: of restarts before it.
   void begin_attempt(int number);
-  /// Who takes part; `shown`: the ranks whose output is shown, empty: all.
+  /// Sets the processes that take part; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
   /// An elastic job has more ranks.
   void grow(const Plan& plan);
@@ -83,7 +83,7 @@ class RunOutput {
 
   // The end of the job.
   bool reader_gone() const { return display_.reader_gone(); }
-  /// What runs beside the ranks, and outlives them.
+  /// Processes that run beside the ranks, and outlive them.
   std::vector<pid_t> helpers() const { return trackers_ ? trackers_->pids() : std::vector<pid_t>(); }
   /// No warnings come any more: waits a moment for the commands that are told of them.
   void finish_warnings() { warnings_.finish(); }
@@ -102,7 +102,7 @@ class RunOutput {
   /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
   std::string start_text() const;
   std::string logs_below(const std::string& run_folder) const;
-  /// What would make its steps shorter; empty where that is not known, or nothing would.
+  /// Says what would make the job's steps shorter; empty if that is not known, or nothing would.
   std::string advice(const Verdict& verdict) const;
   void start_page();
 

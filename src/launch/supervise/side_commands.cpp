@@ -95,7 +95,7 @@ bool Trackers::all_ended() const {
 namespace {
 
 constexpr std::chrono::seconds kLookAtDiskEvery{1};
-// Of commands of --on-warning.
+// Limits of commands of --on-warning.
 constexpr std::size_t kMostAtOnce = 4, kMostWaiting = 64;
 constexpr std::chrono::seconds kCommandLimit{60};
 constexpr std::chrono::seconds kAtEnd{5};  ///< for those that run when the job has ended

@@ -24,7 +24,7 @@ namespace cohort::launch {
 
 class RunOutput;
 
-/// What a SideCommand has printed, handed on by lines.
+/// Hands on by lines what a SideCommand has printed.
 template <class Say>
 auto by_lines(Say say) {
   return [lines = LineSplitter(), say](std::string_view bytes) mutable {
@@ -32,7 +32,7 @@ auto by_lines(Say say) {
   };
 }
 
-/// Those that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
+/// Commands that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
 /// destination, in sessions of their own.
 class Trackers {
  public:

@@ -101,7 +101,7 @@ class Stopping {
 
   std::optional<Clock::time_point> next_look() const;
   Due look(Clock::time_point now);
-  /// Of so many ranks; `others`: "servers 0-1", empty: none run.
+  /// Notice that `ranks` still run, else `others` ("servers 0-1"), and the time left; both empty: ranks' leftovers run.
   std::string notice(int ranks, const std::string& others, Clock::time_point now);
 
   /// Empty while nothing is being stopped.
@@ -129,7 +129,7 @@ class StopOrders {
 
   /// Those of the first role that runs are told to end; agents that run nothing yet: that the job ends with `status`.
   void begin(const std::string& reason, int signal, Stopping::Grace grace, int status = 1);
-  /// Of the role, though the job is not being ended.
+  /// Asks the processes of the role to end, though the job is not being ended.
   void ask(Role role, Stopping::Milliseconds grace);
   /// A process of this role has been told to end; of ranks only where the job goes on without them.
   bool asked(Role role) const { return role == Role::Worker ? workers_asked_ : asked_ >= role; }

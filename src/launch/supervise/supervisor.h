@@ -37,7 +37,7 @@ JobResult run_job(const JobSpec& spec, Plan plan);
 /// the job's end, whose exit status it returns. Likewise for the rest.
 JobResult run_node(const JobSpec& spec, Plan plan);
 
-/// What a job consists of: plan, programs, environment, limits; and the orders that agents get.
+/// Everything a job consists of: plan, programs, environment, limits; and the orders that agents get.
 struct JobSetup {
   const JobSpec& spec;
   Plan plan = {};
@@ -57,15 +57,15 @@ std::vector<int> shown_ranks(const JobSpec& spec, const Plan& plan);
 
 /// The executable of a process, by its number in the plan's Roles; of -1 the ranks'.
 const std::string& program_of(const JobSetup& setup, int process);
-/// What the agent of `host` is to start.
+/// The order that tells the agent of `host` what to start.
 StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFacts& facts);
 
-/// Where `path` leads from the current folder.
+/// Makes `path` absolute, from the current folder.
 std::string absolute_path(const std::string& path);
 
-/// What `cohort run` would start, in words: the plan as a table, the exact command, and what each rank's environment
-/// gets over that of the command. Starts nothing.
-/// Whole lines. Throws cohort::Error on options that cannot be met, as `run_job` does.
+/// Describes what `cohort run` would start: the plan as a table, the exact command, and what each rank's environment
+/// has beyond the command's own. Starts nothing. Whole lines. Throws cohort::Error on options that cannot be met, as
+/// `run_job` does.
 std::string describe_job(const JobSpec& spec, Plan plan);
 
 }  // namespace cohort::launch

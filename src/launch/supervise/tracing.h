@@ -1,5 +1,5 @@
-// What the supervisor does for a trace (--trace): keeps what agents send of their ranks' timelines, and measures their
-// hosts' clocks against its own: when they come, each minute, and when their ranks end. One thread.
+// The supervisor's part of a trace (--trace): keeps the timelines of ranks that agents send, and measures the hosts'
+// clocks against its own: when they come, each minute, and when their ranks end. One thread.
 #pragma once
 
 #include "launch/loop.h"
