@@ -55,7 +55,7 @@ class Fragment:
     # This rank's.
     samples: float = 0.0  # since the last one
     sent: float = 0.0  # of these, those before the one under way
-    # Of its parameters, as autograd counts changes in place, while they are those that all ranks have.
+    # Versions of its parameters, as autograd counts changes in place, while they are those that all ranks have.
     versions: Optional[list[int]] = None
 
     def note(self) -> None:
@@ -85,7 +85,7 @@ def _cut(trained: list[Tensor], parts: int) -> list[list[Tensor]]:
 
 
 class LocalSteps:
-    """What LocalSGD and DiLoCo have. All ranks call everything here alike, but for what is said to be not collective."""
+    """Common base of LocalSGD and DiLoCo. All ranks call everything here alike, unless marked as not collective."""
 
     def __init__(self, model_fragments: Union[torch.nn.Module, Sequence[torch.nn.Module]],
                  inner_optimizer: torch.optim.Optimizer, outer_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
@@ -278,7 +278,7 @@ class LocalSteps:
             self._complete(0.0)
         self._require_unwritten("synchronize")
         for number, one in enumerate(self._fragments):
-            # Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
+            # Without a step since, each rank may have kept a part of a fragment; the outer momentum would go on.
             if one.synchronised_at == self._steps:
                 self._take(one, 0.0)
             else:
@@ -355,12 +355,12 @@ class LocalSteps:
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
-        """What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first."""
+        """Values averaged besides a fragment: a one (0 where no rank had samples), and buffers with the first."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
         return _flatten([one, *(self._buffers() if number == 0 else ())])
 
     def _buffers(self) -> list[Tensor]:
-        """Of floating types; a forward may have replaced them."""
+        """Returns the buffers of floating types; a forward may have replaced them."""
         return [one for one in self._module.buffers() if one.is_floating_point()]
 
     @torch.no_grad()
@@ -430,7 +430,7 @@ class LocalSteps:
             fragment.note()
 
     def _drop(self) -> None:
-        """What was under way is over, as if it had not begun."""
+        """Drops what was under way, as if it had not begun."""
         for work in self._works:
             try:
                 work.wait()
@@ -440,7 +440,7 @@ class LocalSteps:
         self._difference = self._rest = self._under_way = None
 
     def _rebind(self, comm: Communicator) -> bool:
-        """Of an elastic job's new world. Whether this rank comes in the middle of a round."""
+        """Moves to an elastic job's new world. Returns whether this rank comes in the middle of a round."""
         for parameter in self._module.parameters():
             parameter.grad = None  # of a step that did not end
         self._drop()
@@ -470,7 +470,7 @@ class LocalSteps:
             fragment.synchronised_at, fragment.sent_at = at, sent_at
 
     def _outer(self) -> dict[str, Tensor]:
-        """What all ranks have alike: the tensors themselves."""
+        """State that all ranks have alike: the tensors themselves."""
         tensors = {}
         for number, fragment in enumerate(self._fragments):
             tensors[f"outer/parameters/{number}"] = fragment.outer
@@ -480,10 +480,10 @@ class LocalSteps:
         return tensors
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What this rank needs to go on from here, to the bit, also between synchronisations: parameters, buffers, the inner
-        optimizer's state and what all ranks have alike. For torch.save in a file of each rank, or as `state` of
-        CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in use. Waits for what is under
-        way. Not collective."""
+        """State that this rank needs to go on from here, to the bit, also between synchronisations: parameters,
+        buffers, the inner optimizer's state and what all ranks have alike. For torch.save in a file of each rank, or as
+        `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in use. Waits for
+        what is under way. Not collective."""
         for work in self._works:
             work.wait()
         if self._fault:

@@ -113,7 +113,7 @@ class Piece:
 
 
 class _Sharded:
-    """What Sharded adds to an optimizer of torch's."""
+    """Part of Sharded that is added to an optimizer of torch's."""
 
     def __init__(self, model: DistributedDataParallel, base: type, params: Any, options: dict[str, Any]) -> None:
         self._model = model
@@ -184,7 +184,7 @@ class _Sharded:
         return self._transaction.sums()
 
     def _without_gradient(self) -> list[str]:
-        """Where every rank has all gradients, one that a rank has dropped by itself would leave its part of them out."""
+        """Parameters without a gradient. Where all ranks have all, a rank that drops one would leave its part out."""
         if self._reducer.core.divides_gradients:
             return []
         return [one.name for one in self._reducer._parameters if one.tensor.grad is None]
@@ -336,7 +336,7 @@ class _Sharded:
     # For cohort.checkpoint, in which it is an optimizer of the whole module.
 
     def _whole(self) -> torch.optim.Optimizer:
-        """Of the module's parameters, with the options of this one's groups; no step has been taken."""
+        """Optimizer of the module's whole parameters, with the options of this one's groups; no step has been taken."""
         whole: Any = object.__new__(self._base)
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         whole.param_groups = [{**group, "params": of} for group, of in zip(groups, self._groups)]
@@ -413,7 +413,7 @@ def _plain(value: Any) -> Any:
 
 
 _told_of_clipping = False
-# Of torch.optim, and equal to the bit in pieces. The others look at whole matrices, or at all parameters.
+# Optimizers of torch.optim, equal to the bit in pieces. Others look at whole matrices, or at all parameters.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon")
 

@@ -1,5 +1,5 @@
-"""Of tests of training with torch: one world for a module's tests (`from support_nn import setUpModule, tearDownModule`), and
-comparisons between ranks."""
+"""Support for tests of training with torch: one world for a module's tests (`from support_nn import setUpModule,
+tearDownModule`), and comparisons between ranks."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""What DistributedDataParallel refuses, and what its errors say. Ranks of `cohort run -np N`; what breaks a world has one
-of its own."""
+"""Errors of DistributedDataParallel: what it refuses, and what they say. Ranks of `cohort run -np N`; a test that
+breaks a world has one of its own."""
 
 import unittest
 

@@ -1,5 +1,5 @@
-"""What a backward of DistributedDataParallel averages, and by which weights: the cases of tests/cases/ddp_forwards.txt, which
-the C++ one is tested with as well. Two ranks of `cohort run`."""
+"""Tests what a backward of DistributedDataParallel averages, and by which weights: the cases of
+tests/cases/ddp_forwards.txt, which the C++ one is tested with as well. Two ranks of `cohort run`."""
 
 import contextlib
 import pathlib

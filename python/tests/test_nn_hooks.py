@@ -395,7 +395,7 @@ class PowerSGD(Case):
         return comm_hooks.PowerSGDState(None, rank, **{"start_powerSGD_iter": 2, "min_compression_rate": 1, **options})
 
     def loss_after(self, model):
-        """Of a training on one batch."""
+        """Loss after a training on one batch."""
         self.same_bits(self.train(model, 150, batches=1))
         x, y = batch_of(0, 4 * self.size, torch.float32)
         with torch.no_grad():
@@ -414,7 +414,7 @@ class PowerSGD(Case):
         except (ImportError, AttributeError):
             return
         state = of_torch.PowerSGDState(dist.group.WORLD, 2, start_powerSGD_iter=2, min_compression_rate=1)
-        # Of several buckets, its callbacks start operations in an order of their own on each rank.
+        # One bucket: with several, torch's callbacks start operations in an order of their own on each rank.
         one_bucket = {"bucket_bytes": 1 << 20, "first_bucket_bytes": 1 << 20}
         theirs = self.loss_after(self.model(of_torch.powerSGD_hook, state, **one_bucket))
         self.assertLess(ours, 3 * theirs + 1e-3)

@@ -56,7 +56,7 @@ if torch is not None:
 
 
 class Program:
-    """What a program needs: `wrap` is the wrapper, and `average` does the averaging where that does none."""
+    """Environment of a program: `wrap` is the wrapper, and `average` does the averaging where that does none."""
 
     def __init__(self, wrap, rank, size):
         self.wrap, self.rank, self.size = wrap, rank, size
@@ -94,7 +94,7 @@ def program(function):
 
 
 def of(*modules):
-    """What is compared."""
+    """Values to compare: parameters and their gradients."""
     found = {}
     for number, module in enumerate(modules):
         for name, parameter in module.named_parameters():
@@ -449,7 +449,7 @@ def compiled(this):
 
 
 def largest_difference(ours, theirs):
-    """Of two results; None where they have not the same gradients."""
+    """Largest difference of two results; None where they have not the same gradients."""
     if ours.keys() != theirs.keys():
         return None
     return max((ours[name] - theirs[name]).abs().max().item() for name in ours)

@@ -56,7 +56,7 @@ class Shares(Ranks):
         self.assertEqual(counts[0], BATCH)
         steps = SECONDS_OF_A_SAMPLE[self.rank] * torch.tensor(counts, dtype=torch.double)
         self.world.all_reduce(steps, op="max")
-        # What else a step takes on a busy machine counts for both ranks, and moves the shares away from the best.
+        # Other time of a step, on a busy machine, counts for both ranks and moves the shares away from the best.
         self.assertLess(steps.min().item(), 0.036, counts)
 
     def test_given_shares(self):

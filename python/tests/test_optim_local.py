@@ -144,7 +144,7 @@ class Local(Ranks):
             for one, other in zip(copies(net), before):
                 self.assertTrue(torch.equal(one, other))
             self.assert_same_bits_on_all_ranks([one for one in before if one.is_floating_point()])
-            # Where no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
+            # If no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
             was = [one.clone() for one in (*diloco._outer().values(), *net.parameters())]
             backward(net, 15, self.rank, self.size)
             optimizer.step()
@@ -264,7 +264,7 @@ class Local(Ranks):
                     self.train(net, local, optimizer, 5, 3)
                     local.synchronize()
                     self.assert_same_bits_on_all_ranks(copies(net))
-        # What is frozen later is averaged as before.
+        # A parameter that is frozen later is averaged as before.
         net = with_values(Mlp())
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         local = LocalSGD(net, optimizer, 4)

@@ -18,7 +18,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Map = std::function<at::Tensor(const at::Tensor&)>;
 
-// What autograd's context can keep.
+// A value that autograd's context can keep.
 template <class T>
 struct Kept : torch::CustomClassHolder {
   explicit Kept(T kept) : value(std::move(kept)) {}
@@ -253,7 +253,7 @@ at::Tensor received(Peer& peer, int tag) {
   return data;
 }
 
-// What makes autograd come to a function none of whose inputs requires a gradient.
+// Makes autograd come to a function none of whose inputs requires a gradient.
 at::Tensor anchor() { return at::zeros({}).requires_grad_(at::GradMode::is_enabled()); }
 
 class Send : public torch::autograd::Function<Send> {

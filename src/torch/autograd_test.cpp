@@ -32,7 +32,7 @@ double total(Communicator& comm, const at::Tensor& loss) {
   return sum.item<double>();
 }
 
-// Of the sum over ranks of `loss`, the derivatives by each element of each rank's x.
+// Expects the derivatives of the sum over ranks of `loss`, by each element of each rank's x.
 void expect_gradient(Communicator& comm, const at::Tensor& values, const Function& loss, const std::string& what) {
   const at::Tensor x = values.detach().clone(at::MemoryFormat::Contiguous).requires_grad_(true);
   const at::Tensor gradient = gradient_of(loss(x), x).reshape({-1});

@@ -103,7 +103,7 @@ void require_whole(const torch::nn::Module& module) {
   }
 }
 
-/// What a rank brings to a save, and what its bundle's views are of.
+/// A rank's contribution to a save, with the data that its bundle's views refer to.
 struct Brought {
   ck::Snapshot model, state, random;
   std::optional<ck::OptimizerSnapshot> optimizer;
@@ -156,7 +156,7 @@ Shard shard_of(const ModelShards& model, const std::string& name, const at::Tens
   return shard;
 }
 
-/// What an optimizer has as a parameter. Its names in the optimizer's snapshots are their numbers here.
+/// A tensor that an optimizer has as a parameter. The optimizer's snapshots name these by their numbers here.
 struct Stepped {
   std::string parameter;
   Shard shard;
@@ -202,7 +202,7 @@ std::vector<std::vector<std::string>> parameters_of(std::vector<std::vector<std:
   return groups;
 }
 
-/// Where a parameter of a Sequential stands in it: "12.weight" -> 12.
+/// Position in a Sequential of the layer that has the parameter: "12.weight" -> 12.
 std::optional<std::int64_t> layer_of(const std::string& name) {
   return parse_integer<std::int64_t>(std::string_view(name).substr(0, name.find('.')));
 }
@@ -394,7 +394,7 @@ ModelShards model_shards(torch::nn::Module& module, torch::optim::Optimizer* opt
 
 namespace {
 
-/// What is to be changed once all ranks have looked at everything.
+/// Changes to be made once all ranks have looked at everything.
 struct Changes {
   ck::Assignment weights;
   std::function<void()> restore_optimizer = [] {};
@@ -457,7 +457,7 @@ void require_same_type(const std::string& folder, const std::string& name, forma
         folder, name, formats::info(there).torch, c10::toString(here));
 }
 
-/// What a rank asks of a checkpoint: parts of tensors, into memory of its own.
+/// A rank's request to a checkpoint: parts of tensors, into memory of its own.
 class Asked {
  public:
   explicit Asked(const ck::StoredTensors& tensors) : tensors_(tensors) {}

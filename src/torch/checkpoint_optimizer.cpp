@@ -33,8 +33,8 @@ namespace {
 namespace optim = torch::optim;
 using States = std::remove_reference_t<decltype(std::declval<optim::Optimizer&>().state())>;
 
-// What each optimizer's options and state consist of. A visitor is called with a name and a reference to the field, and
-// reads it or writes it. All names are those of libtorch.
+// Options and state of each optimizer. A visitor is called with a name and a reference to the field, and reads it or
+// writes it. All names are those of libtorch.
 
 template <class Visitor>
 void visit(Visitor& visitor, optim::SGDOptions& options) {
@@ -195,7 +195,7 @@ struct Teller {
   }
 };
 
-/// What a file holds, with a note of what has been used.
+/// Contents of a file, with a note of what has been used.
 struct Source {
   std::map<std::string, formats::TensorView> tensors;
   std::map<std::string, std::string> metadata;

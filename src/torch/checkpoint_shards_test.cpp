@@ -61,7 +61,7 @@ struct PartImpl : torch::nn::Module, nn::HasShards {
 };
 TORCH_MODULE(Part);
 
-/// Of a pipeline, the stages that a rank has.
+/// The stages of a pipeline that a rank has.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(Seat tp = {}, const std::vector<int>& stages = {0, 1, 2, 3}) {
     const std::vector<std::vector<std::int64_t>> sizes = {{9, 4}, {8, 16, 2}, {600, 10}, {6, 3}};

@@ -45,7 +45,7 @@ at::Tensor to_tensor(const formats::TensorView& view, const std::string& name);
 /// Python.
 std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module);
 
-/// What a rank draws from: "cpu"; of the GPUs that the module is on, by ascending index, "cuda/0", ...
+/// Generators that a rank draws from: "cpu"; for the GPUs that the module is on, by ascending index, "cuda/0", ...
 std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module);
 at::Tensor state_of(at::Generator& generator);
 
@@ -74,7 +74,7 @@ struct OptimizerSnapshot {
   std::map<std::string, std::string> metadata;  ///< type, names of each group's parameters, options that are text
 };
 
-/// Of an optimizer's parameters, by what `unsafeGetTensorImpl` says of them.
+/// Names of an optimizer's parameters, by what `unsafeGetTensorImpl` says of them.
 using ParameterNames = std::unordered_map<const void*, std::string>;
 ParameterNames names_of(const torch::nn::Module& module);
 /// By group. Throws InvalidArgument for a parameter that has no name.
@@ -94,9 +94,9 @@ inline OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, cons
 /// learning rates alone.
 std::vector<std::string> option_lines(const torch::optim::Optimizer& optimizer);
 
-/// What sets the optimizer to the state in the file, once called; it cannot fail any more. Throws InvalidArgument if
-/// the file is of another type of optimizer or of other parameters, Corrupt if something is missing or misshapen;
-/// nothing is changed then.
+/// Returns a function that sets the optimizer to the state in the file; its call cannot fail any more. Throws
+/// InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is missing
+/// or misshapen; nothing is changed then.
 std::function<void()> restore(torch::optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source);

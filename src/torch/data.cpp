@@ -164,8 +164,8 @@ std::int64_t DistributedSampler::global_batch() const noexcept {
   return shared_->drawn_steps.empty() ? 0 : shared_->drawn_steps.front().global;
 }
 
-// Of the batch that a forward is for: the oldest drawn and not stepped over; -1 if there is none. `trained_at`: the
-// cursor at which the model may have been trained on that one already. It does not matter as long as all that are drawn
+// Samples of the batch that a forward is for: the oldest drawn and not stepped over; -1 if there is none. `trained_at`:
+// the cursor at which the model may have been trained on that one already. This does not matter while all drawn batches
 // have equally many.
 std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> trained_at) const {
   const auto& steps = shared_->drawn_steps;
@@ -281,14 +281,14 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
 
 namespace {
 
-/// What the root decides.
+/// Decisions of the root.
 struct Order {
   std::int64_t size = 0;
   std::int64_t equal = 0;
   std::int64_t shuffle = 0;
   std::uint64_t seed = 0;
 
-  /// Of rank `rank` of `ranks`, as ChainerMN cuts them.
+  /// First sample of rank `rank` of `ranks`, divided as by ChainerMN.
   std::int64_t begin(std::int64_t rank, std::int64_t ranks) const {
     return equal != 0 ? size * rank / ranks : size / ranks * rank + std::min(rank, size % ranks);
   }

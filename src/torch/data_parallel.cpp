@@ -99,7 +99,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
 // Elements of a batch's tensor that are looked at, evenly spread where it has more.
 constexpr std::int64_t kDigested = std::int64_t{1} << 22;
 
-// Of the dense tensors in it, if there is one.
+// Digest of the dense tensors in it, if there is one.
 std::optional<std::uint64_t> digest_of(const std::vector<at::Tensor>& batch) {
   const at::NoGradGuard no_grad;
   std::optional<std::uint64_t> digest;
@@ -244,8 +244,7 @@ bool DataParallelCore::State::any_unfrozen() const {
                      [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
 }
 
-// What is trained now and was not, has taken another's place or has another type cannot be averaged as it is, without a
-// word.
+// Newly trained, replaced or cast parameters cannot be averaged silently as they are.
 void DataParallelCore::State::attach_again_if_changed() {
   if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters())
     return transaction->trained().unchanged();
@@ -304,7 +303,7 @@ std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std:
   return samples;
 }
 
-// What every pass that ends in a reduction begins with, on all ranks.
+// Begins every pass that ends in a reduction, on all ranks.
 void DataParallelCore::State::begin_synchronising_pass() {
   reducer->core().require_whole();
   reducer->check_parameters("DistributedDataParallel");

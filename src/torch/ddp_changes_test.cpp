@@ -200,7 +200,7 @@ TEST(DdpChangesTest, BuffersThatAreAddedAreMadeEqual) {
   });
 }
 
-// What is written to stderr while two ranks are given these batches.
+// Returns what is written to stderr while two ranks are given these batches.
 std::string told(bool equal_first, bool equal_second) {
   ::testing::internal::CaptureStderr();
   run_on_threads(2, [&](Communicator comm) {

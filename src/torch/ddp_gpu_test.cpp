@@ -202,7 +202,7 @@ TEST(TensorsOnGpus, CollectivesTakeThem) {
     const at::Tensor part = at::zeros({1, 3}, tensor.options());
     reduce_scatter(comm, tensor, part).wait();
     EXPECT_TRUE(at::equal(part.cpu(), at::full({1, 3}, 6.0F)));
-    // Of several devices and types, one of them not contiguous.
+    // Tensors of several devices and types, one of them not contiguous.
     std::vector<at::Tensor> mixed = {at::full({3}, comm.rank(), at::kInt), at::full({2, 2}, comm.rank(), at::kDouble),
                                      at::zeros({4, 2}, tensor.options()).t()};
     mixed[1] = mixed[1].to(device);

@@ -30,7 +30,7 @@ enum class Zero { InPlace, ToNone };
 
 void zero(torch::optim::Optimizer& optimizer, DistributedDataParallel<MlpImpl>& model, Zero how) {
   if (how == Zero::ToNone) return model.zero_grad();
-  // What Optimizer::zero_grad() of 1.13 does.
+  // As Optimizer::zero_grad() of 1.13 does.
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
@@ -113,7 +113,7 @@ void run_on_hosts(const std::vector<int>& hosts, const std::function<void(Commun
                           body);
 }
 
-/// Of steps from `from` on, on a rank of its own host; the residuals go from one model to the next.
+/// Trains on a rank of its own host, with a new model at each of `begins`; the residuals go from one to the next.
 std::vector<at::Tensor> train_as(Communicator comm, const DistributedDataParallelOptions& options, int steps,
                                  const std::vector<int>& begins) {
   Mlp net = with_values(Mlp(at::kFloat, 150), 0);
@@ -260,7 +260,7 @@ TEST(DdpTest, EachGradientIsWrittenOnceIntoItsBucketAndReducedThere) {
   for (const Zero how : {Zero::ToNone, Zero::InPlace}) {
     run_on_threads(2, [&](Communicator comm) {
       CollectiveLog log;
-      // What is smaller than some KiB travels beside its announcement; real buckets are read where they lie.
+      // Buckets smaller than some KiB travel beside their announcement; real buckets are read where they lie.
       DistributedDataParallelOptions options = {.bucket_bytes = 1 << 18, .first_bucket_bytes = 1 << 14};
       options.observer = &log;
       Mlp net = with_values(Mlp(at::kDouble, 256), 0);

@@ -339,7 +339,7 @@ TEST(DdpTest, AFailedBackwardIsNotForgotten) {
   EXPECT_EQ(aborted, 1);
 }
 
-// Of one bucket, by name, on the rank that has it.
+// Throws at one bucket, found by name, on the rank that has this observer.
 struct Throwing : Observer {
   explicit Throwing(std::function<void()> what) : what_(std::move(what)) {}
   void on_bucket_ready(const BucketEvent& event) override {
@@ -382,7 +382,7 @@ void expect_the_end_to_be_remembered(const std::function<void()>& failure) {
 TEST(DdpTest, AFailureAtTheEndOfBackwardIsNotForgotten) {
   expect_the_end_to_be_remembered([] { throw std::runtime_error("the observer's own"); });
   expect_the_end_to_be_remembered([] { throw std::bad_alloc(); });
-  // Of Cohort, but of no collective of this model.
+  // An error of Cohort, but of no collective of this model.
   expect_the_end_to_be_remembered([] { throw Error(ErrorCode::Timeout, "the observer's own", {}); });
 }
 
@@ -408,7 +408,7 @@ TEST(DdpTest, AStepWithoutSamplesThatFailsIsNotForgotten) {
   EXPECT_EQ(aborted, 1);
 }
 
-// What fails in no_sync concerns nobody else.
+// A failure in no_sync concerns nobody else.
 TEST(DdpTest, ALocalBackwardThatFailsIsOver) {
   run_on_threads(2, [&](Communicator comm) {
     const auto net = std::make_shared<FailingNetImpl>();

@@ -24,7 +24,7 @@ struct NamedText {
 };
 void visit_fields(auto& m, auto& a, const NamedText*) { a(m.name, m.text); }
 
-/// Of Contents.
+/// Layout of Contents.
 struct Layout {
   std::vector<TensorForm> tensors;
   std::vector<NamedText> metadata;
@@ -68,7 +68,7 @@ std::vector<formats::NamedTensor> tensors_of(const Contents& contents, std::map<
   return tensors;
 }
 
-// What a module consists of is looked up once for each world, since that takes longer than a step may.
+// Looks up the contents of a module once for each world, since that takes longer than a step may.
 class Parameters final : public Part {
  public:
   explicit Parameters(torch::nn::Module& module) : module_(module) {}
@@ -132,7 +132,7 @@ class Moments final : public Part {
                          [](const auto& one) { return is_rate(one.name); });
     checkpoint::restore(optimizer_, module_, tensors, metadata, "the state of another rank")();
   }
-  // What changes moments changes parameters.
+  // Constant: whatever changes moments changes parameters.
   std::uint64_t version() override { return 0; }
 
  private:
@@ -193,7 +193,7 @@ Value generators_of(const torch::nn::Module& module) {
           Value::Scope::Rank};
 }
 
-/// What all ranks of local steps have alike.
+/// State of local steps that all ranks have alike.
 class Outer final : public Part {
  public:
   explicit Outer(std::shared_ptr<optim::LocalCore> core) : core_(std::move(core)) {}
@@ -231,8 +231,8 @@ class Outer final : public Part {
   std::shared_ptr<optim::LocalCore> core_;
 };
 
-/// What the rates were before they were scaled, and what they have been set to: if they are that still, nobody has
-/// changed them, and they are scaled anew without rounding twice.
+/// Rates before they were scaled, and those they have been set to: if these are still in use, nobody has changed them,
+/// and they are scaled anew without rounding twice.
 struct Rates {
   std::vector<double> plain, set;
   double factor = 1;
@@ -286,7 +286,7 @@ void attach(State& state, const std::string& name, data::DistributedSampler& sam
                           sampler.load_state(*seen);
                         }});
   state.add_samples(name, [&sampler] { return SamplePosition{sampler.epoch(), sampler.cursor()}; });
-  // Where batches are accumulated the program steps over them itself.
+  // A program that accumulates batches steps over them itself.
   state.on_step([&sampler, seen] {
     const bool in_same_epoch = sampler.epoch() == seen->epoch;
     const bool stepped = sampler.cursor() != (in_same_epoch ? seen->cursor : 0);

@@ -391,7 +391,7 @@ void LocalSteps::synchronize() {
   if (core_->under_way) core_->complete(0);
   core_->require_unwritten();
   for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
-    // Of one that no step has changed since, each rank may have kept a part; the outer momentum would go on.
+    // Each rank may have kept a part of a fragment that no step has changed since; the outer momentum would go on.
     if (core_->fragments[i].synchronised_at == core_->steps) {
       core_->take(core_->fragments[i], 0);
       continue;

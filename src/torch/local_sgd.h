@@ -1,4 +1,4 @@
-// What LocalSGD and DiLoCo consist of, for local_sgd.cpp and for the elastic State's part of it.
+// Internals of LocalSGD and DiLoCo, for local_sgd.cpp and for the elastic State's part of it.
 #pragma once
 
 #include "train/step/method.h"
@@ -29,11 +29,11 @@ class LocalCore {
     // This rank's.
     double samples = 0;  // since the last one
     double sent = 0;     // of these, those before the one under way
-    // Of its parameters, as autograd counts changes in place, while they are those that all ranks have.
+    // Versions of its parameters, as autograd counts changes in place, while they are those that all ranks have.
     std::vector<std::int64_t> versions;
   };
 
-  /// What travels, for the transaction.
+  /// Values that travel, for the transaction.
   class UnderWay final : public step::Kept {
    public:
     explicit UnderWay(LocalCore& core) : core_(core) {}
@@ -65,11 +65,11 @@ class LocalCore {
   [[noreturn]] void raise_fault(const std::string& what) const;
   /// On all ranks.
   [[noreturn]] void raise_non_finite(const Fragment& fragment);
-  /// What is averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first.
+  /// Values averaged besides a fragment: a one, which becomes 0 where no rank had samples, and buffers with the first.
   at::Tensor besides(std::size_t number) const;
-  /// What was under way is over, as if it had not begun.
+  /// Drops what was under way, as if it had not begun.
   void drop() noexcept;
-  /// What all ranks have alike, by name: the tensors themselves.
+  /// State that all ranks have alike, by name: the tensors themselves.
   std::vector<std::pair<std::string, at::Tensor>> outer() const;
 
   torch::nn::Module& module;

@@ -160,7 +160,7 @@ std::vector<at::Tensor> reference(int size, int steps, const DiLoCoOptions& how,
 }
 
 TEST(DiLoCo, IsThatOfThePapers) {
-  // Of 5 * 17 + 17, 17 * 17 + 17, 17 * 3 + 3 elements.
+  // Layers of 5 * 17 + 17, 17 * 17 + 17, 17 * 3 + 3 elements.
   const std::vector<std::vector<std::size_t>> whole = {{0, 1, 2, 3, 4, 5}}, two = {{0, 1, 2}, {3, 4, 5}};
   const std::vector<std::pair<DiLoCoOptions, std::vector<std::vector<std::size_t>>>> cases = {
       {{.sync_every = 3}, whole},
@@ -259,7 +259,7 @@ TEST(DiLoCo, RanksAreAlikeAfterEachSynchronisation) {
         joined.load_state(diloco.state(), false);
         expect_equal(copies(another->parameters()), copies(net->parameters()));
         expect_equal({another->norm->running_var}, {net->norm->running_var});
-        // Where no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
+        // If no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
         const auto outer = diloco.core()->outer();
         std::vector<at::Tensor> was, is;
         for (const auto& [name, tensor] : outer) was.push_back(tensor.clone());

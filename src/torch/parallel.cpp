@@ -88,8 +88,8 @@ Shard shard_of(const Communicator& comm, const at::Tensor& part, std::int64_t di
   return shard;
 }
 
-// Where `ids` are in this rank's part of 0 .. whole - 1. Those of other ranks are masked; those of none stay outside of
-// the part on every rank, so that whoever uses them says so.
+// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked; those of none stay outside
+// of the part on every rank, so that whoever uses them says so.
 struct OwnIds {
   at::Tensor index, elsewhere;
 };
@@ -137,7 +137,7 @@ bool compares_now(const torch::nn::Module& layer, std::int64_t& forwards) {
   return layer.is_training() && at::GradMode::is_enabled() && !recomputing() && forwards++ % kForwardsBetween == 0;
 }
 
-// Of partial sums: the sum, or this rank's part of it along the sequence.
+// Sum of the partial sums, or this rank's part of it along the sequence.
 at::Tensor summed(Communicator& comm, const at::Tensor& partial, const std::optional<std::int64_t>& sequence_dim) {
   return sequence_dim ? autograd::reduce_scatter(comm, partial, *sequence_dim) : autograd::reduce_from(comm, partial);
 }
@@ -187,7 +187,7 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
   const at::Tensor part = options_.input == Features::Whole ? autograd::scatter_to(comm_, x, -1) : x;
   const at::Tensor y = summed(comm_, at::linear(part, weight), options_.sequence_dim);
   if (!bias.defined()) return y;
-  // Of a part of the sequence each rank knows a part of the bias's gradient.
+  // With a part of the sequence, each rank knows a part of the bias's gradient.
   return y + (options_.sequence_dim ? autograd::copy_to(comm_, bias) : bias);
 }
 

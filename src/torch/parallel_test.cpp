@@ -32,7 +32,7 @@ using namespace cohort::testing;  // NOLINT: the tests' own vocabulary
 
 constexpr std::int64_t kVocabulary = 24, kWidth = 8, kHidden = 16, kOut = 24;
 
-// Of whole tensors, this rank's part.
+// This rank's part of a whole tensor.
 at::Tensor part(const at::Tensor& whole, std::int64_t dim, int rank, int size) {
   return whole.detach().chunk(size, dim)[static_cast<std::size_t>(rank)].clone(at::MemoryFormat::Contiguous);
 }

@@ -30,8 +30,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------- messages
 
-/// What is told of a tensor before it: whether there is one, its type, whether it takes a gradient, whether it is a
-/// GPU's, how many sizes, how many rows of the input the micro-batch has, and the sizes.
+/// Header sent before a tensor: whether there is one, its type, whether it takes a gradient, whether it is a GPU's, how
+/// many sizes, how many rows of the input the micro-batch has, and the sizes.
 using Header = std::array<std::int64_t, 21>;
 constexpr std::size_t kSizesAt = 6;
 
@@ -353,7 +353,7 @@ class Pipeline::Run {
   at::Tensor output() const { return outputs_.empty() ? at::Tensor() : at::cat(outputs_); }
 
  private:
-  /// Of a stage and a micro-batch, from its forward to the end of its backward.
+  /// State of a micro-batch in a stage, from its forward to the end of its backward.
   struct Alive {
     at::Tensor input, output;
     std::int64_t rows = 0;  // of the input's micro-batch
@@ -366,7 +366,7 @@ class Pipeline::Run {
   struct Route {
     int number, peer;
   };
-  /// Of the message that the action waits for, or that it sends.
+  /// Route of the message that the action waits for, or that it sends.
   Route route(const Action& action, bool sends) const {
     const bool forward = action.kind == Kind::Forward;
     const int other = action.stage + (forward == sends ? 1 : -1);

@@ -41,7 +41,7 @@ struct NamedLayer {
   bool exists = false;  // it need not be made
 };
 
-/// Where its parameters are, if it has any.
+/// Device of its parameters, if it has any.
 std::optional<at::Device> device_of(const torch::nn::Module& module);
 
 /// The tensor as a stage's layers get it: no leaf, so that the first of them may change it in place.

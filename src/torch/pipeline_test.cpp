@@ -102,7 +102,7 @@ TEST_P(PipelineGradients, AreThoseOfOneProcessToTheBit) {
   constexpr int kMicroBatches = 8;
   const Case one = GetParam();
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-    // Of 16 rows, then fewer that do not divide, and 16 again: shapes change with the step and the micro-batch.
+    // Batches of 16 rows, then some that do not divide, then 16: shapes change with the step and the micro-batch.
     const std::vector<std::int64_t> rows = {16, 16, 21, 17, 16};
     torch::nn::Sequential alone = ten_layers(type);
     torch::optim::SGD optimizer(alone->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
@@ -449,7 +449,7 @@ TEST(PipelineStages, RefuseWhatTwoOfThemShareWhereLayersAreMadeByFunctions) {
                                                   middle, [=] { return torch::nn::Linear(std::move(*given_away)); }};
     EXPECT_EQ(Pipeline(sound, comm, {.micro_batches = 2, .cuts = {2, 3}}).cuts().size(), 2U);
 
-    // What a function throws on the rank that keeps the layer, all ranks are told.
+    // An exception of a function, on the rank that keeps the layer, is reported to all ranks.
     const std::vector<nn::PipelineLayer> broken = {
         middle, []() -> torch::nn::Linear { throw std::logic_error("no memory"); }, middle};
     try {

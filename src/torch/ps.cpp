@@ -9,7 +9,7 @@ namespace cohort::ps {
 
 namespace {
 
-/// Of a tensor that was looked at.
+/// Values of a tensor that has been checked.
 std::span<float> values_of(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }

@@ -134,7 +134,7 @@ TEST(Checkpoint, GradRetainGraphAndHooks) {
   expect_equal(grad(loss, true), plain);
   expect_equal(grad(loss, false), plain);
   EXPECT_EQ(std::make_tuple(runs, again), std::make_tuple(3, 2));
-  // What is asked for alone is computed alone: the input's part of a backward, and the weights' part.
+  // A part asked for alone is computed alone: the input's part of a backward, and the weights' part.
   const at::Tensor split = checkpoint(forward, x).square().sum();
   expect_equal(torch::autograd::grad({split}, {x}, {}, true), {plain[0]});
   expect_equal(torch::autograd::grad({split}, {net->second->weight}, {}, false), {plain[1]});

@@ -70,7 +70,7 @@ class AfterAccumulate final : public torch::autograd::FunctionPostHook {
 
 namespace {
 
-// Of the user's, called after the accumulation: they may read `.grad`.
+// True if the user has hooks that are called after the accumulation: they may read `.grad`.
 bool has_hooks_after(torch::autograd::Node& accumulator) {
   const auto& hooks = accumulator.post_hooks();
   return std::any_of(hooks.begin(), hooks.end(),
@@ -419,7 +419,7 @@ void Reducer::give(std::size_t index) {
   parameters_[index].tensor.mutable_grad().reset();
   auto piece = std::ranges::lower_bound(pieces_, index, {}, [](const Piece& p) { return p.range.parameter; });
   for (; piece != pieces_.end() && piece->range.parameter == index; ++piece) {
-    // Where there was no zero_grad, the next reduction would overwrite what has been summed.
+    // Adds, since without a zero_grad the next reduction would overwrite what has been summed.
     piece->gradient = piece->gradient.defined() ? piece->gradient + piece->average : piece->average;
   }
 }

@@ -20,13 +20,13 @@
 
 namespace cohort {
 
-// What of a GPU's tensors libtorch does not say without being built for CUDA. Any thread.
+// Properties of a GPU's tensors that libtorch does not tell without being built for CUDA. Any thread.
 
 /// As a CUstream: the one in which libtorch works on this GPU now, in this thread. Throws Internal where it cannot be
 /// told.
 void* current_stream(at::Device gpu);
-/// Where the tensor lies, with the current stream of a GPU. Throws InvalidArgument for what is neither the host's
-/// memory nor CUDA's.
+/// Device that the tensor lies on, with the current stream of a GPU. Throws InvalidArgument for memory that is neither
+/// the host's nor CUDA's.
 Device buffer_device(const at::Tensor& tensor);
 /// The same of a kind of device, in words that are equal on all ranks: "" or " on cuda".
 const char* device_text(const at::Tensor& tensor);
@@ -49,7 +49,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
           const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards,
           std::shared_ptr<step::Transaction> transaction);
 
-  /// What this rank owns of a parameter, where training state is divided.
+  /// Part of a parameter that this rank owns, where training state is divided.
   struct Piece {
     gradients::Piece range;
     at::Tensor values;    ///< in the parameter, 1-D, a leaf
@@ -59,7 +59,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   /// Their gradients become those of the parameters, where these are not divided.
   void take_gradients();
-  /// Of these pieces.
+  /// Drops the gradients of these pieces.
   void drop_gradients(const std::vector<std::size_t>& pieces);
   const std::string& name_of(std::size_t parameter) const { return parameters_[parameter].name; }
   const at::Tensor& tensor_of(std::size_t parameter) const { return parameters_[parameter].tensor; }

@@ -138,8 +138,8 @@ RC_GTEST_PROP(SamplerTest, SharesOutTheRestOfItsEpochAmongAnyWorlds, ()) {
   RC_ASSERT(drawn == expected);
 }
 
-/// What a training goes through until it is killed: so many ranks and samples per step, steps that a checkpoint holds,
-/// and steps after it, which are lost.
+/// A training until it is killed: number of ranks and samples per step, steps that a checkpoint holds, and steps after
+/// it, which are lost.
 struct Life {
   int world_size = 1;
   std::int64_t batch_size = 1;
@@ -475,7 +475,7 @@ TEST(ScatterDataset, PartsAreTheRootsAndCoverAll) {
       for (const bool shuffle : {true, false}) {
         std::vector<std::vector<std::int64_t>> parts(3);
         run_on_threads(3, [&](Communicator comm) {
-          // What others than the root say is of no effect.
+          // Options of ranks other than the root have no effect.
           data::ScatterDatasetOptions options{.root = 1, .shuffle = shuffle, .seed = 5, .force_equal_length = equal};
           if (comm.rank() != 1) options = {.root = 1, .shuffle = !shuffle, .force_equal_length = !equal};
           parts[static_cast<std::size_t>(comm.rank())] =

@@ -142,7 +142,7 @@ TEST(Sharded, SmallBucketsAccumulationAndDoubles) {
   expect_bits_of_ddp<torch::optim::Adam>(torch::optim::AdamOptions(1e-2), {.type = at::kDouble});
 }
 
-// What rounding loses of a gradient that is in no bucket, too.
+// Error feedback also covers a gradient that is in no bucket.
 TEST(Sharded, WireFormatsAndTheirErrorFeedback) {
   for (const WireFormat format : {WireFormat::Int4, WireFormat::Int8}) {
     DistributedDataParallelOptions options;
@@ -200,7 +200,7 @@ TEST(Sharded, ParametersOfAHostAreOne) {
     for (const at::Tensor& parameter : net->parameters()) whole += parameter.numel();
     EXPECT_EQ(std::accumulate(all.begin(), all.end(), std::int64_t{0}), whole);
     for (const std::int64_t one : all) EXPECT_NEAR(static_cast<double>(one), static_cast<double>(whole) / 4, 500);
-    // What rank 2 writes is seen by all, and refused.
+    // All ranks see what rank 2 writes, and refuse it.
     const at::NoGradGuard no_grad;
     comm.barrier().wait();
     if (comm.rank() == 2) net->parameters()[2].fill_(3);

@@ -20,7 +20,7 @@ class SplitBackward {
   void of_parameters();
 
  private:
-  /// What is left to do from some nodes whose gradients are known.
+  /// Remaining work from some nodes whose gradients are known.
   struct Part {
     std::vector<torch::autograd::Edge> roots;
     torch::autograd::variable_list gradients;

@@ -47,7 +47,7 @@ Buffer as_bytes(const at::Tensor& tensor) {
           device.type == DeviceType::CPU ? DType::UInt8 : DType::Int8, device};
 }
 
-// Of one GPU: each where it lies, all as one operation, for which the current stream waits.
+// Broadcasts tensors of one GPU: each where it lies, all as one operation, for which the current stream waits.
 void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> flat;
   std::vector<Buffer> buffers;
@@ -231,7 +231,7 @@ void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& all
 
 namespace {
 
-// Where libtorch has a way to ask (2.9).
+// Asks libtorch, if it has a way to ask (2.9).
 template <class Guard>
 void* handle_of(const Guard& guard, const c10::Stream& stream, at::Device gpu) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import numpy
 import source
 
-# Of the largest value of a tensor (or of 0.1): what differs by the order of sums, over at most 24 steps of optimizers that divide
-# by roots of squares. Rounding units are 1.1e-16, 6e-8, 4e-3 and 5e-4.
+# Tolerances as parts of the largest value of a tensor (or of 0.1): differences by the order of sums, over at most 24
+# steps of optimizers that divide by roots of squares. Rounding units are 1.1e-16, 6e-8, 4e-3 and 5e-4.
 BOUNDS = {"float64": 1e-5, "float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
 # Replicas that differ by more are noticed: half of a type's digits, and something.
 DRIFT = {"float64": 1e-6, "float32": 1e-2, "bfloat16": 0.3, "float16": 0.2}

@@ -1,4 +1,4 @@
-"""What of each wrapper's public API programs have used: names after a dot or a comma in their text."""
+"""Coverage of each wrapper's public API by programs: names after a dot or a comma in their text."""
 
 from __future__ import annotations
 

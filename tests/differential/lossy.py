@@ -1,4 +1,4 @@
-"""What is known of averages that are rounded on their way: bounds that the formats publish, and what PowerSGD's are by definition."""
+"""Bounds of averages that are rounded on their way: those that the formats publish, and PowerSGD's by definition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require(condition: Any, what: str) -> None:
 
 
 class Bounds:
-    """Of one model's averages. `check` raises OutOfBounds, which says where."""
+    """Bounds of one model's averages. `check` raises OutOfBounds, which says where."""
 
     def __init__(self, program: dict[str, Any], replicas: list[Any]) -> None:
         options = program["options"]
@@ -69,7 +69,7 @@ class Bounds:
             self.one(step, name, mean, taken[name], trained[0][name].dtype, 1.5 * max(all_of.values()) if self.hook else all_of[name])
 
     def largest(self, name: str, trained: list[dict[str, torch.Tensor]], weights: list[float]) -> float:
-        """Of the hosts' parts of the mean, the largest values, added up; with more than two hosts that of the mean, too."""
+        """Sum of the largest values of the hosts' parts of the mean; with more than two hosts that of the mean, too."""
         parts = []
         for ranks in self.hosts:
             given = [one.to_dense().double() * weights[rank] for rank in ranks for one in [trained[rank][name].grad] if one is not None]

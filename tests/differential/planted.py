@@ -29,7 +29,7 @@ def local_list_taken_once() -> None:
 
 
 def residual_kept() -> None:
-    """What a refused step has left of its gradients comes with the next one."""
+    """Leftovers of a refused step's gradients come with the next one."""
 
     def begin(self: Any, refused: bool) -> None:
         if self._refused or refused:  # of gradients that were large

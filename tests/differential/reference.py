@@ -1,5 +1,5 @@
-"""What a program computes on N ranks, in one process and in plain torch: N replicas, each with its own part of the batch, buffers
-and generator of random numbers, in lockstep; between them the method's own rule; then each replica's optimizer."""
+"""Runs a program's N ranks in one process and in plain torch: N replicas in lockstep, each with its own part of the
+batch, buffers and random generator; between them the method's own rule; then each replica's optimizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(step: float, rank: int, count: int, dtype: torch.dtype) -> tuple[torch
 
 
 class Records:
-    """What a replica had: after each step, and, where `gradients` are wanted, its gradients after each synchronising backward.
+    """A replica's states after each step and, if `gradients` are wanted, gradients after each synchronising backward.
 
     A state is (what, values): tuples (name, elements, type, whether it is a parameter), and all values as float64.
     """
@@ -55,7 +55,7 @@ class Records:
 
 
 def names_for(program: dict[str, Any], records: Records, folder: str) -> dict[str, Any]:
-    """What a program's text may use."""
+    """Names that a program's text may use."""
     return {"torch": torch, "nn": torch.nn, "copy": copy, "io": io, "contextlib": contextlib, "batch": batch, "folder": folder,
             "record": records.state, "record_gradients": records.gradient, "PROGRAM": program}  # fmt: skip
 
@@ -397,7 +397,7 @@ class LocalSteps:
             one.at, one.samples = self.steps, [0.0] * len(replicas)
 
     def take_in(self, replicas: list[Replica]) -> None:
-        """What is trained now, and was not when it was wrapped, is of the last fragment."""
+        """Puts parameters that are trained now, and were not when the model was wrapped, into the last fragment."""
         known = {id(one) for one in self.of[0]}
         last = self.fragments[-1]
         for news in zip(*map(self.trained, replicas)):

@@ -39,7 +39,7 @@ FROZEN = [{"kind": "Linear", "name": "p0", "frozen": True}, {"kind": "Linear", "
 NAN = {"kind": "step", "how": "nan", "rank": 1}
 LOCAL = {"sync_every": 2, "context": False}
 SHARDED = {"sharding": "gradients"}
-# Of each fault: a program that meets it, and what is said of it.
+# For each fault: a program that meets it, and what is said of it.
 FAULTS = {
     "list_taken_once": (program("ddp", *THAWED), {"pieces": FROZEN}, "record"),
     "local_list_taken_once": (program("local_sgd", *THAWED, options=LOCAL), {"pieces": FROZEN},

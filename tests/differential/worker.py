@@ -38,7 +38,7 @@ from cohort.nn import comm_hooks
 
 
 class Worlds:
-    """Of the first so many ranks; made anew after an error, which may have left operations behind."""
+    """Worlds of the first so many ranks; made anew after an error, which may have left operations behind."""
 
     def __init__(self) -> None:
         self.worlds: dict[int, Any] = {}
@@ -80,7 +80,7 @@ class Worlds:
 
 
 def run(program: dict[str, Any], folder: str, worlds: Worlds) -> dict[str, Any]:
-    """What happened on this rank. An error ends it."""
+    """Returns what happened on this rank. An error ends it."""
     me = cohort.rank()
     records = reference.Records(grammar.is_lossy(program))
     names = reference.names_for(program, records, folder)

@@ -23,11 +23,11 @@
 
 namespace cohort {
 
-/// What a program may add to a checkpoint: text (UTF-8), whole numbers, numbers (any double, NaN too), yes or no.
+/// Value that a program may add to a checkpoint: text (UTF-8), whole number, number (any double, NaN too), yes or no.
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
 using CheckpointValues = std::map<std::string, CheckpointValue>;
 
-/// Where training stands, apart from tensors.
+/// Progress of training, apart from tensors.
 struct TrainingProgress {
   std::int64_t step = 0;                           ///< optimizer steps taken
   std::int64_t epoch = 0;                          ///< epochs begun before this one
@@ -71,9 +71,9 @@ namespace optim {
 class ShardedCore;
 }
 
-/// What this rank has of a model that no rank has all of: parts of tensors (HasShards), a stage of a pipeline, pieces
-/// of an optimizer's state (optim::Sharded), or any of these at once. Tensors of one name and one Shard on several
-/// ranks are replicas, of which the lowest rank's is saved: how ranks are laid out need not be said.
+/// This rank's part of a model that no rank has all of: parts of tensors (HasShards), a stage of a pipeline, pieces of
+/// an optimizer's state (optim::Sharded), or any of these at once. Tensors of one name and one Shard on several ranks
+/// are replicas; the lowest rank's is saved. The layout of ranks need not be declared.
 struct ModelShards {
   torch::nn::Module* module = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;  ///< or nullptr; the same type and options on all ranks
@@ -164,13 +164,13 @@ class CheckpointFolder {
   CheckpointSave save_async(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
   std::optional<CheckpointInfo> load_latest(const ModelShards& model);
 
-  /// What the saved rank of this rank's number gave as `state`, in the checkpoint that load_latest has loaded; empty if
-  /// that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if none has been loaded.
+  /// The `state` that the saved rank of this rank's number gave, in the checkpoint that load_latest has loaded; empty
+  /// if that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if none has been loaded.
   const RankState& rank_state() const;
   /// The same of other saved ranks, for worlds of another size: those that exist of the numbers given, by saved rank.
   /// Collective; each rank may ask for others. Throws Corrupt if a part is damaged or gone.
   std::map<int, RankState> parts(const std::set<int>& saved_ranks);
-  /// Of all saved ranks, on every rank.
+  /// The states of all saved ranks, on every rank.
   std::map<int, RankState> parts();
 
   /// Waits for the save in the background, and throws its error unless its handle has. Not collective. The last
@@ -207,7 +207,7 @@ struct LoadWeightsOptions {
   std::string key = {};
 };
 
-/// What load_weights did.
+/// Result of load_weights.
 struct LoadedWeights {
   std::vector<std::string> missing;     ///< in the module only (Match::Subset)
   std::vector<std::string> unexpected;  ///< in the file only (Match::Subset)

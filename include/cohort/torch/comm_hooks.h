@@ -30,12 +30,12 @@ class PowerSGD;
 
 namespace cohort::nn {
 
-/// What a hook is given: as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
+/// Argument of a hook, as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
 /// where samples are declared they have been multiplied so that the plain mean over ranks is the average by samples (a
 /// rank without samples has zeros).
 class GradBucket {
  public:
-  /// Of a parameter's gradient: where it begins in the buffer, in elements, and how it lies there.
+  /// A parameter's gradient in the buffer: where it begins, in elements, and how it lies there.
   struct Part {
     at::Tensor parameter;
     std::string name;
@@ -45,10 +45,10 @@ class GradBucket {
   GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer, std::vector<Part> parts,
              Communicator& communicator, std::weak_ptr<const void> model);
 
-  /// Of the bucket, from 0 in the order in which they come, the same on all ranks. Buckets are made anew after the
-  /// first step, and where parameters are unfrozen or replaced.
+  /// Number of the bucket, from 0 in the order in which buckets come, the same on all ranks. Buckets are made anew
+  /// after the first step, and where parameters are unfrozen or replaced.
   std::size_t index() const noexcept { return index_; }
-  /// Of this backward.
+  /// True for the last bucket of this backward.
   bool is_last() const noexcept { return is_last_; }
   /// The backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): nobody has its gradients,
   /// and what a hook has kept of it is to be dropped.
@@ -57,7 +57,7 @@ class GradBucket {
   const at::Tensor& buffer() const noexcept { return buffer_; }
   /// Another one of as many elements, for hooks around hooks.
   void set_buffer(at::Tensor buffer);
-  /// Of each parameter, in its shape, as views of the buffer, with the strides of a dense parameter.
+  /// Gradients of the parameters, each in its shape, as views of the buffer, with the strides of a dense parameter.
   std::vector<at::Tensor> gradients() const;
   const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
   /// The parameters' names in the module.
@@ -92,7 +92,7 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// What PowerSGD keeps between steps: see gradients.h. For one model: the first step of another one throws
+/// State of PowerSGD between steps: see gradients.h. For one model: the first step of another one throws
 /// InvalidArgument, also where the first one is gone. Another DistributedDataParallel may take the same module over.
 /// Nothing is kept of a step that was refused on all ranks or whose averages are not finite, nor of those before it.
 class PowerSGDState {
@@ -105,8 +105,8 @@ class PowerSGDState {
 
   /// Elements that were to be sent and that were, in all steps with compression.
   std::pair<std::int64_t, std::int64_t> compression_stats() const;
-  /// Of this rank, which differs from others': for `state` of CheckpointFolder::save, as "powerSGD.NAME.error" and so
-  /// on by the parameters' names, the same as Python's.
+  /// State of this rank, which differs from that of others: for `state` of CheckpointFolder::save, as
+  /// "powerSGD.NAME.error" and so on by the parameters' names, the same as Python's.
   std::map<std::string, at::Tensor> state_dict() const;
   /// Before training or between two steps, on all ranks. Nothing is taken from names that do not begin with
   /// "powerSGD.". Throws InvalidArgument, and changes nothing, for what `state_dict` cannot have given; the next step

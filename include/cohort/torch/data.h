@@ -24,7 +24,7 @@ class Ranks;
 
 namespace cohort::data {
 
-/// What happens to the last samples of an epoch when they do not fill a global batch.
+/// Treatment of the last samples of an epoch when they do not fill a global batch.
 enum class Remainder : std::uint8_t {
   Keep,  ///< they make a smaller step, spread over the ranks; some may get none (weight 0)
   Drop,  ///< they are left out in this epoch

@@ -1,5 +1,5 @@
-// What an elastic training with libtorch consists of: overloads for State::add (<cohort/elastic.h>) of modules,
-// optimizers and samplers. What is added has to outlive the State. One thread.
+// Elastic training with libtorch: overloads for State::add (<cohort/elastic.h>) of modules, optimizers and samplers.
+// Added objects have to outlive the State. One thread.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -13,7 +13,7 @@
 
 namespace cohort::elastic {
 
-/// What a step is when the number of ranks changes.
+/// Meaning of a step when the number of ranks changes.
 enum class BatchPolicy : std::uint8_t {
   KeepGlobal,   ///< as many samples over all ranks as in the first world: each rank's share changes
   ScaleGlobal,  ///< as many samples of each rank

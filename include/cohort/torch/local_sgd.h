@@ -29,7 +29,7 @@ namespace cohort::optim {
 struct LocalSGDOptions {
   std::int64_t sync_every = 10;    ///< steps from one synchronisation to the next
   std::int64_t warm_up_steps = 0;  ///< the first so many steps are all synchronised
-  /// What the differences from the last synchronised parameters travel as between hosts.
+  /// Format in which the differences from the last synchronised parameters travel between hosts.
   WireFormat wire_format = WireFormat::None;
 };
 
@@ -47,13 +47,13 @@ struct DiLoCoOptions {
   /// How much of this rank's own parameters stays in the result, 0 to 1: 0 takes what all ranks agree on, and drops
   /// what the steps of the delay have changed. Streaming DiLoCo has 0.5 with a delay.
   double fragment_update_alpha = 0;
-  /// What pseudo-gradients travel as between hosts.
+  /// Format in which pseudo-gradients travel between hosts.
   WireFormat wire_format = WireFormat::None;
 };
 
 class LocalCore;
 
-/// What both have. All ranks call everything here alike, but for what is said to be not collective.
+/// Common base of LocalSGD and DiLoCo. All ranks call everything here alike, unless marked as not collective.
 class LocalSteps {
  public:
   LocalSteps(const LocalSteps&) = delete;
@@ -77,7 +77,7 @@ class LocalSteps {
   /// Until the next synchronisation of a fragment. Not collective.
   std::int64_t steps_left() const noexcept;
 
-  /// What this rank needs to go on from here, to the bit, also between synchronisations: parameters, buffers, the
+  /// State that this rank needs to go on from here, to the bit, also between synchronisations: parameters, buffers, the
   /// optimizer's state and what all ranks have alike. For CheckpointFolder::save's `state`, since a checkpoint's model
   /// and optimizer are rank 0's. Waits for what is under way. Not collective.
   std::map<std::string, at::Tensor> state();

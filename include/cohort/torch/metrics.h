@@ -31,10 +31,10 @@ class Averages {
   /// `mean` over `samples` samples. With 0 samples the value is ignored, NaN too. Throws InvalidArgument for
   /// an unknown name or a negative number.
   void add(const std::string& name, double mean, std::int64_t samples);
-  /// What this rank has seen.
+  /// Means of this rank's values.
   std::map<std::string, Mean> local() const;
-  /// What all ranks have seen; collective (one all_reduce), waits. This rank's sums stay as they are. Throws Mismatch
-  /// on every rank if the ranks gave different names, or the same in another order.
+  /// Means over all ranks; collective (one all_reduce), waits. This rank's sums stay as they are. Throws Mismatch on
+  /// every rank if the ranks gave different names, or the same in another order.
   std::map<std::string, Mean> reduce(Communicator& comm) const;
   void clear();
 
@@ -49,7 +49,7 @@ class Averages {
 /// The mean of one number over all ranks, weighted by `samples`; collective, waits.
 Mean average(Communicator& comm, double mean, std::int64_t samples);
 
-/// What an evaluation has found on each rank, such as Averages::local() or a map of its own: the means over all ranks,
+/// Means over all ranks of what an evaluation has found on each, such as Averages::local() or a map of its own;
 /// weighted by counts and so exact for uneven parts. Collective, waits. Throws Mismatch on every rank if the ranks'
 /// names differ, or some give plain numbers.
 std::map<std::string, Mean> average(Communicator& comm, const std::map<std::string, Mean>& local);

@@ -118,7 +118,7 @@ class DataParallelCore {
   /// be done, nor after CheckpointFolder::load_latest(ModelShards).
   void parameters_written();
 
-  /// What rounding has lost of this rank's gradients and is added to the next ones (`error_feedback`): a flat tensor of
+  /// Rounding errors of this rank's gradients, which are added to the next ones (`error_feedback`): a flat tensor of
   /// each parameter, "residual.NAME", copied; empty without error feedback. Each rank's own, for
   /// `CheckpointFolder::save`; training goes on with the same bits where each host has one rank. (Elsewhere the first
   /// step's buckets, which are those of a new model, are divided otherwise.)
@@ -129,7 +129,7 @@ class DataParallelCore {
   void load_residuals(const std::map<std::string, at::Tensor>& residuals);
 
   ReducerStats stats() const;
-  /// Where the gradient of parameter `name` lies; throws InvalidArgument if there is none.
+  /// Place of the gradient of parameter `name`; throws InvalidArgument if there is none.
   BucketSlot slot_of(const std::string& name) const;
 
  protected:

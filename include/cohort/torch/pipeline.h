@@ -53,15 +53,15 @@ struct PipelineOptions {
   int micro_batches = 0;
   /// Stages of each rank; more than 1 with Schedule::Interleaved only.
   int chunks = 1;
-  /// Of the model's output and the target of a micro-batch; returns a scalar. Needed on the last rank.
+  /// Loss of the model's output and the target of a micro-batch; returns a scalar. Needed on the last rank.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss = {};
 
-  // Where the model is cut into comm.size() * chunks stages. At most one of these three; with none of them all layers
+  // Division of the model into comm.size() * chunks stages. At most one of these three; with none of them all layers
   // count the same.
 
   /// The first layer of each stage but the first, counted from 0.
   std::vector<std::int64_t> cuts = {};
-  /// What each layer costs, in any unit; the slowest stage is to be as fast as can be.
+  /// Cost of each layer, in any unit; the slowest stage is to be as fast as can be.
   std::vector<double> costs = {};
   /// A micro-batch, on rank 0 (where others have one alone, all refuse it): the layers' costs are measured with it
   /// there, each layer alone. Their parameters, gradients, buffers and the state of random generators stay as they are.
@@ -128,7 +128,7 @@ class Pipeline {
 
   /// The first layer of each stage but the first.
   const std::vector<std::int64_t>& cuts() const noexcept;
-  /// What was chosen, and the bubble that is expected, in two lines. COHORT_LOG=plan writes it.
+  /// Describes in two lines what was chosen and the expected bubble. COHORT_LOG=plan writes it.
   const std::string& plan() const noexcept;
   /// Calls of `step`, on which random numbers depend where there is a seed; to be set where training is resumed.
   std::int64_t steps() const noexcept;

@@ -20,14 +20,14 @@ namespace cohort::nn {
 bool recomputing() noexcept;
 
 namespace detail {
-/// Of a flat list of tensors.
+/// Function of a flat list of tensors.
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 }  // namespace detail
 
-/// What `function(inputs...)` returns; between forward and backward only the inputs are kept. Inputs and outputs are
-/// tensors, and optionals, vectors, arrays, pairs and tuples of them, nested as may be; inputs of other types are
-/// passed on, as copies.
+/// Returns what `function(inputs...)` returns; between forward and backward only the inputs are kept. Inputs and
+/// outputs are tensors, and optionals, vectors, arrays, pairs and tuples of them, nested as may be; inputs of other
+/// types are passed on, as copies.
 ///
 /// Gradients are those without it, of the inputs, of parameters, and of other tensors that the function reaches; to the
 /// bit, unless a tensor is used several times in the function and outside of it, too: then the function's share is one

@@ -39,7 +39,7 @@ struct Piece {
   std::int64_t begin = 0;  ///< in the parameter
 };
 
-/// Whose gradients are one model's, where ranks hold parts of it.
+/// Ranks whose gradients are one model's, where ranks hold parts of it.
 struct ClipOptions {
   /// All ranks: `mesh.comm()`. Empty: those of the DistributedDataParallel.
   Communicator over = {};
@@ -84,7 +84,7 @@ class ShardedCore {
   ~ShardedCore();
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   Groups all() const;
-  /// Of the model's parameters, the pieces of this rank. Throws InvalidArgument before anything is changed.
+  /// Divides the model's parameters; returns this rank's pieces. Throws InvalidArgument before anything is changed.
   Groups divide(const Groups& groups);
   void before_step();
   void after_step();
@@ -92,7 +92,7 @@ class ShardedCore {
 
  private:
   std::size_t parameter_of(std::size_t piece) const noexcept;
-  /// What has to be the same on all ranks: groups, their members and options.
+  /// Options that have to be the same on all ranks: groups, their members and options.
   std::vector<step::Option> told() const;
   void require_reduced() const;
   void note_clipping_by_others();

@@ -1,4 +1,4 @@
-"""What torch's autograd says of the backward under way: whether it is a step."""
+"""Asks torch's autograd about the backward under way: whether it is a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def accumulates(outputs: Sequence[Any], nodes: Sequence[Any], renew: Callable[[]
     if _will_run is None:
         return True
     try:
-        # Where none is run there may be new ones.
+        # If none of them is run, there may be new nodes.
         if any(map(_will_run, nodes)) or (renew() and any(map(_will_run, nodes))):
             return True
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a hook on gradients is given, and how what it returns becomes the bucket's average."""
+"""Argument of a hook on gradients, and how the hook's result becomes the bucket's average."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GradBucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Of this backward."""
+        """True for the last bucket of this backward."""
         return self._is_last
 
     def last_step_refused(self) -> bool:
@@ -57,7 +57,7 @@ class GradBucket:
         self._buffer = buffer.view(-1)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Of each parameter, in its shape, as views of the buffer, with the strides of a dense parameter."""
+        """Gradients of the parameters, in their shapes, as views of the buffer, with a dense parameter's strides."""
         begin = self._buffer.storage_offset()
         return [
             self._buffer.as_strided(parameter.shape, tuple(stride), begin + offset)

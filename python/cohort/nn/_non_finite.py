@@ -75,7 +75,7 @@ def position_of(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 def error_of(
     text: str, rank: int, host: str, parameter: str, index: int, position: tuple[int, ...], value: float, step: int
 ) -> NonFiniteError:
-    """What all ranks raise."""
+    """The error that all ranks raise."""
     error = NonFiniteError(text)
     error.gradient = NonFiniteGradient(rank, host, parameter, NonFiniteElement(index, position, value), step)
     error.peer = rank

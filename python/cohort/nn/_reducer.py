@@ -59,7 +59,7 @@ class _Parameter:
 
 
 class _Piece:
-    """What this rank owns of a parameter, where training state is divided: see cohort.optim.Sharded."""
+    """Part of a parameter that this rank owns, where training state is divided: see cohort.optim.Sharded."""
 
     def __init__(self, index: int, name: str, begin: int, values: torch.Tensor, average: torch.Tensor | None) -> None:
         self.index, self.name, self.begin = index, name, begin
@@ -69,7 +69,7 @@ class _Piece:
 
 
 def _node_of(tensor: torch.Tensor) -> Any:
-    """What accumulates its gradient now."""
+    """Returns the node that accumulates its gradient now."""
     with torch.enable_grad():
         return tensor.expand_as(tensor).grad_fn.next_functions[0][0]
 
@@ -108,7 +108,7 @@ class Reducer:
             for (name, tensor), parameter in zip(parameters, self._parameters)
         ]
         self._kept: dict[int, torch.Tensor] = {}
-        # Of buckets in a GPU's memory, which the core holds: by address.
+        # Memory of buckets on a GPU, by address; the core holds it.
         self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.core = GradientReducer(comm, described, options, self, transaction)
         self.core.lay_out()
@@ -488,7 +488,7 @@ class Reducer:
         return True
 
     def clear(self, index: int) -> None:
-        """What lies in its place is zero."""
+        """Zeroes the gradient's place."""
         if self._parameters[index].place is None:
             self._read_from(index, torch.zeros_like(self._parameters[index].tensor))
         else:
@@ -520,7 +520,7 @@ class Reducer:
         return bool(torch.stack([torch.isfinite(self._place(index)).all() for index in indices]).all())
 
     def copy_to_host(self, index: int) -> bytes:
-        """What lies in its place, as it lies."""
+        """Copies the bytes of the gradient's place, as they lie."""
         place = self._place(index)
         return place.as_strided((place.numel(),), (1,)).cpu().view(torch.uint8).numpy().tobytes()
 
@@ -533,7 +533,7 @@ class Reducer:
         parameter.tensor.grad = None
         for piece in self.pieces_of.get(index, ()):
             assert piece.average is not None
-            # Where there was no zero_grad, the next reduction would overwrite what has been summed.
+            # Adds, since without a zero_grad the next reduction would overwrite what has been summed.
             piece.gradient = piece.average if piece.gradient is None else piece.gradient + piece.average
 
     def _place(self, index: int) -> torch.Tensor:

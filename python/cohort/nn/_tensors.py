@@ -35,7 +35,7 @@ _DIGESTED = 1 << 22  # elements of a tensor, evenly spread where it has more
 
 
 def digest_of(value: object) -> Optional[int]:
-    """Of the dense tensors in it; None where there is none."""
+    """Digest of the dense tensors in it; None where there is none."""
     digest: Optional[int] = None
     for tensor in tensors_in(value):
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:

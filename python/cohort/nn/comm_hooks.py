@@ -156,8 +156,8 @@ def fp8_compress_hook(state: Any, bucket: Any) -> Any:
 
 
 class PowerSGDState(OfOneModel):
-    """What PowerSGD is told, and keeps between steps; for one model, others are refused. Parameters and defaults are those
-    of torch's.
+    """Options of PowerSGD, and its state between steps; for one model, others are refused. Parameters and defaults are
+    those of torch's.
 
     process_group              see above
     matrix_approximation_rank  columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient
@@ -215,9 +215,10 @@ class PowerSGDState(OfOneModel):
         self._core.drop_residuals()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Of this rank, which differs from others': for `state` of CheckpointFolder.save, as "powerSGD.NAME.error" and so on
-        by the parameters' names, the same as C++'s. torch's DistributedDataParallel tells no names: there NAME is "#N" for
-        the Nth parameter whose gradient came, and only the same model, with the same parameters trained, can take it."""
+        """State of this rank, which differs from that of others: for `state` of CheckpointFolder.save, as
+        "powerSGD.NAME.error" and so on by the parameters' names, the same as C++'s. torch's DistributedDataParallel
+        gives no names: NAME is "#N" there, for the Nth gradient that came, and only the same model, with the same
+        parameters trained, can take it."""
         state = {f"{_PREFIX}iter": torch.tensor([self.iter])}
         for name, rows, columns, error, q in self._core.kept():
             if error or q:
@@ -268,7 +269,7 @@ def _integers(name: str, tensor: torch.Tensor, count: int) -> list[int]:
 
 
 def _rows_of(gradient: torch.Tensor) -> int:
-    """Of the matrix that its memory is, row by row: the size of the dimension whose elements lie farthest apart."""
+    """Rows of its memory as a row-major matrix: the size of the dimension whose elements lie farthest apart."""
     if gradient.dim() < 2:
         return gradient.numel()
     wide = [dim for dim in range(gradient.dim()) if gradient.shape[dim] > 1]

@@ -110,7 +110,7 @@ class DataParallel(torch.nn.Module):
 
 
 class _Mode:
-    """What torch keeps for each thread: whether gradients are wanted, and autocast."""
+    """State that torch keeps for each thread: whether gradients are wanted, and autocast."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()

@@ -25,7 +25,7 @@ from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, Reduce
 
 _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
-# What a copy or a pickle makes anew.
+# Attributes that a copy or a pickle makes anew.
 _OF_THE_RANK = (
     "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
 )
@@ -109,7 +109,7 @@ class _Weights:
 
 
 class _Contents:
-    """Of a module: what is trained, what else there is, and all of it in words."""
+    """Contents of a module: what is trained, what else there is, and all of it in words."""
 
     def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions, weights: str) -> None:
         self.trained: list[tuple[str, torch.Tensor]] = []
@@ -336,7 +336,7 @@ class DistributedDataParallel(torch.nn.Module):
         return reducer
 
     def _attach_again_if_changed(self, reducer: Reducer) -> Reducer:
-        # What is trained now and was not, has taken another's place or has another type cannot be averaged as it is.
+        # Newly trained, replaced or cast parameters cannot be averaged as they are.
         changed = any(map(operator.attrgetter("requires_grad"), self._frozen))
         if self._slots.changed():
             if list(map(id, self.module.parameters())) == list(map(id, self._known)):
@@ -431,7 +431,7 @@ class DistributedDataParallel(torch.nn.Module):
         return output
 
     def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
-        # What every pass that ends in a reduction begins with, on all ranks.
+        # Begins every pass that ends in a reduction, on all ranks.
         reducer.core.require_whole()
         if self.options.sharding != "none":
             reducer.check_parameters("DistributedDataParallel")
@@ -579,7 +579,7 @@ class DistributedDataParallel(torch.nn.Module):
         require_same_parameters(self._named(), self.communicator, step=reducer.core.progress)
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """What rounding has lost of this rank's gradients and is added to the next ones (`error_feedback`): a flat tensor
+        """Rounding errors of this rank's gradients, which are added to the next ones (`error_feedback`): a flat tensor
         of each parameter, "residual.NAME", copied; empty without error feedback. Each rank's own, for a checkpoint's
         `state`; training goes on with the same bits where each host has one rank. (Elsewhere the first step's buckets,
         which are those of a new model, are divided otherwise.)
@@ -606,11 +606,11 @@ class DistributedDataParallel(torch.nn.Module):
         return {name: torch.frombuffer(view, dtype=torch.float32) for name, view in views.items()}
 
     def stats(self) -> ReducerStats:
-        """What the reducer has done so far; a copy."""
+        """Statistics of the reducer so far; a copy."""
         return ReducerStats(**self._attached.core.stats())
 
     def slot_of(self, name: str) -> BucketSlot:
-        """Where the gradient of parameter `name` lies. Raises InvalidArgument if there is none."""
+        """Place of the gradient of parameter `name`. Raises InvalidArgument if there is none."""
         return BucketSlot(*self._attached.core.slot_of(name))
 
     # -------------------------------------------------------------------------------------------- the module's names
@@ -637,7 +637,7 @@ class DistributedDataParallel(torch.nn.Module):
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        # Where this is part of a larger module, which has saved it without "module.": it is looked for with it.
+        # Adds "module." to the names if a larger module, of which this is a part, has been saved without it.
         if not any(name.startswith(prefix + _PREFIX) for name in state_dict):
             for name in [name for name in state_dict if name.startswith(prefix)]:
                 state_dict[prefix + _PREFIX + name[len(prefix) :]] = state_dict.pop(name)

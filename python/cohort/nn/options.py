@@ -1,4 +1,4 @@
-"""What DistributedDataParallel is told, and what it tells."""
+"""Options and statistics of DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DistributedDataParallelOptions:
 
 @dataclass
 class ReducerStats:
-    """What the reducer did. Times are of this rank, in seconds."""
+    """Statistics of the reducer. Times are of this rank, in seconds."""
 
     steps: int = 0  # synchronised backward passes, with those without samples
     non_finite_steps: int = 0  # of these, the ones that ended in a NonFiniteError
@@ -83,7 +83,7 @@ class ReducerStats:
 
 @dataclass(frozen=True)
 class BucketSlot:
-    """Where a gradient lies; for tests and tools."""
+    """Place of a gradient; for tests and tools."""
 
     bucket: int
     begin: int  # address of the bucket's memory

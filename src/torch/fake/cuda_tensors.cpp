@@ -305,7 +305,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 #if TORCH_VERSION_MAJOR >= 2
-// Of sparse tensors what makes them of their parts, and gives the parts back.
+// Operations that make sparse tensors of their parts, and give the parts back.
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
   m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
   m.impl("_indices", TORCH_FN(at::native::_indices_sparse));

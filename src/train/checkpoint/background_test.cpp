@@ -35,7 +35,7 @@ TEST(BackgroundSaver, SavesWhatWasThereWhenItWasCalled) {
     run_on_threads(3, [&](Communicator comm) {
       BackgroundSaver saver(options);
       for (std::int64_t step = 1; step <= 5; ++step) {
-        // Of varying size: the memory is used again.
+        // Sizes vary: the memory is used again.
         Brought brought(comm, {.step = step, .own_bytes = std::size_t{1} << (10 + step % 3), .model_bytes = 300'000});
         const auto pending = start(saver, comm, brought.bundle);
         std::fill(brought.model.begin(), brought.model.end(), std::byte{0});
@@ -86,7 +86,7 @@ TEST(BackgroundSaver, TellsOfAnErrorOnceOnAllRanksAndGoesOn) {
     start(saver, comm, brought.bundle);
     EXPECT_EQ(code_of([&] { start(saver, comm, brought.bundle); }, "ENOTDIR"), ErrorCode::Unavailable);
     saver.settle(comm);
-    // Who has asked has been told.
+    // A rank that has asked has been told.
     const auto pending = start(saver, comm, brought.bundle);
     for (int times = 0; times < 2; ++times)
       EXPECT_EQ(code_of([&] { pending->wait(); }, "ENOTDIR"), ErrorCode::Unavailable);

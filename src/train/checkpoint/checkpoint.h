@@ -34,7 +34,7 @@ inline constexpr const char* kRandomFile = "random.safetensors";
 std::string part_file(int rank);
 /// In kRandomFile, of a rank's generator: "rank/3" of "cpu", "rank/3/cuda/0".
 std::string random_name(int rank, const std::string& generator);
-/// Of names within a part.
+/// Prefixes of names within a part.
 inline constexpr const char* kRandomPrefix = "random/";
 inline constexpr const char* kStatePrefix = "state/";
 
@@ -59,7 +59,7 @@ struct ShardBytes {
   std::span<const std::byte> bytes;
 };
 
-/// What one rank brings to a checkpoint, as views of bytes that others own: they have to stay as they are until the
+/// One rank's contribution to a checkpoint, as views of bytes that others own; these have to stay as they are until the
 /// save is over. Plain data.
 struct Bundle {
   formats::Manifest manifest;     ///< step, epoch, program, sampler, values; rank 0's counts
@@ -156,7 +156,7 @@ struct WantedShard {
 /// rank in pieces. Throws on all ranks: InvalidArgument if a tensor is not there or has other sizes; Corrupt, Io.
 void read_shards(Communicator& comm, const StoredTensors& tensors, const std::vector<WantedShard>& wanted);
 
-/// What to throw if nothing was found although something was there; Corrupt.
+/// The error to throw if nothing was found although something was there; Corrupt.
 Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons);
 
 /// Parts of saved ranks; each rank asks for those that it needs, and gets those that there are.

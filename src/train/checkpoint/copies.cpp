@@ -74,7 +74,7 @@ class Passage {
       : comm_(comm), outgoing_(std::move(outgoing)), ends_(ends), sizes_(std::move(sizes)) {}
 
   void start() { begin(); }
-  /// Of the file that is coming; good until the next call.
+  /// The next piece of the file that is coming; valid until the next call.
   std::span<const std::byte> next() {
     end();
     const auto piece = coming_;
@@ -104,7 +104,7 @@ class Passage {
     if (!piece.empty())
       sent_ = comm_.send(ConstBuffer(piece.data(), static_cast<std::int64_t>(piece.size()), DType::UInt8), ends_.to);
   }
-  /// Where one throws, the other's destructor waits for it.
+  /// If one wait throws, the other's destructor waits for it.
   void end() {
     std::exchange(received_, {}).wait();
     std::exchange(sent_, {}).wait();
@@ -178,7 +178,7 @@ std::vector<std::string> Copies::files_of(std::size_t seat, const Digests& diges
 
 void Copies::make(Communicator& comm, const std::string& hidden, const Digests& digests) const {
   for (std::size_t distance = 0; distance < further_; ++distance) {
-    // What came from the neighbour before goes on to the next one.
+    // Forwards what came from the previous neighbour to the next one.
     std::vector<std::string> files;
     std::optional<Passage> passage;
     agree(comm, attempt([&] {

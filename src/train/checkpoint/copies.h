@@ -30,9 +30,9 @@ class Copies {
   void make(Communicator& comm, const std::string& hidden, const Digests& digests) const;
 
  private:
-  /// Of the ring, so many places before this rank's folder.
+  /// Seat in the ring, so many places before this rank's folder.
   std::size_t seat_before(std::size_t places) const { return (seat_ + keepers_.size() - places) % keepers_.size(); }
-  /// Of the folder that a file is written to.
+  /// Seat of the folder that a file is written to.
   std::size_t seat_of(const std::string& file) const;
   std::vector<std::string> files_of(std::size_t seat, const Digests& digests) const;
 

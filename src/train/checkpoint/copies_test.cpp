@@ -148,7 +148,7 @@ TEST_F(CheckpointCopies, HaveToBeAskedForByAllRanksAlike) {
   for (std::size_t host = 0; host < 3; ++host) EXPECT_TRUE(!fs::exists(disk(host)) || fs::is_empty(disk(host)));
 }
 
-/// What became of one host's files between their writing and their copying is everybody's error.
+/// A change or loss of one host's files between their writing and their copying is everybody's error.
 TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
   for (const bool missing : {false, true}) {
     run_on_threads(kRanks, [&](Communicator comm) {

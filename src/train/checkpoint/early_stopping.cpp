@@ -38,7 +38,7 @@ std::string EarlyStopping::state() const {
 }
 
 void EarlyStopping::load_state(const std::string& text) {
-  // What is read has to be written as it was.
+  // The state read has to be written as the same text again.
   EarlyStopping read(options_);
   std::string_view rest = text;
   take_until(rest, "=");

@@ -1,4 +1,4 @@
-// What checkpoints say between ranks: texts of different lengths, and errors, so that all ranks go on or all throw.
+// Messages about checkpoints between ranks: texts of different lengths, and errors; all ranks go on or all throw.
 // Every function is collective and waits; one thread per communicator. An empty communicator stands for a world of one.
 // Bytes from one rank to another, in pieces, so that neither needs room for all of them. Both ranks know how many there
 // are. One thread per communicator; the buffers live as long as the objects.
@@ -17,7 +17,7 @@
 
 namespace cohort::checkpoint {
 
-/// Of texts within what other ranks say.
+/// Longest text within what other ranks say.
 inline constexpr std::size_t kLongestText = std::size_t{1} << 31;
 
 int rank_of(const Communicator& comm) noexcept;

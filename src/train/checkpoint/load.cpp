@@ -36,7 +36,7 @@
 namespace cohort::checkpoint {
 namespace {
 
-// Who has which file of a checkpoint, and whose copy is whole. Collective.
+// Holders: which rank has which file of a checkpoint, and whose copy is whole. Collective.
 
 /// The saved rank that a part is of; -1 for files of all ranks.
 int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
@@ -59,7 +59,7 @@ class Holders {
 
   /// The rank that has found the file whole.
   int owner(const std::string& file) const { return owners_.at(file); }
-  /// Who is to read what of which file.
+  /// Assigns to ranks what they are to read of which file.
   StoredTensors readers_of(const std::vector<std::string>& files) const;
 
  private:
@@ -82,7 +82,7 @@ int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stor
   return rank && *rank >= 0 && *rank < stored.manifest.world_size && file == part_file(*rank) ? *rank : -1;
 }
 
-/// What cannot be looked at is not missing.
+/// True unless the file is missing: one that cannot be looked at is not.
 bool may_be_here(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
@@ -205,7 +205,7 @@ struct Listing {
   std::int64_t newest = 0;  ///< generation of what is there, damaged or not
 };
 
-/// What the keepers see.
+/// Lists what the keepers see.
 Listing list_all(Communicator& comm, const FolderOptions& options, const SharedFolder& folder) {
   Listing all;
   codec::Writer mine;

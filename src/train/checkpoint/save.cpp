@@ -169,7 +169,7 @@ void decode(std::string_view text, Digests& digests) {
   }
 }
 
-/// Of what ranks say of their shards.
+/// Limits of what ranks say of their shards.
 constexpr codec::Limits kShardLimits{.longest_text = std::size_t{1} << 20, .most_elements = std::size_t{1} << 28};
 
 struct Claim {
@@ -460,7 +460,7 @@ class Save {
   }
 
   formats::StoredCheckpoint publish() {
-    // What writers killed between publishing and pruning left: else every such kill adds one.
+    // Removes what writers killed between publishing and pruning left: else every such kill adds one.
     prune();
     formats::StoredCheckpoint stored;
     const auto error = first_error(comm_, attempt([&] {

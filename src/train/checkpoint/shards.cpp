@@ -43,7 +43,7 @@ namespace {
 
 // Bytes in places, from files that a rank sees or from the one who has them.
 
-/// What a rank takes of a file, ascending; where it is another rank's, without addresses.
+/// Copies that a rank takes of a file, ascending; for another rank, without addresses.
 using CopiesOf = std::function<std::vector<formats::Copy>(const std::string& file, int rank)>;
 
 /// A file's bytes to another rank, which waits for as many, whatever happens here.
@@ -168,7 +168,7 @@ struct FileToMake {
   }
 };
 
-/// What a program without shards knows of a part: its random and other state.
+/// A part as a program without shards knows it: with its random and other state.
 FileToMake small_part(const formats::SafetensorsHeader& header) {
   std::vector<formats::NamedTensor> tensors;
   for (const auto& entry : header.entries) {
@@ -270,7 +270,7 @@ void read_shards(Communicator& comm, const StoredTensors& tensors, const std::ve
             mine.text(codec::encode(name));
           }
         }));
-  // Who sends has to know what others want; where all see everything nobody does.
+  // Senders have to know what others want; where all see everything nobody sends.
   const bool all_see = std::all_of(tensors.readers.begin(), tensors.readers.end(), [&](const auto& one) {
     return one.second.size() == static_cast<std::size_t>(checkpoint::size_of(comm));
   });

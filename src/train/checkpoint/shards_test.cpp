@@ -57,7 +57,7 @@ struct Whole {
 enum class Cut { Rows, Columns, Ranges, ColumnsAndRanges, Owners };
 constexpr Cut kCuts[] = {Cut::Rows, Cut::Columns, Cut::Ranges, Cut::ColumnsAndRanges, Cut::Owners};
 
-/// What one of so many ranks has of the tensor; nothing: others have it all.
+/// Shard that one of so many ranks has of the tensor; nothing: others have it all.
 std::optional<Shard> cut(const std::string& name, const std::vector<std::int64_t>& sizes, Cut how, int rank,
                          int ranks) {
   Shard shard = formats::whole_shard(sizes);
@@ -88,7 +88,7 @@ std::optional<Shard> cut(const std::string& name, const std::vector<std::int64_t
   return shard;
 }
 
-/// What a rank brings.
+/// A rank's contribution.
 struct Sharded {
   Sharded(const Whole& whole, std::int64_t step, Cut how, int rank, int ranks) {
     bundle.manifest.step = step;
@@ -282,7 +282,7 @@ TEST_P(CheckpointShards, ThatAreDamagedAreNamedAndPassedOver) {
     ASSERT_EQ(found.passed_over.size(), 1u);
     EXPECT_NE(found.passed_over[0].find(part_file(1) + ": damaged in bytes 0 to"), std::string::npos)
         << found.passed_over[0];
-    // What changes after that was compared is noticed where it is read.
+    // A change of the file after it was compared is noticed when it is read.
     const std::string file = found.tensors->stored.folder + "/" + part_file(1);
     if (comm.rank() == 0) {
       std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(-1, std::ios::end).put('\x55');

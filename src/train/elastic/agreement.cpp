@@ -22,7 +22,7 @@ bool is_in(const std::vector<int>& ranks, int rank) {
 
 std::string ranks_text(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
-/// Where all have come anew, and others had trained.
+/// The error if all have come anew, and others had trained or may have.
 std::optional<Error> lost_to(const std::vector<Standing>& standings) {
   const Standing& first = standings.front();
   if (!std::ranges::all_of(standings, &Standing::came_anew)) return std::nullopt;
@@ -34,7 +34,7 @@ std::optional<Error> lost_to(const std::vector<Standing>& standings) {
   return first.reached < 0 ? std::nullopt : lost_state({first.reached, first.checkpoint}, first.steps);
 }
 
-// Of the first thing that one has and the other has not.
+// First thing that `one` has and `other` has not.
 std::string difference(const std::vector<std::string>& one, const std::vector<std::string>& other) {
   for (const std::string& name : one) {
     if (std::find(other.begin(), other.end(), name) == other.end()) return name;
@@ -129,7 +129,7 @@ void compare_sources(Communicator& comm, Agreement& agreement, const PartContent
   std::copy_if(agreement.sources.begin(), agreement.sources.end(), std::back_inserter(others),
                [&equal](int rank) { return !is_in(equal, rank); });
   if (!agreement.begins) {
-    // Of the first item that is not the same on those who differ and on the others.
+    // Finds the first item that is not the same on those who differ and on the others.
     const auto& right = digests.at(equal.empty() ? agreement.sources[0] : equal[0]);
     const auto wrong_rank =
         std::find_if(others.begin(), others.end(), [&](int one) { return digests.at(one) != right; });

@@ -19,7 +19,7 @@
 
 namespace cohort::elastic {
 
-/// What a rank says of its state.
+/// A rank's report of its state.
 struct Standing {
   std::int64_t steps = 0;    ///< that it has ended
   bool fresh = true;         ///< it has been in no world yet
@@ -64,7 +64,7 @@ std::vector<int> majority(const std::map<int, std::vector<Digest>>& digests);
 void compare_sources(Communicator& comm, Agreement& agreement, const PartContents& contents,
                      const std::vector<Digest>& mine);
 
-/// What takers get.
+/// Contents that takers receive.
 struct Received {
   PartContents contents;
   std::map<std::string, std::string> values;

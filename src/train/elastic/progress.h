@@ -30,7 +30,7 @@ std::optional<Reached> reached();
 /// Unavailable if less than what was reached, which is lost with those that had it.
 std::optional<Error> lost_state(const Reached& reached, std::int64_t steps);
 
-/// What the rank that writes has to say; a thread of its own tells the store, so that no step waits for that.
+/// Reports of the rank that writes; a thread of its own sends them to the store, so that no step waits for that.
 class Progress {
  public:
   Progress() = default;

@@ -33,7 +33,7 @@ double milliseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-/// What a rank tells the others at a step's end: the highest counts.
+/// A rank's notice to the others at a step's end: the highest counts.
 enum Notice : std::int32_t {
   kGoOn,
   kChange,  ///< another epoch has begun
@@ -41,13 +41,13 @@ enum Notice : std::int32_t {
   kEnd,     ///< the job has
 };
 
-/// Who is told to end waits so long for word that all are: a signal may reach ranks before their agents.
+/// Time that a rank told to end waits for word that all are: a signal may reach ranks before their agents.
 constexpr auto kToldApart = std::chrono::seconds(1);
 /// Hosts are lost to the supervisor after 3 s: what takes longer is a job with too few members.
 constexpr auto kUntilSaved = std::chrono::seconds(10);
-/// Of a process that was told to end and has no function that saves: who starts it again would find nothing.
+/// Exit status of a process that was told to end and has no function that saves: a restart would find nothing.
 constexpr int kToldToEnd = 128 + SIGTERM;
-/// In which all ranks that are left have said how far they are.
+/// Time in which all ranks that are left have said how far they are.
 constexpr auto kChoice = std::chrono::seconds(1);
 
 }  // namespace
@@ -77,7 +77,7 @@ struct State::Impl {
   DigestKey key{};
   std::vector<Digest> digests;  ///< with `key`, at step `entered_at`
 
-  // Of the world that it is in.
+  // State of the world that it is in.
   std::optional<std::uint64_t> epoch;
   bool leads = false;                         ///< it says how far the job is
   Communicator notices;                       ///< of its own, since the program's operations have an order of theirs
@@ -152,7 +152,7 @@ struct State::Impl {
     return Clock::now() - *told_at < kToldApart ? change : kLeave;
   }
 
-  /// What this rank has said and others have not is waited for by nobody.
+  /// Aborts notices that others have not sent as well: nobody waits for them.
   void end_notices() {
     if (saying && !saying->done()) notices.abort("this rank has left its world");
     try {
@@ -331,7 +331,7 @@ void State::Impl::exchange_notices() {
   std::int32_t mine = notice();
   Heard heard{mine, -mine};
   if (notices) {
-    // What is said at one step's end counts at the next one's, when nobody has to wait for it any more.
+    // A notice said at one step's end counts at the next one's, when nobody has to wait for it any more.
     heard = {};
     if (saying) {
       saying->wait();
@@ -387,7 +387,7 @@ bool State::leave(const Error& error) {
   return true;
 }
 
-// Of the ranks that wait for others after an epoch: steps first, then the longest member.
+// True on one of the ranks that wait for others after an epoch: that of most steps, then the longest member.
 bool State::Impl::is_furthest() {
   const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
   const std::string place = fmt::format("elastic/saves-after/{}", *epoch);
@@ -404,7 +404,7 @@ bool State::Impl::is_furthest() {
 State::Wait State::await_members() {
   Impl& self = *impl_;
   auto& page = status::StatusPage::own();
-  // Where another has ended with 0, the job has new members once all that are left say that they wait.
+  // After another has ended with 0, the job has new members once all that are left say that they wait.
   struct Waiting {
     status::StatusPage& page;
     explicit Waiting(status::StatusPage& own) : page(own) { page.begin_join(status::StatusLayout::kToBeMember); }
@@ -424,7 +424,7 @@ State::Wait State::await_members() {
         if (self.is_furthest()) return Wait::Save;
       } catch (const Error& error) {
         if (!told) throw;
-        // Whose launcher is gone, or cut off, cannot know who else saves.
+        // A rank whose launcher is gone, or cut off, cannot know who else saves.
         log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", self.own_steps(),
                   error.what());
         return Wait::End;

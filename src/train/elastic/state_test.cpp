@@ -46,7 +46,7 @@ class Numbers final : public Part {
   std::size_t pieces_;
 };
 
-/// What one rank trains.
+/// A training of one rank.
 struct Training {
   explicit Training(int rank, std::size_t size = 1000, std::size_t pieces = 7) : values(size, rank) {
     part = std::make_shared<Numbers>(values, pieces);

@@ -14,7 +14,7 @@ class Accumulation {
   void enter_no_sync() noexcept { ++no_sync_depth_; }
   void leave_no_sync() noexcept { --no_sync_depth_; }
 
-  /// Of a forward for which the part that knows cannot say it: an error if a backward is for that one alone.
+  /// Samples of a forward when the part that knows cannot say: an error if a backward is for that one alone.
   static constexpr std::int64_t kUnknown = -1;
 
   /// A forward with gradients on. `declared`: its number of samples, where a part that knows has said it. Several
@@ -29,7 +29,7 @@ class Accumulation {
   /// A reduction without a backward: this rank has no samples but those accumulated.
   void begin_without() noexcept { sync_ = true; }
 
-  // Of the backward under way, or the last one.
+  // State of the backward under way, or of the last one.
 
   /// It reduces: outside of no_sync, and not only for forwards of no_sync.
   bool sync() const noexcept { return sync_; }
@@ -39,7 +39,7 @@ class Accumulation {
   bool has_forward() const noexcept { return forwards_ != Forwards::None; }
   /// The samples declared for what is reduced; nullopt where none were.
   std::optional<std::int64_t> declared() const noexcept;
-  /// Of what is reduced, in the average over ranks. 0: this rank has nothing.
+  /// Weight of what is reduced, in the average over ranks. 0: this rank has nothing.
   double weight() const noexcept { return declared() ? static_cast<double>(total_) : 1; }
   /// The weight of what is reduced is not known: some of it has a number of samples and some has none, forwards of one
   /// backward have different ones, or it is unknown.

@@ -34,7 +34,7 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
       bucket = Open{.members = {}, .bytes = 0, .first = false};
     }
   }
-  // What is left open is complete when its last parameter is.
+  // A bucket that is left open is complete when its last parameter is.
   std::vector<std::size_t> rank_in_order(parameters.size());
   for (std::size_t at = 0; at < order.size(); ++at) rank_in_order[static_cast<std::size_t>(order[at])] = at;
   for (auto& [kind, bucket] : open) {

@@ -77,7 +77,7 @@ class Bucket {
   bool is_large(std::size_t position) const { return is_large_[position]; }
   /// The small gradients with what lies between them, which is zero. Empty if there are none.
   Buffer small() const;
-  /// What lies between gradients is zero again, in the host's memory.
+  /// Zeroes the gaps between gradients, in the host's memory.
   void clear_gaps() const;
   /// The position of the small gradient that holds this element of `small()`.
   std::size_t position_of(std::int64_t element) const;

@@ -10,7 +10,7 @@ namespace cohort::gradients {
 
 namespace {
 
-// Of a piece: an optimizer takes a dozen passes over it, and it, its gradient and their averages stay in the cache.
+// Size of a piece: an optimizer passes over it a dozen times; it, its gradient and their averages stay in the cache.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 
 std::size_t padded(std::size_t bytes) { return (bytes + kShardUnit - 1) / kShardUnit * kShardUnit; }
@@ -52,7 +52,7 @@ void Division::add(const Bucket& bucket, const std::vector<std::size_t>& positio
   regions_.push_back(std::move(region));
 }
 
-// What is reduced together is divided together, and lies together.
+// Parameters that are reduced together are divided together, and lie together.
 void Division::lay_out(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets, step::Ranks& ranks,
                        Autograd& autograd) {
   if (!shards_) return;

@@ -1,4 +1,4 @@
-// What of training is divided, and who has which part: regions that are reduced together, this rank's pieces of
+// Division of training state, and who has which part: regions that are reduced together, this rank's pieces of
 // parameters, and the memory in which parameters and averages lie. One thread per rank; empty without Shards.
 #pragma once
 
@@ -26,15 +26,15 @@ class Division {
   const std::shared_ptr<Shards>& shards() const noexcept { return shards_; }
   /// Gradients of a parameter are divided as they come, and may have no place.
   bool divides_gradients() const noexcept { return shards_ != nullptr && shards_->divides_gradients(); }
-  /// Of what is reduced together, in the order of reductions. The parameters lie there once they have been put.
+  /// Regions that are reduced together, in the order of reductions. The parameters lie there once they have been put.
   const std::vector<Region>& regions() const noexcept { return regions_; }
   /// This rank's, by ascending parameter.
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
-  /// Where the parameter's values are to lie.
+  /// Place for the parameter's values.
   Buffer home_of(std::size_t parameter) const { return homes_[parameter]; }
   /// Keeps `home_of` alive.
   const Memory& homes() const noexcept { return parameter_memory_; }
-  /// Where the average of a piece lies after a backward, if gradients are divided.
+  /// Place of a piece's average after a backward, if gradients are divided.
   Buffer average_of(const Piece& piece) const;
   const Memory& averages() const noexcept { return average_memory_; }
   bool averages_are_finite() const;

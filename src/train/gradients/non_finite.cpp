@@ -29,7 +29,7 @@ T load(const void* data, std::int64_t index) {
   return value;
 }
 
-// Of an element that is not finite, or, as float32, infinite as bfloat16.
+// Value of an element that is not finite, or, as float32, infinite as bfloat16.
 double value_at(const void* data, std::int64_t index, DType dtype) {
   switch (dtype) {
     case DType::Float64: return load<double>(data, index);

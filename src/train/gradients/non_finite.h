@@ -33,7 +33,7 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
 std::optional<NonFiniteGradient> first_of_all_ranks(step::Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step);
 
-/// What is said of it on all ranks.
+/// Text of the error on all ranks.
 std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int64_t> sizes);
 
 /// How a reducer looks for them. What is found is told by a flag: no rank needs another message as long as there is

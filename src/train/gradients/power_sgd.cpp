@@ -19,7 +19,7 @@ namespace cohort::gradients {
 
 namespace {
 
-// Of a sum; compilers make vectors of them. The order of additions is that of the lanes, whatever the vectors.
+// Partial sums; compilers make vectors of them. The order of additions is that of the lanes, whatever the vectors.
 constexpr std::int64_t kLanes = 16;
 
 template <class Sum>
@@ -70,7 +70,7 @@ bool are_finite(const float* values, std::int64_t count) {
 
 float* at(std::vector<float>& values, std::size_t begin) { return values.data() + begin; }
 
-// What a column may lose before it is taken for a combination of those before it: float32 has seven digits.
+// Share of its norm below which a column counts as a combination of those before it: float32 has seven digits.
 constexpr double kDependent = 1e-6;
 
 // More shrinks P, and the averages with it, until nothing is learnt. Torch's default is 0; 1e-8 is usual.
@@ -235,8 +235,8 @@ void PowerSGD::start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matri
   steps_.push_back(std::move(step));
 }
 
-// Of a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for P
-// Q'.
+// Checks a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for
+// P Q'.
 bool PowerSGD::is_finite(const Step& step) {
   if (!step.rest && !step.p) return !first_non_finite(step.bucket);
   if (step.rest && !are_finite(step.rest->data(), std::ssize(*step.rest))) return false;

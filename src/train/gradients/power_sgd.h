@@ -55,7 +55,7 @@ class PowerSGD {
   /// Elements that were to be sent, and that were, in all compressed steps.
   std::pair<std::int64_t, std::int64_t> compression_stats() const noexcept { return {before_, after_}; }
 
-  /// What is kept between steps, of this rank, for a checkpoint. By the parameter's name, or "#N" for the Nth without.
+  /// State of this rank between steps, for a checkpoint. By the parameter's name, or "#N" for the Nth without.
   struct Kept {
     std::int64_t rows = 0, columns = 0;
     std::vector<float> error;  ///< that of the last step, as M; empty: none

@@ -83,7 +83,7 @@ TEST(PowerSGD, FullRankIsTheAverage) {
   });
 }
 
-// What is sent at rank r: (n + m) r, and what is not worth it whole.
+// Values sent at rank r: (n + m) r, and whole gradients where that is not worth it.
 TEST(PowerSGD, LosesNothingOverStepsAndSendsWhatTheFormulaSays) {
   run_on_threads(2, [](Communicator comm) {
     Model model;

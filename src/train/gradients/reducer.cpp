@@ -118,7 +118,7 @@ void Reducer::use_hook(Hook hook) {
 
 namespace {
 
-// Where gradients are divided, only smaller ones are kept in buckets, which every rank has whole.
+// With divided gradients, only smaller ones are kept in buckets, which every rank has whole.
 constexpr std::size_t kLargeOfDivided = std::size_t{1} << 20;
 
 // Elements that share a scale are one parameter's, whatever else is in the bucket: the longest block of a WireFormat.
@@ -320,7 +320,7 @@ double Reducer::share_of_hook() {
   return total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total;
 }
 
-// What was accumulated stays used: to be kept as it is, a gradient has to be the same on all ranks.
+// Accumulated gradients stay used: to be kept as it is, a gradient has to be the same on all ranks.
 void Reducer::forget_pass() {
   autograd_.drop_kept();
   for (State& state : states_) state.kept = state.ready = state.received = false;
@@ -519,7 +519,7 @@ bool Reducer::wait_for_all() {
   try {
     for (const auto& [work, device, held] : works_) {
       if (work == nullptr) continue;  // waited for
-      // What looks for values that are not finite has the host wait for them in any case.
+      // A check for values that are not finite has the host wait for them in any case.
       if (device.type == DeviceType::CPU || finite_.raises() || keeps_losses()) {
         work->wait();
       } else {

@@ -29,7 +29,7 @@
 
 namespace cohort::gradients {
 
-/// What is reduced as one: the small gradients of a bucket, or one large gradient of it.
+/// Unit of a reduction: the small gradients of a bucket, or one large gradient of it.
 struct BucketView {
   std::size_t bucket = 0;  ///< its number in the plan, the same on all ranks
   ConstBuffer values;      ///< this rank's; `result`, or where autograd made it
@@ -39,7 +39,7 @@ struct BucketView {
   WireFormat wire_format = WireFormat::None;
   float* residual = nullptr;  ///< of `values`, where there is error feedback
   bool check_finite = false;  ///< whether Work::finite of the reduction is to say
-  /// Of a divided gradient: elements by rank. Each rank's `result` gets its own part of the average.
+  /// Elements by rank, for a divided gradient. Each rank's `result` gets its own part of the average.
   std::span<const std::int64_t> counts = {};
 };
 
@@ -49,14 +49,14 @@ using Reduce = std::function<Work(Communicator&, const BucketView&)>;
 /// The exact average by weights.
 Work reduce_by_average(Communicator& comm, const BucketView& view);
 
-/// What a hook of the user's is given: a whole bucket, in the host's memory, with all of its gradients at their places.
+/// Argument of a user's hook: a whole bucket, in the host's memory, with all of its gradients at their places.
 struct HookedBucket {
   std::size_t number = 0;          ///< in the plan, the same on all ranks
   bool last = false;               ///< of the backward
   bool last_step_refused = false;  ///< as Reducer::last_step_refused
   const Bucket& bucket;            ///< gets the result; what lies between gradients is cleared afterwards
-  /// What the values are to be multiplied by first: the plain mean over ranks is the average by weights then. 1 where
-  /// all weights are equal. 0: this rank has no samples, and its values are to be cleared without being read.
+  /// Factor to multiply the values by first: the plain mean over ranks is the average by weights then. 1 where all
+  /// weights are equal. 0: this rank has no samples, and its values are to be cleared without being read.
   double share = 1;
 };
 /// In place of `Reduce`, under the same rules, with operations that need not be the communicator's: what it returns is
@@ -79,7 +79,7 @@ class Reducer {
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
   nn::BucketSlot slot_of(const std::string& name) const;
 
-  /// Where training state is divided; empty elsewhere.
+  /// Division of training state; empty where there is none.
   Division& division() noexcept { return division_; }
   const Division& division() const noexcept { return division_; }
   bool divides_gradients() const noexcept { return division_.divides_gradients(); }
@@ -113,7 +113,7 @@ class Reducer {
   bool can_read(std::size_t parameter) const;
   /// It does: from `gradient`, which lives as long as `keep`.
   void read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep);
-  /// What was read from last in this backward, if that has been said.
+  /// True if `read_from` has named a gradient to read from in this backward.
   bool reads(std::size_t parameter) const { return unread_[parameter] != nullptr; }
   /// Whether this backward has brought one.
   bool received(std::size_t parameter) const { return in_backward_ && states_[parameter].received; }

@@ -1,4 +1,4 @@
-// What rounding between hosts has lost of this rank's gradients and is added to the next ones (error feedback; Seide et
+// Rounding errors between hosts of this rank's gradients, which are added to the next ones (error feedback; Seide et
 // al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of their buckets. One thread per
 // rank.
 #pragma once
@@ -18,10 +18,10 @@ class Residuals final : public step::Kept {
  public:
   /// Each parameter of float32 takes over what it has, which at first is zero.
   void lay_out(const std::vector<Bucket>& buckets);
-  /// Of a bucket's small gradients, with what lies between them; null where there are none. Lives as long as
+  /// Residuals of a bucket's small gradients, with what lies between them; null where there are none. Live as long as
   /// `memory()`.
   float* of_small(std::size_t bucket) const { return memory_.get() + small_[bucket]; }
-  /// Of a parameter; empty where there are none.
+  /// Residuals of a parameter; empty where there are none.
   std::span<float> of(std::size_t parameter) const;
   std::shared_ptr<const void> memory() const noexcept { return memory_; }
 

@@ -16,11 +16,11 @@
 
 namespace cohort::gradients {
 
-/// What is divided is cut at multiples of so many bytes from where a parameter begins. An elementwise kernel that runs
-/// on whole vectors then treats each element as it would in the whole parameter, so that bits are the same.
+/// Divided state is cut at multiples of so many bytes from where a parameter begins. An elementwise kernel that runs on
+/// whole vectors then treats each element as it would in the whole parameter, so that bits are the same.
 inline constexpr std::size_t kShardUnit = 256;
 
-/// Of `count` elements, how many each of `owners` has: one range after the other, as long as each other but for units.
+/// Elements that each of `owners` has of `count`: one range after the other, as long as each other but for units.
 std::vector<std::int64_t> divide(std::int64_t count, int owners, DType dtype);
 
 /// Parameters that are reduced together, one after the other as their gradients are.
@@ -66,8 +66,8 @@ class Shards {
 
   /// All ranks of a host have come here: nobody reads parameters any more, or all are written.
   void meet();
-  /// What each rank has changed of its own becomes everyone's. Collective. Waits; of a GPU's memory it is `stream` that
-  /// waits, the one in which the changes were made.
+  /// Gives every rank what each has changed of its own. Collective. Waits; for GPU memory it is `stream` that waits,
+  /// the one in which the changes were made.
   void gather(std::span<const Region> regions, void* stream = nullptr);
 
  private:

@@ -14,7 +14,7 @@ namespace cohort::gradients {
 
 namespace {
 
-// Of a step: so many parameters, and so many bytes of each. All parameters are come to in turn.
+// Parameters compared in a step, and bytes of each. All parameters are come to in turn.
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
@@ -197,8 +197,8 @@ void StepChecks::tell_of_batches(step::Ranks& ranks) const {
       (*first)[1], kComparedBatches);
 }
 
-// What is read is the same on all ranks, since progress is. Passed over: values that the host cannot read, and those
-// that have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
+// Reads the same on all ranks, since progress is the same. Passes over values that the host cannot read, and those that
+// have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
 void StepChecks::sample_values(std::int64_t step, int ranks) {
   sampled_.clear();
   sampled_words_.clear();
@@ -223,7 +223,7 @@ void StepChecks::sample_values(std::int64_t step, int ranks) {
   for (const std::uint64_t word : sampled_words_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
 
-/// Of a sampled parameter whose values have so many bytes.
+/// Bytes compared of a sampled parameter, whose values have `bytes` of them.
 std::size_t StepChecks::compared_bytes(std::size_t sample, std::size_t bytes) const {
   const bool as_before = bytes == parameters_[static_cast<std::size_t>(sampled_[sample])].bytes();
   return as_before ? std::min(bytes, kComparedBytes) : 0;

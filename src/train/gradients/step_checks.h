@@ -1,4 +1,4 @@
-// What goes beside the gradients of a step, and what it shows: ranks at different places of their program, batches that
+// Checks that travel beside the gradients of a step. They show ranks at different places of their program, batches that
 // differ though nobody has said how many samples they hold or that are all the same, and parameters that have drifted
 // apart. A look at the message costs nothing; only what it finds is exchanged. One thread per rank.
 #pragma once
@@ -18,7 +18,7 @@
 namespace cohort::gradients {
 
 struct StepMessage final : step::Message {
-  /// Of a rank that has samples, but for the last two.
+  /// Flags of a rank that has samples, but for the last two.
   enum Flag : std::size_t {
     Samples,
     NonFinite,
@@ -50,7 +50,7 @@ class StepChecks {
   /// optimizer's step.
   void sample_values(std::int64_t step, int ranks);
 
-  /// What this rank shows in the message of the step that ends.
+  /// Adds this rank's part to the message of the step that ends.
   void show(StepMessage& message, const Accumulation& reduced, std::int64_t step, int ranks);
   /// All ranks have come here, with the same message. Throws Mismatch on all ranks. `step`: the one that has ended.
   void look(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced, std::int64_t step);

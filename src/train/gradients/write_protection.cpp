@@ -25,11 +25,11 @@ struct WriteProtection::Entry {
 
 namespace {
 
-// Of this process: a rank has one for each model, and ranks may be threads.
+// Entries of this process: a rank has one for each model, and ranks may be threads.
 std::array<std::atomic<const WriteProtection::Entry*>, 64> entries;
 struct sigaction before = {};
 
-/// What a signal handler may use.
+/// A line of text as a signal handler may write it.
 class Line {
  public:
   Line& operator<<(const char* text) noexcept {

@@ -12,7 +12,7 @@ namespace cohort::gradients {
 
 class WriteProtection {
  public:
-  /// What lies where in the memory, for the message.
+  /// A named range of the memory, for the message.
   struct Named {
     const void* begin = nullptr;
     std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// What each rank of a pipeline does, in order: a list of actions. Between two stages on different ranks a Forward is
+// Schedule of each rank of a pipeline: a list of actions, in order. Between two stages on different ranks a Forward is
 // followed by sending its output to the next stage's, and a Backward or BackwardInput by sending the gradient back;
 // receives are implied in the same way. Pure. Sends do not wait for their receivers, and for each stage both forwards
 // and backwards come by ascending micro-batch, whatever the schedule: so gradients are summed in the same order.

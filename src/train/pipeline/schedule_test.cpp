@@ -83,7 +83,7 @@ TEST(PipelineSchedule, NeverWaitsForEverOverRandomDelays) {
     for (int rank = 0; rank < layout.ranks; ++rank) forwards.push_back(forwards_of(layout, rank));
     ASSERT_TRUE(play(forwards, layout.stages(), anything, anything).whole) << text(layout);
   }
-  // What is wrong is found: one rank has its backwards in another order, both wait for each other.
+  // A wrong schedule is found: one rank has its backwards in another order, both wait for each other.
   std::vector<std::vector<Action>> wrong = all_ranks({.ranks = 2, .micro_batches = 2});
   std::iter_swap(wrong[0].begin() + 1, wrong[0].begin() + 2);
   std::swap(wrong[1][0], wrong[1][2]);

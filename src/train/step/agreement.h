@@ -1,6 +1,6 @@
-// What ranks that train together have to do alike: options of everybody who takes part, each by owner, name and value.
-// One digest of them travels in what is sent anyway; only where that differs the lists are exchanged, and the error
-// names the option, both values and both ranks, on all ranks. One thread at a time.
+// Agreement of ranks that train together: options of everybody who takes part, each by owner, name and value. One
+// digest of them travels in what is sent anyway; only where that differs the lists are exchanged, and the error names
+// the option, both values and both ranks, on all ranks. One thread at a time.
 #pragma once
 
 #include "train/step/ranks.h"
@@ -22,7 +22,7 @@ struct Option {
   std::string text() const;
 };
 
-/// What an error says around an option: "WHERE: the ranks' WHAT differ -- ... -- ADVICE".
+/// Text of an error around an option: "WHERE: the ranks' WHAT differ -- ... -- ADVICE".
 struct Difference {
   std::string where, what, advice;
 };

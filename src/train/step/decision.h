@@ -1,5 +1,5 @@
-// What is decided about a step, by all ranks from what has travelled in it: the message that goes beside a step, and
-// its outcome. One thread at a time.
+// Decision about a step, by all ranks from what has travelled in it: the message that goes beside a step, and its
+// outcome. One thread at a time.
 #pragma once
 
 #include "train/step/ranks.h"
@@ -62,7 +62,7 @@ class Message {
               [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
   }
 
-  // Of all ranks, once it has been exchanged.
+  // Values over all ranks, once it has been exchanged.
 
   bool used(std::size_t parameter) const { return (bits_[parameter / 64] >> (parameter % 64) & 1U) != 0; }
   bool said(std::size_t flag) const { return used(parameters_ + flag); }

@@ -1,5 +1,5 @@
-// What a method of training keeps between steps (residuals, error, Q): the step under way prepares it in place, and it
-// is committed when all ranks have accepted the step, or dropped with all that came before, on all ranks, when they
+// State that a method of training keeps between steps (residuals, error, Q). The step under way prepares it in place;
+// it is committed when all ranks have accepted the step, or dropped with all that came before, on all ranks, when they
 // have refused or skipped it. One thread at a time.
 #pragma once
 

@@ -21,7 +21,7 @@ namespace cohort::step {
 
 /// The names of what a method keeps between steps; `Transaction::keep` shows it.
 using KeptNames = std::vector<std::string>;
-/// What all ranks know from whether a step counts: "message", "averages"; errors always do.
+/// Source from which all ranks know whether a step counts: "message", "averages"; errors always do.
 struct DecidedBy {
   const char* what;
 };

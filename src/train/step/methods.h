@@ -1,5 +1,5 @@
-// What each method of training registers: the one table of them, for C++ and Python. A method that is not here is given
-// by whoever makes its Transaction.
+// Registrations of the methods of training: the one table of them, for C++ and Python. A method that is not here is
+// given by whoever makes its Transaction.
 #pragma once
 
 #include "train/step/method.h"

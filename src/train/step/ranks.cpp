@@ -80,7 +80,7 @@ namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 
-// What is compared is exchanged by minima, sums and broadcasts: in those, ranks that have joined take part without a
+// Compared values are exchanged by minima, sums and broadcasts: in those, ranks that have joined take part without a
 // word. All ranks come to the same decisions, since they see the same numbers.
 
 // Whether the words are the same on all ranks: a minimum of them and of their complements.

@@ -52,7 +52,7 @@ class Ranks {
         ->wait();
     values = std::move(*shared);
   }
-  /// What errors say of where they come from.
+  /// Origin that errors name.
   ErrorContext where(const char* operation) const;
 };
 

@@ -1,5 +1,5 @@
-// What is trained: parameters and buffers by name, as a framework's adapter shows them. What differs from the last look
-// comes as events, each of which has one meaning for a method of training. One thread at a time.
+// Trained parameters and buffers by name, as a framework's adapter shows them. Differences from the last look come as
+// events, each of which has one meaning for a method of training. One thread at a time.
 #pragma once
 
 #include "train/step/given.h"
@@ -42,8 +42,8 @@ class Trained {
  public:
   explicit Trained(const Meanings& meanings) : meanings_(meanings) {}
 
-  /// What is trained now. Returns what has changed since the last call, in the order of names as they are shown; empty
-  /// in the first call. Throws InvalidArgument, and changes nothing, where that is refused; "{advice}" ends the text.
+  /// Takes what is trained now. Returns the changes since the last call, in the order of names as shown; empty in the
+  /// first call. Throws InvalidArgument, and changes nothing, where one is refused; "{advice}" ends the text.
   std::vector<Change> update(std::vector<Shown> now, const char* where, const char* advice);
   /// An adapter has looked, and all is as it was.
   void unchanged() noexcept { ++looks_; }

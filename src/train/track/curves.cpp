@@ -224,7 +224,7 @@ void add_of_kind(Panel& panel, const RunSeries& run, Over over, std::string_view
   }
 }
 
-/// What was logged under other names than those of losses and accuracies.
+/// Adds what was logged under other names than those of losses and accuracies.
 void add_logged(Figure& figure, const RunSeries& run, Over over) {
   std::size_t panels = 0, names = 0;
   for (const auto& [name, of_ranks] : run.values) {
@@ -298,7 +298,7 @@ std::optional<Sample> end_of(const RunSeries& run, const std::string& name) {
   return mean;
 }
 
-/// Where both have been: the last sample up to there.
+/// Value of the last sample up to `x`, where both runs have been.
 std::optional<double> value_at(const RunSeries& run, const std::string& name, double x, Over over) {
   std::optional<double> value;
   for (const Sample& sample : run.of(name)) {

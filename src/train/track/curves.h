@@ -15,7 +15,7 @@
 
 namespace cohort::track {
 
-/// What values stand over; time is that of the run, without what passed between its end and its being resumed.
+/// Axis that values stand over; time is that of the run, without what passed between its end and its being resumed.
 enum class Over { Epoch, Step, Time };
 
 /// NaN: not known.
@@ -40,7 +40,7 @@ struct RunSeries {
   std::vector<Happening> happened;
   std::size_t damaged = 0;  ///< lines
 
-  /// Of the run; empty if there are none.
+  /// Samples of the run; empty if there are none.
   const std::vector<Sample>& of(const std::string& name) const;
   /// Whether every value can stand over this.
   bool has(Over what) const;

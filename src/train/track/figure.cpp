@@ -328,7 +328,7 @@ void draw_curves(Out out, const Panel& panel, const Axis& x, const std::vector<M
   if (!note.empty()) draw_text(out, kLeft + kPlotWidth - 6, bottom - 9, R"(class="note" text-anchor="end")", note);
 }
 
-/// Of a column's part: what can be drawn.
+/// Height of a column's part that can be drawn.
 double height_of(double part) { return part > 0 && part < 1e300 ? part : 0; }
 
 void draw_columns(Out out, const Panel& panel, double top) {
@@ -417,7 +417,7 @@ Axis x_axis(const Figure& figure) {
       }
     }
   }
-  // What went wrong last is behind the last value that can be drawn.
+  // Marks count too: what went wrong last is behind the last value that can be drawn.
   for (const Mark& mark : figure.marks) {
     if (std::abs(mark.x) < 1e300) x_range.add(mark.x);
   }

@@ -46,7 +46,7 @@ class SharedValues {
   /// done(), there is no other.
   std::vector<MetricLine> round(Wish wish);
   bool done() const noexcept { return done_; }
-  /// What this rank has logged and no round has taken, as its own values.
+  /// Takes what this rank has logged and no round has taken, as its own values.
   std::vector<MetricLine> take_rest();
 
  private:

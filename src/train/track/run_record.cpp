@@ -97,7 +97,7 @@ struct Totals {
   double step_seconds = 0, exposed_seconds = 0;
 };
 
-/// Where the last whole line ends.
+/// Offset at which the last whole line ends.
 off_t end_of_last_line(int fd, off_t size) {
   char bytes[4096];
   while (size > 0) {
@@ -296,7 +296,7 @@ struct Progress::Impl {
   double speed = 0;
 
   std::int64_t per_epoch() const { return std::max<std::int64_t>(options.steps_per_epoch, 1); }
-  /// Where an epoch would have begun whose steps were all this run's: step + `shift` counts from there.
+  /// Distance to where an epoch would have begun whose steps were all this run's: step + `shift` counts from there.
   std::int64_t shift() const {
     if (!options.steps_left_in_first_epoch) return 0;
     return (options.first_epoch + 1) * per_epoch() - *options.steps_left_in_first_epoch - options.first_step;
