@@ -111,7 +111,7 @@ class Examination {
   bool ready(std::size_t at) const { return !examined_[at].over && checkup_.hosts[at].facts.has_value(); }
   std::vector<std::size_t> all_ready() const;
   void give_up(std::size_t at, std::string row, std::string why, std::string fix);
-  /// What has happened to agents since it was asked last.
+  /// Handles the agents' events since the last call.
   void take_events();
   void on_joined(launch::AgentHandle& member);
   void on_unfit(const launch::AgentHandle* member, const std::string& why);

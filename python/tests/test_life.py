@@ -167,7 +167,7 @@ print("good")
         )
 
     def test_threads_on_one_communicator(self):
-        # Whatever the order in which threads come: all of them bring the same.
+        # Threads come in any order: all of them bring the same.
         self.all_good(
             """
 def work():

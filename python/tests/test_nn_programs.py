@@ -73,7 +73,7 @@ class Program:
         return x.requires_grad_(), torch.randn(rows, 3, generator=generator, dtype=torch.float64)
 
     def average(self, *modules):
-        """Whatever gradients there are."""
+        """Averages the gradients that there are."""
         if self.reference:
             for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
                 some = torch.tensor(0 if parameter.grad is None else 1)

@@ -774,7 +774,7 @@ class Browser(Watched):
         self.assertRegex(done.stdout, r"<td[^>]*>rank 1 has done step \d+</td>")
         self.assertRegex(done.stdout, r'<path d="M0\.0 ')
         self.assertIn("The others wait for rank 1.", done.stdout)
-        # Whatever its policy refuses, or its script gets wrong, the browser says there.
+        # The browser reports there what its policy refuses and what its script gets wrong.
         self.assertNotRegex(done.stderr, r"CONSOLE")
 
     def test_shows_nothing_without_the_token(self):

@@ -59,7 +59,7 @@ class EndingWithEpoch final : public store::MeetingStore {
   const std::string next_;
 };
 
-/// Of the latest epoch, once its world is formed.
+/// Key that is set once the world of an epoch is formed.
 std::string formed_key(std::uint64_t epoch) { return fmt::format("job/formed/{}", epoch); }
 
 std::string ready_key(const std::string& prefix, int rank) { return fmt::format("{}/ready/{}", prefix, rank); }

@@ -33,7 +33,7 @@ ENDED = re.compile(r"ended with 0 after (\d+) steps: (\w+) ([\d.]+)")
 
 
 class Plan:
-    """What run `number` of a seed is. (When what happens is up to the machine, too.)"""
+    """Describes run `number` of a seed. (The times of its events depend on the machine, too.)"""
 
     def __init__(self, seed, number):
         draw = self.draw = random.Random(f"{seed}/{number}")

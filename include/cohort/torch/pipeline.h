@@ -91,7 +91,7 @@ struct PipelineOptions {
 /// Each rank's module in DistributedDataParallel, over the ranks that have the same stage:
 /// `{ auto local = ddp.no_sync(); pipeline.step(x, y); } ddp.step_without_samples();`
 ///
-/// Whatever a layer, the loss or autograd throws ends the step, and the communicator, on all ranks: Aborted, with the
+/// An exception of a layer, the loss or autograd ends the step, and the communicator, on all ranks: Aborted, with the
 /// stage, the micro-batch and the reason. A rank that dies: PeerLost, which names it.
 class Pipeline {
  public:

@@ -233,7 +233,7 @@ class _Meeting:
             raise cohort.Aborted(
                 f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
             )
-        # Whatever the store says, only this user's processes are met on one host, and holders of the secret elsewhere.
+        # The store cannot change it: only this user's processes are met on one host, and holders of the secret elsewhere.
         if str(address).partition("://")[0] not in ("unix", "launcher", "store"):
             raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
         return str(address)

@@ -285,7 +285,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     const bool member = become_member(plan, membership);
     Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {
-      // Who leaves is a member again, where the others are lost before they have formed a world without it.
+      // A process that leaves is a member again if the others are lost before they have formed a world without it.
       if (rendezvous::was_member(*place->store, membership.epoch, *plan.worker)) {
         if (rendezvous::await_formed(*place->store, membership.epoch, deadline))
           raise_no_member(plan, membership, true);

@@ -40,7 +40,7 @@ class Departures {
   void note_formed();
   /// The others cannot go on alone: so many of those that can still be members are. Returns them.
   std::vector<int> take_back(int room);
-  /// Of those that have ended, and of agents where nothing runs.
+  /// Drops workers that have ended, and agents under which nothing runs.
   void forget();
 
  private:

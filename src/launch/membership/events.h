@@ -1,5 +1,5 @@
-// What happens to the processes and hosts of an elastic job (events), and what is to be done about it (actions): the
-// words between Membership, which decides, and the supervisor, which acts. Values only.
+// Events of the processes and hosts of an elastic job, and actions that answer them: the values between Membership,
+// which decides, and the supervisor, which acts.
 #pragma once
 
 #include "launch/plan/plan.h"
@@ -28,7 +28,7 @@ struct Stopping {};
 /// Time has passed: due at `Membership::next_look`.
 struct Tick {};
 
-/// What workers say of themselves.
+/// State that workers report of themselves.
 struct Reported {
   struct One {
     int worker = 0;
@@ -187,7 +187,7 @@ struct Kill {
 };
 /// Failures so far are over: the others have formed a world without those that failed.
 struct FailureOver {};
-/// Whatever runs is to end, although the job has gone well.
+/// All processes that run are to end, although the job has gone well.
 struct EndWorkers {};
 /// The job ends with this status.
 struct EndJob {

@@ -27,7 +27,7 @@ class KnownHosts {
   void come(const PlannedHost& host) { listed_.push_back(host); }
   /// There are these, and those that were added.
   void list(const std::vector<PlannedHost>& hosts);
-  /// Whatever became of it before; with so many slots from now on.
+  /// Adds a host, or one that was given up before again; it has so many slots from now on.
   void add(const PlannedHost& host);
   /// It is used no more.
   void bar(const std::string& host) { barred_.insert(host); }

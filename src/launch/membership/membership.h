@@ -1,5 +1,5 @@
-// Who takes part in an elastic job: Membership decides it, from what happens, and says what is to be done. Pure: values
-// in, values out; it takes the time, and knows neither processes nor sockets. One thread.
+// Membership decides which processes take part in an elastic job: events in, actions out. Pure: it is given the time,
+// and knows neither processes nor sockets. One thread.
 //
 // Always, whatever happens in whatever order:
 // - The training is not lost in silence. Once somebody has trained, a worker that has its state is among those that the
@@ -35,7 +35,7 @@ class Membership {
   using Time = Standing::Time;
   using Options = MembershipOptions;
 
-  /// What goes on when all workers of a job begin anew.
+  /// State that outlives a restart of all workers.
   struct Past {
     std::set<std::string> barred = {};
     std::uint64_t next_epoch = 0;  ///< those before it were of workers that are all gone

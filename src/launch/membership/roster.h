@@ -13,7 +13,7 @@
 
 namespace cohort::launch {
 
-/// What is known of one process.
+/// State of one process, as far as it is known.
 struct KnownWorker {
   enum class Stage { Ordered, Running, Ended };
 
@@ -76,7 +76,7 @@ class Roster {
   bool others_know(const std::vector<int>& without) const;
   /// Agents of those that are counted: whose worker knows the training longest is the last.
   std::vector<int> youngest_agents_first() const;
-  /// Of these, the last to come first.
+  /// Sorts them: the last to come first.
   std::vector<int> youngest_first(std::vector<int> workers) const;
 
   const rendezvous::Membership& current() const noexcept { return current_; }

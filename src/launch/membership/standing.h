@@ -1,5 +1,5 @@
-// Where an elastic job stands: its options, what is known of its workers, hosts and agents, and what may become of
-// them. The parts of Membership share it. Pure. One thread.
+// State of an elastic job: its options, its workers, hosts and agents, and what may become of them. The parts of
+// Membership share it. Pure. One thread.
 #pragma once
 
 #include "base/result.h"

@@ -1,5 +1,5 @@
-// Who goes on with an elastic job when workers leave or have come, and how it ends where nobody can. A part of
-// Membership. Pure. One thread.
+// Succession decides which workers form the next epoch when some leave or have come, and how the job ends if none can.
+// A part of Membership. Pure. One thread.
 #pragma once
 
 #include "launch/membership/standing.h"

@@ -36,7 +36,7 @@ class ElasticJob {
   /// The job is being ended.
   void stop();
 
-  /// What the job's user wants, as an event; or why it cannot be.
+  /// An order of the job's user as an event, or why it cannot be carried out.
   Result<Event> event_of(const ControlOrder& order) const;
 
  private:
@@ -74,7 +74,7 @@ class ElasticJob {
   std::optional<Membership::Time> tick_at_;
 };
 
-/// What agents say of their workers, as an event.
+/// Agents' reports of their workers as an event.
 event::Reported reported_by(const Reports& reports);
 /// A rank's end, before it is known whether it is a failure.
 event::Ended ended_by(const Ending& ending);

@@ -164,7 +164,7 @@ std::vector<std::string> Holders::verify(const std::function<bool(const std::str
         std::string& problem = problems_[file];
         if (!damage) unread.insert(file);
         problem += fmt::format("{}{}", problem.empty() ? "" : "; ", value_or_throw(in.text(all[rank].size())));
-        // Whoever sees the same folder sees the same damage.
+        // All ranks that see the same folder see the same damage.
         auto& holders = holders_.at(file);
         const int place = shared_folder_.keeper_of(static_cast<int>(rank));
         std::erase_if(holders, [&](int holder) { return shared_folder_.keeper_of(holder) == place; });
