@@ -329,6 +329,7 @@ void HostWorkers::ask_those_around_ranks() {
 
 // Ranks that still reach each other save together, at one step, as where the job is preempted.
 void HostWorkers::save_alone() {
+  if (!runs(Role::Worker)) return kill_all();
   status_alone_ = kRequeueStatus;
   stop({SIGTERM, kTimeAlone.count(), kTimeAlone.count(), Role::Worker});
 }

@@ -400,6 +400,8 @@ Invitation AgentPool::invitation_for_owner() const { return invitation_for(0); }
 
 void AgentPool::finish() {
   for (const auto& member : members_) {
+    // A guard that was stopped with its agent does not see that its lifeline is gone.
+    if (member->host.local && member->lost && !member->process_gone) end_command(*member, SIGKILL);
     if (member->channel == nullptr || (method_ == StartMethod::Launcher && !member->host.local)) continue;
     member->channel->send(Finish{});
     if (member->remote && !member->process_gone) end_command(*member, SIGTERM);

@@ -194,6 +194,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
   } else if (const auto* failed = std::get_if<StartFailed>(&message)) {
     const std::string why = what_failed(*failed, members_.roles(), agent.host.name);
     if (is_newcomer(agent)) return void(decide(event::AgentFailed{agent.host.index, why}));
+    if (elastic_ && stage_ == Stage::Stopping) return;
     // (Each of several launchers starts a program of its own, which its reason names.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? why
@@ -522,6 +523,7 @@ void Epoch::lose_agent(const std::string& what) {
 
 void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
   if (agent.all_gone && elastic_) decide(event::AgentLost{agent.host.index, {}});  // it starts nothing any more
+  if (agent.all_gone && stage_ == Stage::Stopping) return check_end();
   if (agent.all_gone || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
   if (stage_ == Stage::Starting && !ordered_ && agents_.await_again(agent))
@@ -535,6 +537,11 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
+    if (elastic_ && stage_ == Stage::Stopping && agent.channel == nullptr) {
+      // A newcomer on its way, which the stop has ended.
+      agent.started = agent.all_gone = agent.lost = true;
+      return check_end();
+    }
     if (is_newcomer(agent) && agent.channel == nullptr) {
       decide(event::AgentFailed{agent.host.index, agents_.why_not(agent)});
       return check_end();

@@ -57,6 +57,7 @@ class Epoch {
   /// Takes an event of an elastic job, once it is settled, and carries out what follows.
   Membership::Answer decide(const Event& event) { return follow(elastic_->on(event)); }
   bool starting() const noexcept { return stage_ == Stage::Starting; }
+  bool has_ordered() const noexcept { return ordered_; }
   bool running() const noexcept { return stage_ == Stage::Running; }
   /// Nothing of it runs any more, and the agents have ended, too, unless another epoch follows.
   bool ended() const noexcept { return stage_ == Stage::Ended; }

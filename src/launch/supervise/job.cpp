@@ -198,6 +198,7 @@ void Job::on_event(AgentEvent event) {
     if (tracing_) tracing_->on_joined(*agent);
     on_joined(*agent);
   } else if (const auto* closed = std::get_if<agent_event::ChannelClosed>(&event.what)) {
+    if (tracing_) tracing_->on_closed(*agent);
     epoch_->on_channel_closed(*agent, closed->error);
   } else if (std::holds_alternative<agent_event::ProcessEnded>(event.what)) {
     epoch_->on_agent_process_ended(*agent);
@@ -223,7 +224,14 @@ void Job::on_joined(AgentHandle& agent) {
   // (One that was given up on its way: what was to be started there is not.)
   const bool late = epoch_->running() && epoch_->membership() != nullptr && !agent.lost;
   if (late) return void(epoch_->decide(event::AgentCame{agent.host}));
-  if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});
+  const bool idle = epoch_->starting() && epoch_->membership() != nullptr && epoch_->has_ordered();
+  if (idle || !epoch_->starting()) {
+    // Nothing is started there, and so its end is no loss. An elastic job may take it in once it runs.
+    agent.started = agent.all_gone = true;
+    agent.lost = agent.lost || !idle;
+    if (!idle) agent.channel->send(Finish{epoch_->stop_status()});
+    return;
+  }
   may_begin_ = true;
   const int least = setup_.plan.node ? setup_.plan.node->least : 0;
   const auto there = nodes_there();

@@ -1,5 +1,6 @@
 #include "launch/supervise/tracing.h"
 
+#include <algorithm>
 #include <chrono>
 #include <variant>
 
@@ -24,6 +25,14 @@ void Tracing::on_joined(AgentHandle& agent) {
   clocks_.erase(agent.host.index);
   follow(agent, clocks_.emplace(agent.host.index, Clock{agent}).first->second.sync.begin(now_ns()));
   if (!again_) measure_again();
+}
+
+// Its handle may go before the job's end.
+void Tracing::on_closed(const AgentHandle& agent) {
+  const auto clock = std::ranges::find_if(clocks_, [&agent](const auto& one) { return &one.second.agent == &agent; });
+  if (clock == clocks_.end()) return;
+  follow(agent, clock->second.sync.end());
+  clocks_.erase(clock);
 }
 
 void Tracing::measure_again() {

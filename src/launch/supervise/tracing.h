@@ -18,6 +18,7 @@ class Tracing {
   Tracing(Loop& loop, RunOutput& run) : loop_(loop), run_(run), pieces_(run.folder().path) {}
 
   void on_joined(AgentHandle& agent);
+  void on_closed(const AgentHandle& agent);
   /// True: it was for this.
   bool take(AgentHandle& agent, const Message& message);
   /// Nothing more comes.
