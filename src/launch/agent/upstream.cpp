@@ -6,7 +6,7 @@
 namespace cohort::launch {
 namespace {
 
-/// More would wait in memory.
+/// Limits what waits in memory.
 constexpr std::size_t kMostUnsent = std::size_t{4} << 20;
 
 }  // namespace
