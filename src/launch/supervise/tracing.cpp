@@ -6,7 +6,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Good clocks drift by some parts in a million: 1 ms in a minute at the worst, most of which is taken out again.
+/// Good clocks drift by some parts in a million: at worst 1 ms in a minute, most of which is corrected.
 constexpr auto kMeasureEvery = std::chrono::minutes(1);
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
@@ -47,7 +47,7 @@ bool Tracing::take(AgentHandle& agent, const Message& message) {
   } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
     if (clock != clocks_.end()) follow(agent, clock->second.sync.answer(answer->number, answer->now_ns, now_ns()));
   } else {
-    // Its ranks begin to end.
+    // The agent's ranks begin to end.
     if (std::holds_alternative<Exited>(message) && clock != clocks_.end())
       follow(agent, clock->second.sync.begin(now_ns()));
     return false;
