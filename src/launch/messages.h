@@ -99,7 +99,7 @@ struct Trouble {
 /// No process of the job is left on this host, and all its output has been sent.
 struct AllGone {
   std::uint32_t swept = 0;  ///< number of the workers' descendants that had to be killed
-  std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
+  std::string stuck;        ///< processes that even SIGKILL did not end, with the kernel function that they are in
 };
 
 /// Says what the host's ranks are doing; sent more than twice a second, and whenever a rank has failed.

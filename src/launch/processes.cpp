@@ -125,7 +125,7 @@ namespace {
 
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
-  // The excluded processes may have started others since they were listed.
+  // The spared processes may have started others since they were listed.
   std::erase_if(pids, [spared](pid_t pid) {
     return std::ranges::any_of(spared, [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
   });

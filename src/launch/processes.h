@@ -35,13 +35,13 @@ struct Roles {
   /// Returns its number within its role.
   int number_of(int process) const noexcept;
   int process_of(Role role, int number) const noexcept;
-  /// "rank 3", "server 2", "evaluator".
+  /// Returns "rank 3", "server 2", "evaluator".
   std::string name_of(int process) const;
-  /// "rank 1", "ranks 0-3, servers 1-2".
+  /// Returns "rank 1", "ranks 0-3, servers 1-2".
   std::string names_of(const std::vector<int>& processes) const;
 };
 
-/// "rank 3", "server 2", "evaluator".
+/// Returns "rank 3", "server 2", "evaluator".
 std::string process_name(Role role, int number);
 /// "rank-3", "server-2", "evaluator": the beginning of the names of a process's files.
 std::string file_name(Role role, int number);

@@ -99,9 +99,9 @@ CauseReport read_cause(const status::StatusLayout& page);
 /// Returns the rank's own last words, for people; empty if it left none.
 std::string last_words(const status::StatusLayout& page);
 
-/// "waiting in all_reduce(float32[10], sum), operation 17", "outside collectives since operation 16", ...
+/// Returns "waiting in all_reduce(float32[10], sum), operation 17", "outside collectives since operation 16", ...
 std::string doing(const RankReport& report);
-/// ", step 12" or nothing.
+/// Returns ", step 12" or nothing.
 std::string at_step(const RankReport& report);
 /// Returns the processes' texts as lines, equal texts folded into one: "ranks 1-3: waiting in barrier(), operation 2".
 /// `without`: a process that is left out.

@@ -40,8 +40,8 @@ struct StepCosts {
   StepShares step;        ///< mean over the ranks
   double operations = 0;  ///< operations of a rank in a step
   double bytes = 0;       ///< bytes of a rank's collectives in a step
-  double busy_wire = 0;   ///< seconds of a step in which an operation waited for the wire, seen by the program or not
-  double wire_bytes = 0;  ///< bytes that a host sends in a step; the maximum over the hosts
+  double busy_wire = 0;  ///< seconds of a step in which an operation waited for the wire, visible to the program or not
+  double wire_bytes = 0;        ///< bytes that a host sends in a step; the maximum over the hosts
   double slowest_compute = 0;   ///< compute seconds per step of the slowest rank
   double median_compute = 0;    ///< median of the compute seconds per step
   double balanced_compute = 0;  ///< compute seconds if each rank had samples according to its speed
@@ -97,11 +97,11 @@ std::string advice_of(const StepCosts& costs, const PlanFacts& facts);
 /// Returns why nothing pays: "the wire is hidden behind computing: ...".
 std::string no_advice_of(const StepCosts& costs);
 
-/// "12.5 MB", "98 MB": three digits, powers of 1000.
+/// Returns "12.5 MB", "98 MB": three digits, powers of 1000.
 std::string bytes_in_words(double bytes);
-/// "8.20 s", "41.3 ms".
+/// Returns "8.20 s", "41.3 ms".
 std::string seconds_in_words(double seconds);
-/// 98.0, 9.80: three digits.
+/// Returns 98.0, 9.80: three digits.
 std::string three_digits(double value);
 
 }  // namespace cohort::launch

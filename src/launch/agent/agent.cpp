@@ -52,7 +52,7 @@ constexpr auto kSilentWait = std::chrono::seconds(3);
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-/// "ranks 4-7, server 1".
+/// Returns "ranks 4-7, server 1".
 std::string names_of(const std::vector<WorkerPlan>& workers) {
   Roles roles{0, 0, false};
   std::vector<int> processes;
@@ -97,7 +97,7 @@ class Agent {
   Loop loop_;
   sys::SignalFd signals_;
   Watch signal_watch_;
-  net::Deadline deadline_;  ///< for the supervisor to take this agent
+  net::Deadline deadline_;  ///< time limit for the supervisor to accept this agent
   std::minstd_rand random_{static_cast<unsigned>(::getpid())};
   Timer again_;  ///< for the next attempt
   Upstream upstream_;
@@ -123,7 +123,7 @@ int Agent::run() {
   // A log that reaches the limit of file size is a problem of that log, and must not end the job.
   ::signal(SIGXFSZ, SIG_IGN);
   deadline_ = net::deadline_in(options_.connect_timeout);
-  if (options_.own) exit_status_ = 1;  // until the supervisor says how the job has ended
+  if (options_.own) exit_status_ = 1;  // replaced when the supervisor says how the job has ended
   if (!come()) return exit_status_;
   signal_watch_.on_readable([this] { on_signal(); });
   while (!loop_.stopped()) {

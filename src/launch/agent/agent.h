@@ -20,7 +20,7 @@ struct AgentOptions {
   std::vector<net::Endpoint> supervisor;  ///< addresses of the supervisor, to be tried in turn
   std::optional<net::Secret> secret = {};
   int host_index = 0;     ///< -1: the host of this name; a launcher gives its index
-  std::string host_name;  ///< empty: the system's
+  std::string host_name;  ///< empty: the system's host name
   /// The supervisor is on another host; if that is silent for `host_timeout`, supervisor and job are lost.
   bool elsewhere = false;
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);

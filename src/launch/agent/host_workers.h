@@ -78,7 +78,7 @@ class HostWorkers {
     std::size_t alive = 0;
     bool stopping = false;
     std::set<pid_t> asked = {};                  ///< processes outside all workers' groups that have been asked to end
-    std::map<int, Clock::time_point> left = {};  ///< ranks that have ended within a shell that goes on
+    std::map<int, Clock::time_point> left = {};  ///< ranks that have ended, while the shell around them goes on
     std::optional<Clock::time_point> grace_end = {};
     Clock::time_point started_at = {};
     Clock::time_point sweep_since = {};

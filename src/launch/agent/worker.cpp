@@ -139,7 +139,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
   auto page = status::create_status_page();
   if (page) {
     status_ = *std::move(page);
-  } else {  // the job can do without
+  } else {  // a job can run without it
     upstream_.send(Trouble{fmt::format("what {} does will not be known: {}", name(), page.error().what())});
   }
   if (with_input) {

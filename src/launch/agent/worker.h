@@ -66,10 +66,10 @@ class Worker {
   /// Waits until the program runs.
   Result<void> confirm();
 
-  /// The number of the process in the job.
+  /// Returns the number of the process in the job's Roles.
   int rank() const noexcept { return rank_; }
   Role role() const noexcept { return role_; }
-  /// "rank 3", "server 0".
+  /// Returns "rank 3" or "server 0".
   std::string name() const { return process_name(role_, number_); }
   pid_t pid() const noexcept { return child_.pid; }
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
@@ -97,7 +97,7 @@ class Worker {
 
   void pause_reading();
   void resume_reading();
-  /// Reads what is in the pipes now. Returns false once both have ended or are empty.
+  /// Reads the bytes that are in the pipes now. Returns false when both pipes have ended or are empty.
   bool drain();
 
   void give_input(std::string_view bytes);  ///< empty: end of input
@@ -123,7 +123,7 @@ class Worker {
   /// Returns the descriptor of the status page, which the program inherits; -1: there was no memory for a page.
   int status_fd() const noexcept { return status_.fd.get(); }
 
-  /// The worker's exit is reported only once.
+  /// The worker's end has been reported to the supervisor.
   bool reported = false;
   /// The process was dead or dying before the agent began to stop the job.
   bool ended_before_stop = true;
@@ -168,7 +168,7 @@ class Worker {
 /// and has no such process, the signal is kept until there is one.
 class KeptSignals {
  public:
-  /// `workers` is the agent's; `upstream` gets what the user should know.
+  /// `workers` is the agent's; `upstream` gets messages for the user.
   KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers, Upstream& upstream)
       : loop_(loop), workers_(workers), upstream_(upstream) {}
 

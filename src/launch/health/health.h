@@ -46,7 +46,7 @@ struct Warning {
   std::optional<std::int64_t> step = {};
 };
 
-/// "not_finite", ...
+/// Returns "not_finite", ...
 const char* to_string(WarningKind kind) noexcept;
 /// Returns a line of warnings.jsonl, with its line end. `time`: seconds since 1970.
 std::string warning_line(const Warning& warning, double time);
@@ -113,7 +113,7 @@ class Health {
   void began_anew(int rank, Clock::time_point now);
   /// The agent of these processes is at work, whether or not it has something to report of them.
   void heard_of_host(const std::vector<int>& processes, Clock::time_point now);
-  /// Nothing is left of these processes, and nothing more comes from their agent.
+  /// Nothing is left of these processes, and nothing more will come from their agent.
   void host_ended(const std::vector<int>& processes);
 
   struct Findings {
@@ -166,12 +166,12 @@ class Health {
     Clock::time_point slow_since{};
     bool slow_told = false;
   };
-  /// Ranks of the world that keep a rank waiting.
+  /// The ranks of the world for which a rank waits.
   struct Need {
     std::vector<int> ranks;
     std::string what;
     bool message = false;  ///< `what` is a message
-    bool anyone = false;   ///< `ranks` are all others: which of them it needs is not known
+    bool anyone = false;   ///< `ranks` are all other ranks: which of them it needs is not known
   };
 
   /// Returns the number of ranks that others may have to wait for.

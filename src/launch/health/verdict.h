@@ -12,7 +12,7 @@
 
 namespace cohort::launch {
 
-/// How one process ended.
+/// The end of one process.
 struct Ending : ProcessEnd {
   Role role = Role::Worker;
   int rank = 0;  ///< number within its role
@@ -50,7 +50,7 @@ std::string doing(const Ending& ending);
 struct PostMortem {
   Ending first;
   int world_size = 1;
-  int ended_well = 0;               ///< ranks that had ended with 0 before
+  int ended_well = 0;               ///< ranks that had already ended with 0
   std::vector<int> missed = {};     ///< those of these without which `first` could not go on
   int running = 0;                  ///< ranks that have not ended yet
   std::vector<std::string> others;  ///< what the other processes were doing then
@@ -102,10 +102,10 @@ class Restarts {
   int most_;
   int done_ = 0;
   int same_ = 0;
-  std::optional<std::string> last_;  ///< the cause
+  std::optional<std::string> last_;  ///< cause of the latest breakdown
 };
 
-/// How a job came to its end.
+/// The end of a job.
 struct JobEnd {
   Roles roles;
   std::vector<Ending> endings;

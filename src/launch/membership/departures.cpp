@@ -116,7 +116,7 @@ void Departures::take_back(Leaving& leaving) {
     job_.act(action::Leaves{number, false});
     std::erase(leaving.workers, number);
   }
-  job_.agents[leaving.agent].leaving = leaving.all = false;  // the rest leaves one by one
+  job_.agents[leaving.agent].leaving = leaving.all = false;  // its other workers leave one by one
   leaving.counted.clear();
   hold_again(leaving);
 }

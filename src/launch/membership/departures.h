@@ -40,7 +40,7 @@ class Departures {
   void note_formed();
   /// Called when the others cannot go on alone: makes up to `room` leaving workers members again, and returns them.
   std::vector<int> take_back(int room);
-  /// Drops workers that have ended, and agents under which nothing runs.
+  /// Drops workers that have ended, and agents that run nothing.
   void forget();
 
  private:

@@ -213,7 +213,7 @@ void Membership::take(const event::AgentStarted& event) {
 void Membership::take(const event::AgentEmpty& event) {
   const auto found = job_.agents.find(event.agent);
   if (found == job_.agents.end()) return;
-  for (const int number : job_.workers_on(event.agent, false)) {  // (ordered too late)
+  for (const int number : job_.workers_on(event.agent, false)) {  // (those ordered too late)
     if (awaits(number)) job_.lose(*job_.roster.find(number));
   }
   KnownAgent& agent = found->second;

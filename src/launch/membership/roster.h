@@ -20,10 +20,10 @@ struct KnownWorker {
   int number = 0;
   int agent = 0;
   std::string host;
-  int slot = 0;  ///< its local rank
+  int slot = 0;  ///< local rank on its host
   Stage stage = Stage::Ordered;
   bool first = false;         ///< it was a member of the first epoch
-  bool counted = false;       ///< the job goes on with it: it is in the latest epoch, or will be in the next one
+  bool counted = false;       ///< the job goes on with it: the worker is in the latest epoch, or will be in the next
   bool leaving = false;       ///< it leaves as planned: it ends by itself, or is told to
   bool waits = false;         ///< it waits for a world, or to be a member; reported since some worker finished
   bool to_be_member = false;  ///< it has reported that it waits to be a member

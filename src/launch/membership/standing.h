@@ -67,7 +67,7 @@ struct Standing {
   bool is_newcomer(int agent) const;
   std::vector<int> workers_on(int agent, bool counted) const;  ///< that have not ended
   std::vector<int> workers_of(const std::string& host) const;  ///< that are counted
-  int latest_agent(const std::string& host) const;             ///< -1: there is none
+  int latest_agent(const std::string& host) const;             ///< returns -1 if there is none
 
   void end() noexcept;
   void give_up(int agent, const std::string& why, bool failed);
@@ -97,7 +97,7 @@ struct Standing {
 };
 
 std::string plural(std::size_t count);
-/// "workers 1-2".
+/// Returns "workers 1-2".
 std::string names_of_workers(const std::vector<int>& workers);
 
 }  // namespace cohort::launch

@@ -42,7 +42,7 @@ inline constexpr std::string_view kNotContained =
     "cohort run places jobs in no cgroup and no PID namespace: if supervisor, guard, agent and ranks are all killed at "
     "once (SIGKILL), processes that ranks have started themselves can outlive them";
 
-/// One start of a job's ranks.
+/// One start of a job's ranks, and its end.
 struct Attempt {
   std::string start;  ///< UTC
   std::string end;    ///< empty while it runs
@@ -90,7 +90,7 @@ nlohmann::ordered_json to_json(const TimesReport& times);
 void add_process(nlohmann::ordered_json& out, Role role, int number);
 /// Returns the numbers of the members, by rank.
 std::vector<int> workers_of(const rendezvous::Membership& membership);
-/// Adds which process has ended, where, and how.
+/// Adds the fields that say which process has ended, where, and how.
 void add_ending(nlohmann::ordered_json& out, const Ending& ending);
 /// Returns the hosts of a plan as in files and events.
 nlohmann::ordered_json host_entries(const Plan& plan);

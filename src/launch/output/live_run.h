@@ -114,7 +114,7 @@ struct LiveRank {
 struct LiveOther {
   std::string name;  ///< "server 0", "evaluator"
   std::string host;
-  std::string state;  ///< as a rank's
+  std::string state;  ///< as RankFigures::state
   std::uint64_t memory = 0;
   std::string line;
   int restarts = 0;  ///< how often it has been started again, alone
@@ -124,7 +124,7 @@ struct LiveOther {
 struct LiveMembers {
   std::uint64_t epoch = 0;
   int size = 0;
-  std::string workers;  ///< their numbers, by rank: "0,2-3"
+  std::string workers;  ///< numbers of the workers, by rank: "0,2-3"
   std::string cause;    ///< of the last change
   double since = 0;
   std::int64_t form_ms = -1;  ///< time until they formed a world; -1: not yet

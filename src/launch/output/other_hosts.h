@@ -56,7 +56,7 @@ class ClockSync {
   std::optional<ClockOffset> best_;
 };
 
-/// "rank-3.err", "server-0.out", "evaluator.out".
+/// Returns "rank-3.err", "server-0.out", "evaluator.out".
 std::string log_name(Role role, int number, Stream stream);
 
 /// Keeps the complete output of processes on other hosts, in files here as their agents would write them: the
@@ -94,7 +94,7 @@ class TracePieces {
   /// `base_ns`: as TracePiece has it.
   void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
-  /// As RemoteLogs'.
+  /// Like RemoteLogs::take_troubles.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:

@@ -27,7 +27,7 @@ Result<sys::UniqueFd> open_folder(const std::string& path);
 struct OwnFolder {
   sys::UniqueFd parent;
   sys::UniqueFd folder;
-  bool made = false;  ///< it was not there before
+  bool made = false;  ///< the folder did not exist before
 };
 enum class Existing { Taken, Refused };
 
@@ -80,7 +80,7 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
 /// Replaces job.json as a whole.
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
 
-/// "2026-11-21T09:15:02.123Z" of the wall clock now.
+/// Returns the wall clock's time as "2026-11-21T09:15:02.123Z".
 std::string utc_now();
 
 struct DiskRoom {

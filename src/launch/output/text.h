@@ -71,22 +71,22 @@ class LastLine {
   std::string text_;
 };
 
-/// "1:05", "2:03:04", "3 d 4 h".
+/// Returns "1:05", "2:03:04", "3 d 4 h".
 std::string duration_text(double seconds);
-/// "1.2G".
+/// Returns "1.2G".
 std::string bytes_text(double bytes);
-/// Three digits: "0.31", "412", "12.3k".
+/// Returns three digits: "0.31", "412", "12.3k".
 std::string number_text(double value);
-/// "22%"; "-" if the share is nearly 0.
+/// Returns "22%"; "-" if the share is nearly 0.
 std::string percent_text(double share);
 
 /// Returns the samples per second of all ranks.
 double samples_per_second(const LiveRun& run);
 /// Returns the rank that the others wait for most, if that takes at least a tenth of the time; -1: none.
 int late_rank(const LiveRun& run);
-/// "running 1:23", "ended with status 1 1:23".
+/// Returns "running 1:23" or "ended with status 1 1:23".
 std::string state_text(const LiveRun& run, double now);
-/// "servers: 3 running, 1 failed, 1.2G; evaluator: running"; empty: there are only ranks.
+/// Returns "servers: 3 running, 1 failed, 1.2G; evaluator: running"; empty if there are only ranks.
 std::string others_text(const LiveRun& run);
 /// Returns true if live.json is outdated: a launcher that lives writes it every 2 s.
 bool is_silent(const LiveRun& run, double now);

@@ -24,7 +24,7 @@ enum class Starter {
   Ssh,
   Slurm,
   Mpi,
-  Hand,   ///< somebody runs `cohort agent --join` on each
+  Hand,   ///< somebody runs `cohort agent --join` on each host
   Local,  ///< every host is this one, to try out a job of many hosts
 };
 
@@ -42,7 +42,7 @@ enum class PrefixStyle {
 
 /// When equal lines of several ranks are shown as one.
 enum class Collapse {
-  Auto,  ///< on a terminal
+  Auto,  ///< Always on a terminal, else Never
   Always,
   Never,
 };
@@ -117,7 +117,7 @@ struct JobSpec {
   Binding bind = Binding::None;
   std::string shares = {};  ///< "measured", or a number for each host or rank; empty: even, or COHORT_SHARES
   int servers = 0;
-  bool colocated = false;  ///< one server on each host that has ranks, instead of that number
+  bool colocated = false;  ///< one server on each host that has ranks, instead of `servers`
   /// Hosts of servers, written as `hosts`; or "component N", all nodes of a component of a heterogeneous Slurm job.
   /// Nodes of the allocation that are named here have no ranks, unless `hosts` or the file names them, too.
   std::string server_hosts = {};
@@ -151,15 +151,15 @@ struct JobSpec {
   bool quiet = false;                   ///< print only what the ranks print, and failures
   bool json = false;                    ///< everything on stdout, as events (announcer.h)
   std::string run_folder = {};          ///< empty: runs/<UTC time>-<program>-<id>
-  std::string output_folder = {};       ///< of the logs; empty: logs/ in the run's folder
+  std::string output_folder = {};       ///< folder of the logs; empty: logs/ in the run's folder
   bool keep_logs = true;                ///< keeps the ranks' output in files
   std::vector<std::string> track = {};  ///< run record goes there meanwhile, as `cohort export --to` takes it
   bool trace = false;                   ///< keeps the ranks' events in the run's folder
 
   // Limits and restarts.
-  std::optional<std::chrono::milliseconds> timeout = {};        ///< for the whole job
+  std::optional<std::chrono::milliseconds> timeout = {};        ///< time limit of the whole job
   std::optional<std::chrono::milliseconds> start_timeout = {};  ///< see `start_timeout_of`
-  std::chrono::milliseconds grace = std::chrono::seconds(5);    ///< between asking ranks to end and killing them
+  std::chrono::milliseconds grace = std::chrono::seconds(5);    ///< time between asking ranks to end and killing them
   /// Same grace where ranks save on SIGTERM, and for the other ranks after one has ended with kRequeueStatus.
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Time for the evaluator to end after training: it may have to load and evaluate the last checkpoint.
@@ -180,7 +180,7 @@ struct JobSpec {
   bool dry_run = false;
   std::vector<std::string> command_line = {};  ///< for the run record
 
-  // For programs that start this command.
+  // Options for programs that start this command.
   /// A process without which the job has no purpose: its end ends the job.
   std::optional<int> owner_pid = {};
   std::string owner_folder = {};  ///< private to the owner; removed if the owner ends first

@@ -473,7 +473,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
               "once, not under prterun; COHORT_ALONE=1 if each is meant to be",
               *rank);
       }
-      continue;  // it does not say that there are several
+      continue;  // its variables do not say that there are several
     }
     if (said->size == 1) continue;
     // Scripts set RANK and WORLD_SIZE to Slurm's values.

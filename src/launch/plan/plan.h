@@ -35,7 +35,7 @@ struct NodeRole {
   std::string id;                            ///< the same for all launchers; empty: none given
   std::string source;                        ///< for messages
   bool described = false;        ///< the environment describes all launchers, so none can be left out (pods)
-  std::string secret_file = {};  ///< empty: none is named
+  std::string secret_file = {};  ///< empty: no file is named
   // Set at rank 0 when it has the meeting address.
   std::optional<net::Secret> secret = {};
   std::uint16_t port = 0;
@@ -133,7 +133,7 @@ std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan
 /// Returns the host of each process.
 std::vector<std::string> hosts_of_processes(const Plan& plan);
 
-/// "4 processes on 1 host (vm: ranks 0-3)", "4 processes and 2 servers on 1 host (vm: ranks 0-3, servers 0-1)".
+/// Returns "4 processes on 1 host (vm: ranks 0-3)" or "4 processes and 2 servers on 1 host (vm: ...)".
 std::string to_string(const Plan& plan);
 
 /// Returns this launcher's role: nullopt if it is the only one; a count of 1 if it is told so, on this host.

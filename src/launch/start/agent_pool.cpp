@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMostPending = 128;
 /// Commands that may start agents at the same time: more would meet sshd's limits and slow down this host.
 constexpr std::size_t kMostStarting = 64;
-/// Attempts for one command that fails by bad luck.
+/// Attempts to start an agent by a command that fails for a transient reason.
 constexpr int kMostStarts = 3;
 /// Time for a command to end after its agent, twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);

@@ -23,7 +23,7 @@
 
 namespace cohort::launch {
 
-/// One agent, from its start to its end.
+/// An agent, from its start to its end.
 struct AgentHandle {
   PlannedHost host;
   AgentProcess process;
@@ -122,7 +122,7 @@ class AgentPool {
   bool all_ended() const;
   /// Names the hosts whose ranks do not run yet: "a, b", with what is known of agents that have not come.
   std::string missing() const;
-  /// Describes what is known of a remote agent that has not come.
+  /// Returns the known facts about a remote agent that has not come.
   FailedStart failed_start(const AgentHandle& member) const;
   /// Says why a remote agent whose command has ended did not come.
   std::string why_not(const AgentHandle& member) const;
@@ -150,9 +150,9 @@ class AgentPool {
   }
   void on_accepted(net::Acceptor::Accepted accepted);
   void close_entrance();
-  /// Handles an undecodable message of a peer that has proved the secret.
+  /// Handles an undecodable message from a peer that has proved that it has the secret.
   void on_nonsense(const std::string& peer);
-  /// Names of the wanted hosts: "a, b".
+  /// Returns the names of the wanted hosts: "a, b".
   std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
   /// Watches for the end of its process.
@@ -160,12 +160,12 @@ class AgentPool {
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
   Invitation invitation_for(int index) const;
-  /// Restarts a command that failed by bad luck. Returns false if it did not, or if no more are started.
+  /// Restarts a command that failed for a transient reason. Returns false if it did not, or if no more are started.
   bool start_again(AgentHandle& member);
   void end_command(AgentHandle& member, int signal);
   void on_process_ended(AgentHandle& member);
   void on_hello(net::SecureConnection connection, const Hello& hello);
-  /// Says why the launcher of another node cannot be taken; empty: it can.
+  /// Says why the launcher of another node cannot take part; empty: it can.
   std::string objection(const Hello& hello) const;
   std::string name_for(const Hello& hello, int index) const;
 

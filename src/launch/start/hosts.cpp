@@ -100,7 +100,7 @@ std::vector<PlannedHost> nodes_of(const Environment& environment, const std::str
   return hosts;
 }
 
-/// A node may be in two components.
+/// Adds nodes to the hosts; a node in two components gets the slots of both.
 void merge(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& more) {
   for (const PlannedHost& node : more) {
     const auto known = std::ranges::find_if(hosts, [&](const auto& one) { return one.name == node.name; });
@@ -538,7 +538,7 @@ Plan plan_of(const JobSpec& spec) {
             "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
     plan.method = StartMethod::Owner;
     for (int agent = 0; agent < spec.agents; ++agent) plan.hosts.push_back({fmt::format("agent {}", agent), 1, false});
-    processes = 0;  // as many as the agents take
+    processes = 0;  // set by the agents
   } else {
     auto node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
     if (node && node->count > 1) {
@@ -554,7 +554,7 @@ Plan plan_of(const JobSpec& spec) {
       }
       plan.method = StartMethod::Launcher;
       plan.node = std::move(node);
-      processes = 0;  // as many as the nodes have
+      processes = 0;  // set by the number of nodes
     } else {
       // A launcher that is to be the only one stays so in an allocation of several nodes.
       const bool asks_for_hosts =

@@ -77,7 +77,7 @@ void set_beside_command() noexcept;
 struct AgentProcess {
   sys::ChildProcess process;
   sys::UniqueFd lifeline;  ///< write end; an invitation is written to a command, and nothing after it
-  // Output of the command in between; empty where there is none.
+  // Output of the command in between; empty if there is no such command.
   sys::UniqueFd out;
   sys::UniqueFd err;
 };
@@ -99,7 +99,7 @@ std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method,
 /// Starts an agent on another host. It announces itself on `out` and waits for its invitation (invitation.h).
 Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method, const PlannedHost& host);
 
-/// "ssh", "srun", "mpirun": for messages.
+/// Returns "ssh", "srun", "mpirun", for messages.
 std::string_view start_method_name(StartMethod method);
 
 /// Quotes a word for a shell: 'two words'.
@@ -150,7 +150,7 @@ struct FailedStart {
   std::string command;      ///< path of the agent's command there
   std::string ssh = "ssh";  ///< ssh command with the user's options, for advice
   bool announced = false;
-  std::optional<sys::ExitStatus> status;  ///< nullopt: it still runs
+  std::optional<sys::ExitStatus> status;  ///< nullopt: the command still runs
   std::string noise;
   std::string complaints;
 };

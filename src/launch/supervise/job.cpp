@@ -151,7 +151,7 @@ void Job::prepare() {
 void Job::take_orders() {
   try {
     control_.emplace(loop_, run_->folder());
-  } catch (const Error& error) {  // a file system without sockets
+  } catch (const Error& error) {  // the folder's file system has no sockets
     run_->say(fmt::format("no orders can be given to this job (cohort ctl): {}", error.what()));
   }
 }
@@ -237,7 +237,7 @@ void Job::on_joined(AgentHandle& agent) {
   });
 }
 
-// Rank 0's port is known only now; and nothing runs anywhere if a host is missing.
+// Called when all agents are there: rank 0's port is known only now, and nothing runs anywhere if a host is missing.
 void Job::begin() {
   may_begin_ = false;
   last_call_ = Timer();

@@ -19,7 +19,7 @@
 
 namespace cohort::launch {
 
-/// The processes of an epoch, by their numbers in its Roles.
+/// Keeps the processes of an epoch by their numbers in its Roles.
 class Members {
  public:
   /// Takes the processes of `setup.plan`. All arguments outlive this.

@@ -19,7 +19,7 @@ constexpr auto kStoreTime = std::chrono::seconds(10);
 /// Returns true if the agent's address is known.
 bool is_there(const AgentHandle& agent) { return agent.host.local || AgentPool::is_connected(agent); }
 
-/// Number of tasks of TF_CONFIG's cluster on a host.
+/// Returns the number of tasks that a host has in TF_CONFIG's cluster.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
 }  // namespace

@@ -31,7 +31,7 @@ struct JobPast {
   Restarts restarts;
   ServerLosses servers;
   std::optional<std::chrono::steady_clock::time_point> limit{};  ///< end of the job's time; set when ranks run
-  // For an elastic job whose workers all begin anew.
+  // State for an elastic job whose workers all begin anew.
   Membership::Past members = {};
   int workers = 0;  ///< number of workers so far: numbers are never reused
 };

@@ -50,7 +50,7 @@ class RunOutput {
 
   // Events of an epoch, from its beginning to its end. `number`: restarts before it.
   void begin_attempt(int number);
-  /// Sets the processes that take part; `shown`: the ranks whose output is shown, empty: all.
+  /// Sets the processes of the epoch; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
   /// Called when an elastic job has more ranks.
   void grow(const Plan& plan);
@@ -81,7 +81,7 @@ class RunOutput {
   /// Reports how the attempt ended.
   void attempt_ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart);
 
-  // The end of the job.
+  // Methods for the end of the job.
   bool reader_gone() const { return display_.reader_gone(); }
   /// Returns the processes that run beside the ranks, and outlive them.
   std::vector<pid_t> helpers() const { return trackers_ ? trackers_->pids() : std::vector<pid_t>(); }
@@ -99,7 +99,7 @@ class RunOutput {
   void write_record();
   void on_no_room(int fd, int error);
   void drain();
-  /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
+  /// Returns "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
   std::string start_text() const;
   std::string logs_below(const std::string& run_folder) const;
   /// Says what would make the job's steps shorter; empty if that is not known, or nothing would.

@@ -32,8 +32,8 @@ auto by_lines(Say say) {
   };
 }
 
-/// Commands that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
-/// destination, in sessions of their own.
+/// Exports a job's run record while it runs (--track): by `cohort export --follow`, one command for each destination,
+/// in sessions of their own.
 class Trackers {
  public:
   /// `destinations`: as `cohort export --to` takes them. `run` outlives this.

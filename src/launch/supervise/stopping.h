@@ -129,7 +129,7 @@ class StopOrders {
 
   /// Tells the first running role to end. Agents that run nothing yet are told that the job ends with `status`.
   void begin(const std::string& reason, int signal, Stopping::Grace grace, int status = 1);
-  /// Asks the processes of the role to end, though the job is not being ended.
+  /// Asks the processes of the role to end, even if the job is not being stopped.
   void ask(Role role, Stopping::Milliseconds grace);
   /// Returns true if processes of this role have been told to end; for ranks only if the job goes on without them.
   bool asked(Role role) const { return role == Role::Worker ? workers_asked_ : asked_ >= role; }

@@ -16,7 +16,7 @@ status::HostTrace host_of(const AgentHandle& agent) { return {agent.host.index, 
 }  // namespace
 
 void Tracing::on_joined(AgentHandle& agent) {
-  // An agent on this host has this very clock.
+  // An agent on this host has the same clock.
   if (agent.host.local) {
     pieces_.keep_offset(host_of(agent), {now_ns(), 0, 0});
     return tell_troubles();
