@@ -47,8 +47,8 @@ struct Hello {
   std::int32_t cores = 1;
   std::uint16_t free_port = 0;       ///< port held for the job: MASTER_PORT if the agent runs rank 0
   std::string build;                 ///< build of the agent, as in an Announcement
-  std::int32_t nodes = 0;            ///< one of several launchers: the number it was told; 0: any other agent
-  std::int32_t ranks = 0;            ///< agent that comes by itself: the number of ranks it wants
+  std::int32_t nodes = 0;            ///< for one of several launchers: its --nnodes; else 0
+  std::int32_t ranks = 0;            ///< for an agent that comes by itself: number of ranks
   std::string nodes_id;              ///< launcher: --rdzv-id, the same for all of them
   std::vector<std::string> devices;  ///< GPUs of the agent, for the job
 };
@@ -146,14 +146,14 @@ struct LeasedPorts {
 struct StartedAgain {
   std::int32_t rank = 0;
   std::int32_t pid = 0;  ///< 0: the process was not started
-  std::string why;       ///< why it was not started; empty: the host was told meanwhile to end its processes
+  std::string why;       ///< why not; empty: the host was told meanwhile to end its processes
 };
 
 // Messages from the supervisor.
 
 struct WorkerPlan {
   std::int32_t rank = 0;
-  std::vector<std::string> environment;  ///< "NAME=value"; these override the job's environment
+  std::vector<std::string> environment;  ///< "NAME=value"; overrides the job's environment
   Role role = Role::Worker;
   std::int32_t number = 0;  ///< number within the role
 };
@@ -182,7 +182,7 @@ struct StartJob {
   bool trace = false;            ///< the supervisor wants TracePieces
   bool divides_cores = true;     ///< unset env::kThreadCounts become each rank's share of the cores
   std::vector<RoleProgram> programs = {};
-  /// A failed server keeps its host busy until StartAgain or GoOnWithout decides about it, or all are told to end.
+  /// A failed server keeps its host busy until StartAgain or GoOnWithout is sent for it, or all are told to end.
   bool servers_again = false;
   /// signals that `cohort run`'s caller ignores; workers do, too
   std::vector<std::int32_t> ignored = {};

@@ -82,7 +82,7 @@ struct RankReport {
   TimesReport times;
 };
 
-/// Use of one of the host's GPUs by all processes; -1: its driver does not tell (a GPU that is divided, MIG).
+/// Use of one of the host's GPUs by all processes; -1: the driver does not tell (a GPU that is divided, MIG).
 struct GpuUse {
   std::int64_t percent = -1;  ///< share of the last moments in which something ran on the GPU
   std::int64_t memory = -1;   ///< bytes

@@ -17,7 +17,7 @@ struct RankTimes {
   int rank = 0;
   std::string host;
   double steps = 0, seconds = 0;
-  double operations = 0, bytes = 0;                    ///< number of its collectives, and bytes of this rank's payload
+  double operations = 0, bytes = 0;                    ///< number of its collectives; bytes of this rank's payload
   double busy = 0, waited = 0, wire = 0, exposed = 0;  ///< seconds
   double wire_bytes = 0;
 };

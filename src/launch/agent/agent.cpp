@@ -108,7 +108,7 @@ class Agent {
   bool passed_on_ = false;    ///< the supervisor knows that this process was told to end
   int told_times_ = 0;        ///< how often a launcher got a signal for the job
   int exit_status_ = 0;
-  std::optional<Clock::time_point> told_at_;  ///< when that was last
+  std::optional<Clock::time_point> told_at_;  ///< when the last of these signals came
 };
 
 Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves)
@@ -279,7 +279,7 @@ void Agent::on_message(Message message) {
 
 void Agent::start_job(StartJob job) {
   if (brings_environment(options_)) {
-    std::error_code error;  // if it does not exist, check_host says so
+    std::error_code error;  // a missing folder is reported by check_host
     job.folder = std::filesystem::current_path(error).string();
     if (!std::filesystem::is_directory(job.run_folder, error)) job.run_folder.clear();
   }

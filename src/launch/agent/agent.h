@@ -24,13 +24,13 @@ struct AgentOptions {
   /// The supervisor is on another host; if that is silent for `host_timeout`, supervisor and job are lost.
   bool elsewhere = false;
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);
-  /// Its end of file means that the supervisor, or the command that connects to it (ssh), is gone. -1: only the
+  /// End of file here means that the supervisor, or the command that connects to it (ssh), is gone. -1: only the
   /// connection says so.
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may start later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
-  /// For one of several launchers (plan.h): the number of launchers, and what this one starts instead of what the
-  /// supervisor names: program, arguments, environment, folder and limits are this command's own.
+  /// For one of several launchers (plan.h): the number of launchers, and the order that this one starts instead of the
+  /// supervisor's: program, arguments, environment, folder and limits are this command's own.
   int nodes = 0;
   std::optional<StartJob> own = {};
   std::string nodes_id = {};  ///< identical for all launchers
@@ -45,8 +45,8 @@ struct AgentOptions {
 };
 
 /// Becomes guard and agent. Returns the process's exit status when nothing of the job is left on this host: 0 if the
-/// agent did its task, whatever the workers' statuses; 1 if the supervisor was lost or a process could not be ended.
-/// The launcher of a node (`own`) returns the job's exit status. To be called before the process has a second thread.
+/// agent did its task, however the workers ended; 1 if the supervisor was lost or a process could not be ended. The
+/// launcher of a node (`own`) returns the job's exit status. To be called before the process has a second thread.
 int run_agent(const AgentOptions& options);
 
 /// Checks that a job from another host finds here what it needs, before any of it is started. Changes nothing but the

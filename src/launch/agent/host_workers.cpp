@@ -31,7 +31,7 @@ constexpr auto kStacksTime = std::chrono::milliseconds(500);
 }  // namespace
 
 void HostWorkers::start(StartJob job) {
-  // (Output of the last epoch that is still under way keeps counting.)
+  // (Output of the earlier epoch that is still under way keeps counting.)
   stacks_ = Timer();
   workers_.clear();
   launch_.reset();
@@ -42,7 +42,7 @@ void HostWorkers::start(StartJob job) {
   auto started = launch_.emplace(loop_, upstream_, options_, secret_, made_at_).prepare(std::move(job));
   if (started) started = start_workers();
   if (!started) {
-    // The workers that have been started are no job: end them before anything is said.
+    // Some workers cannot be started, so the others are ended before the supervisor is told.
     epoch_.swept = 0;
     const auto stuck = sweep({}, std::chrono::seconds(2), {});
     workers_.clear();
@@ -102,7 +102,7 @@ Worker* HostWorkers::awaiting(int rank) {
   return found->get();
 }
 
-/// Server's place and files are free when the kernel has removed the old process, maybe a while after its end shows.
+/// A server's address and files are free when the kernel has removed the old process, maybe a while after its end.
 void HostWorkers::start_those_again() {
   for (auto& worker : workers_) {
     const auto found = epoch_.awaited.find(worker->rank());
@@ -149,7 +149,7 @@ void HostWorkers::kill_group(pid_t group) {
 }
 
 Result<void> HostWorkers::replace(std::unique_ptr<Worker>& worker, const StartAgain& order) {
-  kill_group(worker->pid());  // its children may hold its port or its journal
+  kill_group(worker->pid());  // its children may hold its address or its journal
   for (int piece = 0; piece < kMostPieces && worker->drain(); ++piece) {
   }
   WorkerPlan plan =
@@ -213,7 +213,7 @@ void HostWorkers::watch_for_dying() {
     if (stat && stat->exiting && stat->exit_word != 0)
       report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
   }
-  // An elastic job goes on by these reports.
+  // Membership of an elastic job depends on these reports.
   std::uint64_t meetings = 0;
   for (const auto& worker : workers_) meetings += worker->meetings();
   if (launch_->job().elastic && meetings != std::exchange(epoch_.meetings, meetings)) send_reports();

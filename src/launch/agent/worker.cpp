@@ -184,7 +184,7 @@ Result<void> Worker::confirm() {
 
 void Worker::signal(int number) const {
   if (!alive()) return;
-  // Its own group exists since setpgid, which precedes the confirmed exec.
+  // The worker's group exists since setpgid, which precedes the confirmed exec.
   ::kill(-child_.pid, number);
 }
 

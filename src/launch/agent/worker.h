@@ -1,6 +1,6 @@
-// One rank on this host, or one process of another role, as its agent sees it: the process, its pipes, complete logs
-// and last words; and the delivery of signals to all of them. Belongs to the agent's thread. Destroying a Worker closes
-// the descriptors; ending the process is the agent's task.
+// A rank on this host, or a process of another role, as its agent sees it: the process, its pipes, complete logs and
+// last words; and the delivery of signals to all of them. Belongs to the agent's thread. Destroying a Worker closes the
+// descriptors; ending the process is the agent's task.
 #pragma once
 
 #include "base/memory.h"
@@ -42,7 +42,7 @@ class Tail {
   std::size_t lines_;
   std::size_t longest_;
   std::string bytes_;     ///< whole lines without frames, then the beginning of one
-  std::size_t line_ = 0;  ///< where that beginning is
+  std::size_t line_ = 0;  ///< where the unfinished line begins
 };
 
 /// Number of the secret's descriptor in workers; higher than those that shell scripts use for redirections.
@@ -78,7 +78,7 @@ class Worker {
   /// Signals the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
   /// Asks the worker to end. A rank that has a handler for SIGTERM gets the signal alone, since it may need the
-  /// processes that it has started (data loaders) to save. Everything else is told together with its process group.
+  /// processes that it has started (data loaders) to save. For any other process, the whole group gets the signal.
   void ask_to_end(int number);
   /// Asks the rest of the group, too.
   void ask_group();

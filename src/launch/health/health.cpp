@@ -50,7 +50,7 @@ Health::Health(std::vector<std::string> hosts, const Roles& roles, const HealthL
 void Health::report(RankReport report, Clock::time_point now) {
   if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
-  report.step = std::max<std::int64_t>(report.step, 0);  // a rank may have written anything
+  report.step = std::max<std::int64_t>(report.step, 0);  // the page may hold any value
   const bool stays = rank.known && same_operations(rank.report, report);
   // Ranks that wait in slices (Python does, to handle signals) may be seen between two: one such report is ignored.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
@@ -302,7 +302,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
-      // A rank that has formed more worlds was in this one.
+      // A rank that has formed more worlds took part in this world, too.
       if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds)
         absent.push_back(static_cast<int>(other));
     }

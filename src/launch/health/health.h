@@ -1,12 +1,11 @@
 // Health decides from the ranks' own reports whether a job still goes on. Pure: it takes reports and the time, and
-// returns warnings for people and, if nothing can go on, the reason why the job has to end. HealthWatch connects it to
-// the supervisor. One thread.
-//
+// returns warnings for people and, if nothing can go on, the reason why the job has to end. HealthWatch connects Health
+// to the supervisor. One thread.
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for waiting
 // ranks, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
 // wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. If no
 // reports of ranks come although their host is connected, the host's processes do not run. Processes of other roles are
-// in no world: for them only this is checked, and whether they are stopped.
+// in no world: only missing reports and stops are checked for them.
 #pragma once
 
 #include "launch/messages.h"
@@ -107,7 +106,7 @@ class Health {
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
   /// Adds ranks behind the existing ones. There are no other processes. `hosts`: those of all ranks.
   void grow(std::vector<std::string> hosts, Clock::time_point now);
-  /// The others go on without the rank, in a world of their own; with `has_left` false, with it after all.
+  /// The others go on without the rank, in a world of their own; with `has_left` false, the rank stays after all.
   void left(int rank, bool has_left = true);
   /// Another process has been started in place of the rank's.
   void began_anew(int rank, Clock::time_point now);
@@ -120,7 +119,7 @@ class Health {
     struct Stopped {
       int process = 0;
       std::chrono::seconds since{};
-      std::string why;             ///< why the job has to end, unless it goes on without the process
+      std::string why;             ///< why the job has to end, if it cannot go on without the process
       bool with_its_host = false;  ///< nothing has come from its agent
     };
     std::vector<Warning> warnings;
@@ -147,13 +146,13 @@ class Health {
     bool known = false;
     bool gone = false;
     bool left = false;
-    bool swept = false;            ///< the processes that it has started are gone, too
-    bool paused = false;           ///< it waited in the report before, and apparently not in this one
+    bool swept = false;            ///< its descendants are gone, too
+    bool paused = false;           ///< waited in the report before, and apparently not in this one
     Clock::time_point heard_at{};  ///< time of the last report, or of its end
     bool silence_told = false;
-    Clock::time_point moved_at{};    ///< when its counters changed, or it used its processor
-    Clock::time_point waiting_at{};  ///< since when it waits for the same operation
-    Clock::time_point joining_at{};  ///< since when it waits for a world's ranks
+    Clock::time_point moved_at{};    ///< last change of its counters, or use of its processor
+    Clock::time_point waiting_at{};  ///< start of waiting for the current operation
+    Clock::time_point joining_at{};  ///< start of waiting for a world's ranks
     std::uint64_t moved_cpu_ms = 0;
     std::optional<Clock::time_point> stopped_at;
     bool stopped_told = false;

@@ -19,10 +19,10 @@ struct Ending : ProcessEnd {
   std::string host;
   int pid = 0;
   double after_seconds = 0;
-  bool asked = false;            ///< it was asked to end, since those before it had ended
-  bool spared = false;           ///< the job goes on without it
-  int restarts = 0;              ///< server: how often it had been started again,
-  std::string first_cause = {};  ///< and how it had ended the first time
+  bool asked = false;            ///< asked to end, since the roles before its own had ended
+  bool spared = false;           ///< the job goes on without the process
+  int restarts = 0;              ///< for servers: number of restarts before this end
+  std::string first_cause = {};  ///< for servers: status of the first end
 
   std::string name() const { return process_name(role, rank); }
 };
@@ -51,7 +51,7 @@ struct PostMortem {
   Ending first;
   int world_size = 1;
   int ended_well = 0;               ///< ranks that had already ended with 0
-  std::vector<int> missed = {};     ///< those of these without which `first` could not go on
+  std::vector<int> missed = {};     ///< the ranks of these without which `first` could not go on
   int running = 0;                  ///< ranks that have not ended yet
   std::vector<std::string> others;  ///< what the other processes were doing then
   std::string log_folder;
@@ -69,7 +69,7 @@ std::string demangled(std::string_view text);
 /// from how it ended and its last words. Empty if the rank's own words suffice.
 std::string advice(const Ending& ending);
 
-/// The reason why an attempt ended that might have gone well.
+/// Why an attempt broke down, if another attempt may go well.
 struct Breakdown {
   std::string text;   ///< "rank 1 on h failed after 10.0 s: exit code 1"
   std::string cause;  ///< "exit code 1": equal if two attempts broke down in the same way

@@ -317,7 +317,7 @@ void Departures::act_on_notices() {
   if (!workers.empty() && !job_.can_lose(workers)) {
     // Another worker may get the state soon; otherwise ranks that are told late have half of the time to save it.
     const bool soon = static_cast<int>(workers.size()) < job_.roster.size() && job_.are_last_with_state(workers);
-    if (std::ranges::any_of(held_, &Held::is_notice)) return;  // wait for its limit
+    if (std::ranges::any_of(held_, &Held::is_notice)) return;  // an earlier notice is held until its limit
     if (!soon) return succession_.end_as_told(going.front(), SIGTERM);
     hold_notice(going.front(), job_.now + job_.options.preempt_grace / 2);
     return job_.say(fmt::format("{}; no other worker has the training's state yet: {} once another has it", why,

@@ -26,7 +26,7 @@ class Departures {
   Result<std::string> take_away(const std::string& host, bool kill);
   /// Keeps a host that is wanted again.
   void keep(const std::string& host);
-  /// Called when other hosts are listed.
+  /// Makes workers leave whose hosts or slots are no longer listed.
   void drain_unlisted();
   /// Called when an agent has been told to end. (A batch system tells all processes of a job at about the same moment.)
   void note_notice();
@@ -49,14 +49,14 @@ class Departures {
   struct Leaving {
     Reason reason = Reason::Order;
     std::vector<int> workers = {};
-    std::vector<int> counted = {};  ///< those of `workers` that were counted until they left
+    std::vector<int> counted = {};  ///< workers of these that were counted until they left
     int agent = 0;
     bool all = false;                ///< all workers of the agent leave
     std::uint64_t epoch = 0;         ///< the first epoch without them
     bool others_went_on = false;     ///< the others have formed a world of that epoch
-    bool told = false;               ///< they have been told to end
-    std::optional<Time> limit = {};  ///< when they are told to end
-    int signal = 0;                  ///< the signal by which they are told
+    bool told = false;               ///< the workers have been told to end
+    std::optional<Time> limit = {};  ///< when the workers are told to end
+    int signal = 0;                  ///< the signal for that
   };
   /// An order or a notice that is held until another worker has the training's state.
   struct Held {
@@ -83,7 +83,7 @@ class Departures {
   std::vector<Leaving> leaving_;
   std::vector<Held> held_;
   std::optional<Time> notices_at_;
-  /// By host that is no longer listed, or has fewer slots: why its workers stay.
+  /// By host that is no longer listed or has fewer slots: the reason why its workers stay.
   std::map<std::string, std::string> unspared_;
 };
 

@@ -166,12 +166,12 @@ struct Drop {
 struct Lost {
   int worker = 0;
 };
-/// The job goes on without a worker, so its end is no failure; with `excused` false, its end is one after all.
+/// The job goes on without a worker, so that worker's end is no failure; with `excused` false, it is one after all.
 struct Excuse {
   int worker = 0;
   bool excused = true;
 };
-/// The others do not wait for this worker any more; with `leaves` false, they do again.
+/// The others do not wait for this worker any more; with `leaves` false, they wait for it again.
 struct Leaves {
   int worker = 0;
   bool leaves = true;
@@ -195,7 +195,7 @@ struct EndJob {
   std::string why;
   int signal = 0;  ///< sent to the ranks
 };
-/// An agent has been told to end, and the job cannot go on without its ranks: it ends as if it had been told itself.
+/// An agent has been told to end, and the job cannot go on without its ranks: the job ends as if told to end.
 struct EndAsTold {
   int agent = 0;
   int signal = 0;

@@ -213,7 +213,7 @@ void Membership::take(const event::AgentStarted& event) {
 void Membership::take(const event::AgentEmpty& event) {
   const auto found = job_.agents.find(event.agent);
   if (found == job_.agents.end()) return;
-  for (const int number : job_.workers_on(event.agent, false)) {  // (those ordered too late)
+  for (const int number : job_.workers_on(event.agent, false)) {  // (ranks that were ordered too late)
     if (awaits(number)) job_.lose(*job_.roster.find(number));
   }
   KnownAgent& agent = found->second;
@@ -334,7 +334,7 @@ void Membership::let_ended_leave() {
 
 void Membership::let_go_of(KnownWorker& worker, const event::Ended& ended) {
   const bool leaver = !std::exchange(worker.counted, false) && worker.leaving;
-  if (leaver) return;  // it was to leave, and has ended by itself
+  if (leaver) return;  // the worker was to leave, and has ended by itself
   if (ended.how == event::Ended::How::Notice)
     job_.hosts.hold(worker.host, worker.slot, job_.now);
   else

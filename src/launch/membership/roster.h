@@ -22,14 +22,14 @@ struct KnownWorker {
   std::string host;
   int slot = 0;  ///< local rank on its host
   Stage stage = Stage::Ordered;
-  bool first = false;         ///< it was a member of the first epoch
+  bool first = false;         ///< was a member of the first epoch
   bool counted = false;       ///< the job goes on with it: the worker is in the latest epoch, or will be in the next
-  bool leaving = false;       ///< it leaves as planned: it ends by itself, or is told to
-  bool waits = false;         ///< it waits for a world, or to be a member; reported since some worker finished
-  bool to_be_member = false;  ///< it has reported that it waits to be a member
+  bool leaving = false;       ///< leaves as planned: ends by itself, or is told to end
+  bool waits = false;         ///< waits for a world, or to be a member; reported since some worker finished
+  bool to_be_member = false;  ///< has reported that it waits to be a member
   std::int64_t formed_epoch = -1;
   bool has_state = false;                            ///< as the worker reports it
-  std::optional<std::chrono::seconds> stopped = {};  ///< it was stopped so long that it is killed
+  std::optional<std::chrono::seconds> stopped = {};  ///< was stopped for this time, and is killed for it
 
   bool running() const noexcept { return stage == Stage::Running; }
   bool ended() const noexcept { return stage == Stage::Ended; }

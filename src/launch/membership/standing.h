@@ -38,10 +38,10 @@ struct KnownAgent {
   enum class Stage { Coming, Starting, Running, Idle, Gone };
 
   std::string name;
-  int slots = 0;  ///< in which it is to start ranks
+  int slots = 0;  ///< slots in which it starts ranks
   Stage stage = Stage::Running;
-  std::optional<KnownHosts::Time> limit = {};  ///< for its ranks to run
-  bool leaving = false;                        ///< with all its processes
+  std::optional<KnownHosts::Time> limit = {};  ///< time limit for its ranks to run
+  bool leaving = false;                        ///< leaves with all its processes
   bool noticed = false;                        ///< the agent has been told to end
 
   bool newcomer() const noexcept { return stage == Stage::Coming || stage == Stage::Starting; }
@@ -65,13 +65,13 @@ struct Standing {
     return roster.others_know({}) && !roster.others_know(workers);
   }
   bool is_newcomer(int agent) const;
-  std::vector<int> workers_on(int agent, bool counted) const;  ///< that have not ended
-  std::vector<int> workers_of(const std::string& host) const;  ///< that are counted
+  std::vector<int> workers_on(int agent, bool counted) const;  ///< workers that have not ended
+  std::vector<int> workers_of(const std::string& host) const;  ///< workers that are counted
   int latest_agent(const std::string& host) const;             ///< returns -1 if there is none
 
   void end() noexcept;
   void give_up(int agent, const std::string& why, bool failed);
-  /// Drops an agent and those of its workers that had not ended.
+  /// Drops an agent and those of its workers that have not ended.
   void drop(int agent, const std::vector<int>& workers, bool failed);
   void lose(KnownWorker& worker);
   void forget_ended();
@@ -86,7 +86,7 @@ struct Standing {
   const std::uint64_t first_epoch;
   KnownHosts hosts;
   Roster roster;
-  std::map<int, KnownAgent> agents;  ///< without those that are gone and forgotten
+  std::map<int, KnownAgent> agents;  ///< agents that are gone are forgotten
   int next_worker = 0, next_agent = 0;
   bool ordered = false, running = false, over = false;
   bool finishing = false;           ///< some worker has finished

@@ -22,7 +22,7 @@ struct OutputLine {
   std::string_view host;
   Stream stream = Stream::Stdout;
   std::string_view text;     ///< bytes that are no UTF-8 are replaced
-  bool continued = false;    ///< it continues the line before, which was too long for one event
+  bool continued = false;    ///< continues the line before, which was too long for one event
   Role role = Role::Worker;  ///< the role in which `rank` is the number
 };
 std::string output_event(const OutputLine& line);

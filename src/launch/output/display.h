@@ -228,7 +228,7 @@ class Display {
   std::vector<bool> hidden_;     ///< by rank
   bool some_hidden_ = false;     ///< --ranks names the ranks that are shown
   int status_fd_ = -1;           ///< the terminal for the status; -1: none
-  std::array<bool, 2> on_it_{};  ///< stdout and stderr go to that terminal
+  std::array<bool, 2> on_it_{};  ///< whether stdout and stderr go to that terminal
   std::string status_;
   bool status_shown_ = false;
   bool mid_line_ = false;  ///< the terminal's last line is unfinished

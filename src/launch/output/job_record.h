@@ -45,11 +45,11 @@ inline constexpr std::string_view kNotContained =
 /// One start of a job's ranks, and its end.
 struct Attempt {
   std::string start;  ///< UTC
-  std::string end;    ///< empty while it runs
+  std::string end;    ///< empty while the attempt runs
   std::optional<int> exit_status;
-  std::string reason;       ///< why it ended, if not by itself
+  std::string reason;       ///< why the attempt was ended; empty: it ended by itself
   std::string output_lost;  ///< output that could not be shown, and why; empty: none
-  std::string log_folder;   ///< empty: none
+  std::string log_folder;   ///< empty: no logs
   std::vector<int> pids;    ///< by process
   std::optional<Ending> failure;
   std::vector<Ending> trained;  ///< ranks that ended well and whose steps were timed
@@ -70,7 +70,7 @@ struct RunState : Attempt {
   Plan plan;
   int threads = 0;
   int master_port = 0;
-  std::vector<Ending> server_failures;  ///< of servers that were started again
+  std::vector<Ending> server_failures;  ///< failures of servers that were started again
   int max_restarts = 0;
   std::vector<Attempt> attempts;       ///< the attempts that have ended
   std::vector<MembersChange> members;  ///< of an elastic job: at the start, and after each change

@@ -79,7 +79,7 @@ class Figures {
     RankFigures figures;
     bool known = false;
     bool gone = false;
-    std::uint64_t operation = 0;             ///< the operation that it waits in,
+    std::uint64_t operation = 0;             ///< number of the operation that the rank waits in,
     std::optional<Clock::time_point> since;  ///< and since when, as first seen; nullopt: it does not wait
     std::deque<Waits> waits;                 ///< about one a second, and the latest
     std::deque<Steps> steps;                 ///< when a step was first seen, about one a second, and the latest
@@ -100,7 +100,7 @@ struct LiveHost {
   // The host's GPUs, used by any process; filled if the agent has found a driver.
   int gpus = 0;
   double gpu = -1;               ///< mean use, 0 to 1, of those whose driver tells; -1: none does
-  std::int64_t gpu_memory = -1;  ///< of these GPUs, in bytes
+  std::int64_t gpu_memory = -1;  ///< memory in use on these GPUs, in bytes
 };
 
 void describe_gpus(const std::vector<GpuUse>& gpus, LiveHost& host);
@@ -117,7 +117,7 @@ struct LiveOther {
   std::string state;  ///< as RankFigures::state
   std::uint64_t memory = 0;
   std::string line;
-  int restarts = 0;  ///< how often it has been started again, alone
+  int restarts = 0;  ///< how often this process alone has been started again
 };
 
 /// Members of an elastic job.
@@ -127,7 +127,7 @@ struct LiveMembers {
   std::string workers;  ///< numbers of the workers, by rank: "0,2-3"
   std::string cause;    ///< of the last change
   double since = 0;
-  std::int64_t form_ms = -1;  ///< time until they formed a world; -1: not yet
+  std::int64_t form_ms = -1;  ///< time that they took to form a world; -1: not yet
 };
 
 /// A message of the launcher.
@@ -144,9 +144,9 @@ struct LiveRun {
   std::string state = "starting";  ///< "running", "ending", "ended"
   double start = 0;                ///< start of the ranks; 0: not yet
   std::optional<int> exit_status;
-  std::string reason;  ///< why it ended, if not by itself
+  std::string reason;  ///< why the run was ended; empty: it ended by itself
   int restarts = 0;    ///< restarts so far
-  std::string logs;    ///< folder; empty: none
+  std::string logs;    ///< folder of the logs; empty: none
   std::vector<LiveHost> hosts;
   std::vector<LiveNotice> notices;  ///< the last few
   std::vector<LiveRank> ranks;

@@ -51,7 +51,7 @@ class ClockSync {
   Next ask(std::int64_t now_ns);
 
   std::uint64_t number_ = 0;
-  int asked_ = 0;  ///< in this round; 0: none is running
+  int asked_ = 0;  ///< questions asked in this round; 0: no round is running
   std::int64_t asked_ns_ = 0;
   std::optional<ClockOffset> best_;
 };
@@ -79,7 +79,7 @@ class RemoteLogs {
   std::string folder_;
   Roles roles_;
   std::vector<std::string> troubles_;
-  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< an invalid one: given up
+  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< an invalid descriptor: given up
 };
 
 /// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.pftrace, one per host, to which

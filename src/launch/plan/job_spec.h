@@ -48,13 +48,13 @@ enum class Collapse {
 };
 
 struct HealthLimits {
-  std::chrono::seconds stopped_notice{5};  ///< names a rank or agent that was stopped (SIGSTOP) so long
-  std::chrono::seconds stopped_end{60};    ///< ends the job for it; 0: never
+  std::chrono::seconds stopped_notice{5};  ///< a stopped (SIGSTOP) rank or agent is named after this time
+  std::chrono::seconds stopped_end{60};    ///< and ends the job after this time; 0: never
   bool elastic = false;                    ///< the others may go on without a rank that was stopped so long
   std::chrono::seconds absent{3};          ///< how long a world waits for a rank that has ended; 0: for ever
   std::chrono::seconds deadlock{10};       ///< no rank has moved for so long; 0: never ends a job
-  std::chrono::seconds away_notice{30};    ///< names a rank that others wait for; the interval then doubles
-  std::chrono::seconds stall{1800};        ///< ends the job for it; 0: never
+  std::chrono::seconds away_notice{30};    ///< an awaited rank is named after this time, then at doubled intervals
+  std::chrono::seconds stall{1800};        ///< and ends the job after this time; 0: never
   int slow_steps = 8;                      ///< steps of a window
   int slow_windows = 3;                    ///< consecutive slow windows after which a rank is named
   std::chrono::seconds slow_least{3};      ///< and their least duration: others may have had the rank's core

@@ -28,7 +28,7 @@ inline constexpr int kRankAsTheyCome = -1;
 struct NodeRole {
   int rank = 0;   ///< rank of this launcher, its host's index in the job; or kRankAsTheyCome
   int count = 1;  ///< number of launchers
-  int least = 0;  ///< launchers without which the job neither begins nor goes on; 0: all
+  int least = 0;  ///< minimum number of launchers to begin and to go on; 0: all
   /// Address at which the launcher of rank 0 listens. Nullopt: launchers find each other through `step`.
   std::optional<net::Address> master;
   std::optional<rendezvous::Detected> step;  ///< for Slurm: the step, each of whose tasks is a launcher
@@ -59,7 +59,7 @@ constexpr bool comes_by_itself(StartMethod method) { return method == StartMetho
 struct PlannedHost {
   std::string name;   ///< for messages
   int slots = 1;      ///< how many ranks it takes
-  bool local = true;  ///< this process is on it
+  bool local = true;  ///< this process is on this host
   /// Hosts with the same value are parts of one host, each with an agent of its own, and are adjacent in the plan;
   /// empty: a host by itself.
   std::string part_of = {};
@@ -90,14 +90,14 @@ struct Plan {
   /// Hosts for servers, each up to its slots; they may have ranks, too. Empty: the hosts that have ranks.
   std::vector<PlannedHost> server_hosts = {};
   StartMethod method = StartMethod::Ssh;
-  std::optional<NodeRole> node = {};  ///< set if this command is the launcher of one of several nodes
+  std::optional<NodeRole> node = {};  ///< set if this command launches one of several nodes
   std::string note = {};              ///< for the user: names of the same host, idle nodes
   int world_size = 0;
   int servers = 0;
   bool evaluator = false;
   int machines = 0;       ///< number of machines that have ranks
   int least = 0;          ///< ranks with which an elastic job goes on; 0: not elastic
-  int spares = 0;         ///< number of its last ranks that begin as no members
+  int spares = 0;         ///< how many of its last ranks begin as spares
   bool may_grow = false;  ///< other hosts may come while the job runs
 
   Roles roles() const noexcept { return {world_size, servers, evaluator}; }

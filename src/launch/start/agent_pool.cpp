@@ -147,7 +147,7 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
   auto process = start_remote_agent(spec_, method_, member.host);
   if (!process) return tl::unexpected(process.error());
   ++member.starts;
-  member.remote.reset();  // it refers to the old process
+  member.remote.reset();  // refers to the old process
   member.process = *std::move(process);
   const Invitation invitation = invitation_for(member.host.index);
   RemoteStart::Events events;

@@ -37,13 +37,13 @@ struct AgentHandle {
   bool started = false;       ///< its ranks run; set by the supervisor
   bool all_gone = false;      ///< its ranks and their descendants have ended; set by the supervisor
   bool process_gone = false;  ///< its process, or the guard around it, has ended
-  bool lost = false;          ///< the job goes on without it, whatever it sends; set by the supervisor
+  bool lost = false;          ///< the job goes on without the agent, whatever that sends; set by the supervisor
   int starts = 0;             ///< how often the command in between was started
 };
 
 /// Events of an agent, also of one that failed to come.
 namespace agent_event {
-struct Joined {};  ///< it can be sent messages
+struct Joined {};  ///< the agent can be sent messages
 struct Said {
   Message message;
 };

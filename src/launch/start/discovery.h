@@ -18,7 +18,7 @@ class Discovery {
  public:
   struct News {
     std::optional<std::vector<PlannedHost>> hosts = {};  ///< set each time that the script has listed them
-    std::string trouble = {};  ///< why a run of the script failed; once, until a run succeeds or fails otherwise
+    std::string trouble = {};  ///< why a run of the script failed; reported once for the same reason
   };
   /// Runs the script immediately, and then each second. `spec` outlives this.
   Discovery(Loop& loop, const JobSpec& spec, StartMethod method);
@@ -38,7 +38,7 @@ class Discovery {
   News news_;
   std::optional<SideCommand> script_;
   std::string text_;
-  std::string trouble_;  ///< the last one reported
+  std::string trouble_;  ///< the last reported reason
   Timer next_, late_;
 };
 

@@ -143,7 +143,7 @@ Allocation from_slurm(const Environment& environment) {
   return all;
 }
 
-/// This host may have several names: all lists get the first of them, and each list the sum of their slots.
+/// This host may have several names: each list gets the first of these, with the sum of their slots.
 void mark_local(Plan& choice, Starter starter) {
   std::string first;
   for (std::vector<PlannedHost>* const hosts : {&choice.hosts, &choice.server_hosts}) {

@@ -50,12 +50,12 @@ Result<Invitation> parse_invitation(std::string_view text);
 /// The last line of an invitation.
 inline constexpr std::string_view kInvitationEnd = "go\n";
 
-/// Lets the launchers of one Slurm step find each other: the one of task 0 hands a fresh secret and its addresses to
-/// the others by means of Slurm (PMI, PMIx, MUNGE), as rank 0 does where srun starts the ranks themselves. This happens
-/// in a child process: a launcher may have no second thread, and PMI is for one process of a task, once. `mine`: given
-/// by task 0, for all others. Returns task 0's offer. For task 0 it may return before all others have asked: the child
-/// goes on answering until the deadline, or until this process ends. Fails with Unavailable or Timeout if they cannot
-/// find each other. To be called before this process has a second thread.
+/// Lets the launchers of one Slurm step find each other: the launcher of task 0 hands a fresh secret and its addresses
+/// to the others by means of Slurm (PMI, PMIx, MUNGE), as rank 0 does where srun starts the ranks themselves. This
+/// happens in a child process: a launcher may have no second thread, and PMI is for one process of a task, once.
+/// `mine`: task 0's offer for all others. Returns task 0's offer. For task 0 it may return before all others have
+/// asked: the child goes on answering until the deadline, or until this process ends. Fails with Unavailable or Timeout
+/// if they cannot find each other. To be called before this process has a second thread.
 Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
                                            const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline);
 

@@ -228,8 +228,8 @@ std::string remote_cohort(const JobSpec& spec) {
 
 std::vector<std::string> ssh_command(const JobSpec& spec) {
   std::vector<std::string> words = spec.ssh;
-  // No one can answer a question. ControlMaster: a master connection of the user's is used, but this ssh must not
-  // become one, since it would stay behind with our pipes.
+  // BatchMode: no one can answer a question. ControlMaster: a master connection of the user's is used, but this ssh
+  // must not become one, since it would stay behind with our pipes.
   for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
                              "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
     words.insert(words.end(), {"-o", option});

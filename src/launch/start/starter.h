@@ -164,7 +164,7 @@ struct Diagnosis {
 };
 /// Pure, like all functions below.
 Diagnosis diagnose(const FailedStart& failed);
-/// Returns true if another start may well succeed: a simultaneous start was in the way.
+/// Returns true if another start may well succeed, since another simultaneous start disturbed this one.
 bool is_transient(const FailedStart& failed);
 /// Says why the start failed, and what to try.
 std::string explain(const FailedStart& failed);

@@ -328,8 +328,8 @@ void Epoch::look_for_requeue() {
 
 void Epoch::look_for_failure() {
   if (stage_ != Stage::Running || !first_failure(members_.endings())) return;
-  // A rank that failed after another can be dead first, while the other writes its core, frees its memory or runs its
-  // last destructors. If that were told to end now, the status that it is about to give would be lost.
+  // A rank that failed as a consequence can be dead before the rank that caused it, which still writes its core, frees
+  // its memory or runs its last destructors. Telling that rank to end now would lose its own exit status.
   if (follows_another(*first_failure(members_.endings())) && members_.running_ranks() > 0) {
     if (!limits_.cause) wait_for_cause();
   } else {
@@ -625,7 +625,7 @@ void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
 }
 
 void Epoch::on_told(int signal, const std::string& reason) {
-  if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody reads is given up
+  if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody reads is dropped
   told_to_end_ = true;
   if (stage_ == Stage::Stopping) return stopping_.hurry();
   if (!end_.stop_status) {

@@ -145,7 +145,7 @@ class Epoch {
   bool ordered_ = false;
   bool agent_lost_ = false;
   bool told_to_end_ = false;
-  bool told_by_agent_ = false;  ///< and this process has not got the signal itself yet
+  bool told_by_agent_ = false;  ///< and this process has not got that signal itself yet
   int told_by_ = 0;             ///< the signal that decides the exit status
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< running until the job is stopped

@@ -58,7 +58,7 @@ class Job {
   void on_signal(int signal);
   void on_owner_gone();
   void make_epoch();
-  /// Starts the ranks once more; nothing of the epoch before runs any more.
+  /// Starts the ranks once more, when nothing of the last epoch runs any more.
   void begin_epoch(const Plan& plan);
   /// Called when the epoch has ended.
   void conclude();
@@ -220,7 +220,7 @@ void Job::on_message(AgentHandle& agent, Message message) {
 
 void Job::on_joined(AgentHandle& agent) {
   if (epoch_->is_newcomer(agent)) return void(epoch_->decide(event::AgentJoined{agent.host.index}));
-  // (If the agent was given up on its way, its ranks are not started.)
+  // (An agent that was given up on its way does not start its ranks.)
   const bool late = epoch_->running() && epoch_->membership() != nullptr && !agent.lost;
   if (late) return void(epoch_->decide(event::AgentCame{agent.host}));
   if (!epoch_->starting()) return agent.channel->send(Finish{epoch_->stop_status()});

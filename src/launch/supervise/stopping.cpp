@@ -202,7 +202,7 @@ void StopOrders::tell(const Stopping::Order& order) {
   asked_ = std::max(asked_, role);
   for (const auto& agent : agents_.members()) {
     if (agent->channel == nullptr) {
-      AgentPool::kill(*agent);  // it has no processes but itself
+      AgentPool::kill(*agent);  // the agent runs nothing
     } else if (!agent->started) {
       agent->channel->send(Finish{status_});
     } else {

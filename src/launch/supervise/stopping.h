@@ -110,7 +110,7 @@ class Stopping {
  private:
   Milliseconds grace_;
   std::string reason_;
-  int signal_ = 0;  ///< the last one sent
+  int signal_ = 0;  ///< the last signal sent
   Milliseconds saving_{0};
   Grace harder_;
   Clock::time_point began_;
@@ -155,7 +155,7 @@ class StopOrders {
   RunOutput& run_;
   Stopping stopping_;
   int status_ = 1;
-  Role asked_ = Role::Worker;   ///< the last role that has been told to end; not known for workers
+  Role asked_ = Role::Worker;   ///< the last role that was told to end; not known for workers
   bool workers_asked_ = false;  ///< TensorFlow's chief or an elastic job's training has ended
   bool given_up_ = false;
   Timer next_;

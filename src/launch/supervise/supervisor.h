@@ -42,11 +42,11 @@ struct JobSetup {
   const JobSpec& spec;
   Plan plan = {};
   Program program = {};
-  std::vector<RoleProgram> programs = {};  ///< of roles that do not run the ranks' program
-  Environment environment = {};            ///< of the workers, without the variables that differ between ranks
-  std::vector<int> ignored = {};           ///< signals that this process ignores because its caller does
-  std::vector<std::string> chosen = {};    ///< names of variables that are sent to every host, whatever they are
-  std::uint64_t open_files = 0;            ///< the workers' limit: this process's own before it was raised
+  std::vector<RoleProgram> programs = {};  ///< programs of roles that do not run the ranks' program
+  Environment environment = {};          ///< the workers' environment, without the variables that differ between ranks
+  std::vector<int> ignored = {};         ///< signals that this process ignores because its caller does
+  std::vector<std::string> chosen = {};  ///< variables that are sent to every host, even those of one host or login
+  std::uint64_t open_files = 0;          ///< the workers' limit: this process's own before it was raised
 };
 
 /// Makes a JobSetup, which `spec` outlives, and raises this process's limit of open files. Throws cohort::Error on
