@@ -289,7 +289,7 @@ void HostWorkers::stop(const StopWorkers& order) {
   grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
 }
 
-// Asks also processes that left their worker's group (setsid, daemons), so that they need not be killed; but not those
+// Also asks processes that left their worker's group (setsid, daemons), so that they need not be killed; but not those
 // started by a rank that was asked alone.
 void HostWorkers::ask_those_apart(const StopWorkers& order) {
   for (const pid_t pid : sys::descendants(::getpid())) {

@@ -165,7 +165,7 @@ std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
 
 std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   if (!rank.known || rank.gone) return std::nullopt;
-  // While a named operation is being executed, its name waits for nobody.
+  // While a requested operation is being executed, the rank is not waiting by name.
   const bool idle =
       std::ranges::all_of(rank.report.groups, [](const GroupReport& group) { return group.begun == group.ended; });
   if (rank.report.named.waiting && idle) {

@@ -66,7 +66,7 @@ std::string to_string(const PostMortem& post_mortem);
 std::string demangled(std::string_view text);
 
 /// Suggests in one or two sentences what a person can try after a rank has failed: the likely reason and the remedy,
-/// from how it ended and its last words. Empty if the rank's own words suffice.
+/// from the rank's status and last words. Empty if the last words suffice.
 std::string advice(const Ending& ending);
 
 /// Why an attempt broke down, if another attempt may go well.

@@ -44,7 +44,7 @@ struct Ended {
   enum class How {
     Done,    ///< with status 0
     Asked,   ///< as asked, or because all ranks have saved
-    Notice,  ///< with kRequeueStatus, which no other worker did
+    Notice,  ///< with kRequeueStatus for itself alone, while the others do not save
     Killed,  ///< by a signal
     Failed,  ///< with another status
   };

@@ -56,7 +56,7 @@ class Figures {
   /// Adds ranks. There are no other processes.
   void grow(int ranks) { ranks_.resize(workers_ = static_cast<std::size_t>(ranks)); }
   void report(const RankReport& report, Clock::time_point now);
-  /// Another process is started in place of the rank's.
+  /// Called when another process is started in place of the rank's.
   void begins_anew(int rank);
   /// `how`: exit status, as text.
   void ended(int rank, bool well, std::string how);

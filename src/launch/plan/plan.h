@@ -18,7 +18,7 @@
 
 namespace cohort::launch {
 
-/// No launcher was told its rank: the one at the endpoint is 0, the others are numbered as they come.
+/// No launcher was told its rank: the launcher at the endpoint is 0, the others are numbered as they come.
 inline constexpr int kRankAsTheyCome = -1;
 
 /// Role of this launcher where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in

@@ -105,7 +105,7 @@ class AgentPool {
   /// Returns true if the agent is connected, and the job does not go on without it.
   static bool is_usable(const AgentHandle& member);
 
-  /// Stops waiting for agents that were to come by themselves, and admits them no more.
+  /// Stops waiting for agents that were to come by themselves, and no longer admits them.
   void drop_missing();
   /// Called when the job has begun: launchers of other nodes that come now join the job if it may grow.
   void take_late_ones() noexcept { late_ones_come_ = may_grow_; }

@@ -148,7 +148,7 @@ class Epoch {
   bool told_by_agent_ = false;  ///< and this process has not got that signal itself yet
   int told_by_ = 0;             ///< the signal that decides the exit status
   Clock::time_point started_at_ = Clock::now();
-  struct Limits {  ///< running until the job is stopped
+  struct Limits {  ///< timers that run until the job is stopped
     Timer start, job, cause, other_hosts, health;
     Timer requeue;  ///< for the other ranks, after a rank has saved and ended
   } limits_;

@@ -104,7 +104,7 @@ class Stopping {
   /// Says that `ranks` still run, else `others` ("servers 0-1"), and the time left; neither: leftovers of ranks run.
   std::string notice(int ranks, const std::string& others, Clock::time_point now);
 
-  /// Empty while nothing is being stopped.
+  /// Returns why things are being stopped; empty while nothing is.
   const std::string& reason() const noexcept { return reason_; }
 
  private:
@@ -141,7 +141,7 @@ class StopOrders {
   void finish();
   /// Returns true if an agent has not answered in time.
   bool given_up() const noexcept { return given_up_; }
-  /// Empty while nothing is being stopped.
+  /// Returns why things are being stopped; empty while nothing is.
   const std::string& reason() const noexcept { return stopping_.reason(); }
 
  private:
