@@ -10,7 +10,7 @@ import re
 
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
-    "src/base": 3_700, "src/comm": 25_200, "src/launch": 19_400, "src/net": 7_100, "src/ps": 8_100, "src/rendezvous": 5_400,
+    "src/base": 3_700, "src/comm": 25_200, "src/launch": 19_450, "src/net": 7_100, "src/ps": 8_100, "src/rendezvous": 5_400,
     "src/telemetry": 2_600, "src/torch": 7_800, "src/train": 17_800, "include": 4_500, "programs": 18_400, "python": 36_200,
 }  # fmt: skip
 CLASS_LINES = 700
@@ -19,7 +19,7 @@ CLASSES = {
     "src/comm/engine Matcher": (870, 2),
     "src/comm/gpu NcclPlane": (500, 2),
     "src/comm/transport/tcp TcpTransport": (490, 2),
-    "src/launch/supervise Epoch": (720, 1),
+    "src/launch/supervise Epoch": (730, 1),
     "src/ps Primary": (960, 2),
     "src/ps State": (840, 3),
     "src/train/gradients Reducer": (720, 1),

@@ -12,7 +12,7 @@ namespace cohort::launch {
 
 struct Loop::Impl {
   asio::io_context context{1};                                                               // one thread: no locks
-  asio::executor_work_guard<asio::io_context::executor_type> guard{context.get_executor()};  // only `stop` ends it
+  asio::executor_work_guard<asio::io_context::executor_type> guard{context.get_executor()};  // runs until `stop`
 };
 
 Loop::Loop() : impl_(std::make_unique<Impl>()) {}

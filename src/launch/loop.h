@@ -1,6 +1,6 @@
-// Waits for descriptors and points in time, and calls back; a thin front of Asio that keeps its headers in one file.
-// One thread at a time. Watches and timers belong to who holds them and may be destroyed in any callback, their own
-// included; they must not outlive the Loop. The Loop does not own the descriptors.
+// Waits for descriptors and points in time, and calls back: a thin wrapper of Asio that keeps its headers in one file.
+// One thread at a time. Watches and timers belong to their holders and may be destroyed in any callback, even their
+// own; they must not outlive the Loop. The Loop does not own the descriptors.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,8 @@ namespace cohort::launch {
 
 class Loop;
 
-/// Calls back, again and again, while a descriptor is ready (level-triggered) and interest in it is on. A regular
-/// file, for which the kernel has no readiness, counts as always ready to read.
+/// Calls back repeatedly while a descriptor is ready (level-triggered) and a callback is set. A regular file, for which
+/// the kernel has no readiness, counts as always ready to read.
 class Watch {
  public:
   Watch() = default;
@@ -21,7 +21,7 @@ class Watch {
   Watch& operator=(Watch&& other) noexcept;
   ~Watch();
 
-  /// An empty function ends the interest. Call it before the descriptor is closed, or destroy the Watch.
+  /// Sets the callback; an empty function removes it. Remove it, or destroy the Watch, before the descriptor is closed.
   void on_readable(std::function<void()> callback);
   void on_writable(std::function<void()> callback);
   explicit operator bool() const noexcept { return state_ != nullptr; }
@@ -31,7 +31,7 @@ class Watch {
   std::shared_ptr<State> state_;
 };
 
-/// Calls back once.
+/// Calls back once, after the given time.
 class Timer {
  public:
   Timer() = default;
@@ -53,11 +53,11 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  /// Until `stop`. Exceptions of callbacks come out here.
+  /// Runs until `stop`. Lets exceptions of callbacks through.
   void run();
-  /// Waits for one thing to handle, and handles it.
+  /// Waits for one event, and handles it.
   void step();
-  /// Handles what is ready now, or waits for something until `longest` has passed.
+  /// Handles what is ready now, or waits for an event until `longest` has passed.
   void run_for(std::chrono::steady_clock::duration longest);
   void stop();
   bool stopped() const noexcept;

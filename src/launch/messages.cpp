@@ -121,7 +121,7 @@ void Channel::look_at_link(std::chrono::milliseconds longest) {
 void Channel::advance() {
   if (closed_) return;
   const auto moved = connection_.advance();
-  // Messages that came before the end still count.
+  // Messages that arrived before the connection's end still count.
   while (!closed_) {
     auto bytes = connection_.next_message();
     if (!bytes) break;

@@ -1,6 +1,6 @@
 // Messages between supervisor and agents, as values and as bytes, and the Channel that carries them. Every message is
-// one tagged record of base/records.h; decoding checks every length, so that bytes from outside are harmless. Numbers
-// of tags never change, they only grow. Plain data, any thread; a Channel belongs to one thread.
+// one tagged record of base/records.h; decoding checks every length, so that hostile bytes are harmless. A tag's number
+// never changes; new tags get new numbers. Plain data, any thread; a Channel belongs to one thread.
 #pragma once
 
 #include <cohort/role.h>
@@ -23,43 +23,43 @@
 
 namespace cohort::launch {
 
-/// Both ends have to speak the same one.
+/// Version of the protocol, which both ends have to share.
 inline constexpr std::uint32_t kProtocol = 20;
-/// Longest message: arguments and environment of a job are at most 8 MiB (the kernel takes less).
+/// Longest message. The arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
-/// Output and input travel in pieces of this size, and at most a window of them is under way.
+/// Output and input are sent in pieces of at most this size; a window bounds the bytes that are not yet acknowledged.
 inline constexpr std::size_t kOutputPiece = std::size_t{64} << 10;
 inline constexpr std::size_t kOutputWindow = std::size_t{2} << 20;
 inline constexpr std::size_t kInputWindow = std::size_t{64} << 10;
 
 enum class Stream : std::uint8_t { Stdout = 0, Stderr = 1 };
 
-// `rank` is the number of a process in the job's Roles: the ranks of the world, and behind them the other roles.
+// `rank` is the number of a process in the job's Roles: first the ranks of the world, then the other roles.
 
-// From the agent.
+// Messages from the agent.
 
 struct Hello {
   std::uint32_t protocol = kProtocol;
   std::string version;
-  std::int32_t host_index = 0;  ///< -1: the one that `host` names; of a launcher, the first that is free
+  std::int32_t host_index = 0;  ///< -1: the host that `host` names; for a launcher, the first free one
   std::string host;
   std::int32_t pid = 0;
   std::int32_t cores = 1;
-  std::uint16_t free_port = 0;       ///< that the agent holds for the job: MASTER_PORT, if rank 0 is its
-  std::string build;                 ///< as in an Announcement
-  std::int32_t nodes = 0;            ///< of a launcher that is one of several: as many as it was told of; 0: it is none
-  std::int32_t ranks = 0;            ///< of one that comes by itself: so many ranks it wants
-  std::string nodes_id;              ///< of a launcher: what all of them say, --rdzv-id
-  std::vector<std::string> devices;  ///< GPUs that it brings along
+  std::uint16_t free_port = 0;       ///< port held for the job: MASTER_PORT if the agent runs rank 0
+  std::string build;                 ///< build of the agent, as in an Announcement
+  std::int32_t nodes = 0;            ///< for one of several launchers: its --nnodes; else 0
+  std::int32_t ranks = 0;            ///< for an agent that comes by itself: number of ranks
+  std::string nodes_id;              ///< launcher: --rdzv-id, the same for all of them
+  std::vector<std::string> devices;  ///< GPUs of the agent, for the job
 };
 
-/// All workers of the host run.
+/// All workers of the host are running.
 struct Started {
-  std::vector<std::int32_t> pids;  ///< in the order of StartJob's workers
-  std::int32_t threads = 0;        ///< OMP_NUM_THREADS of each; 0 if it is not a number
+  std::vector<std::int32_t> pids;  ///< in the order of StartJob::workers
+  std::int32_t threads = 0;        ///< OMP_NUM_THREADS of each worker; 0 if it is not a number
 };
 
-/// Nothing of the job runs on this host.
+/// The job could not be started on this host: none of its processes runs here.
 struct StartFailed {
   std::int32_t rank = -1;
   std::string reason;
@@ -71,41 +71,41 @@ struct Output {
   std::string bytes;
 };
 
-/// How a process ended, as its agent saw it.
+/// How a process ended, as seen by its agent.
 struct ProcessEnd {
   sys::ExitStatus status;
-  bool before_stop = true;     ///< it was dead or dying when the agent began to stop the job
+  bool before_stop = true;     ///< the process was dead or dying when the agent began to stop the job
   bool out_of_memory = false;  ///< the kernel counted an out-of-memory kill around the same time
-  std::string last_stderr;     ///< its last lines
-  RankReport last;             ///< what it was doing
-  std::string words;           ///< its own last words: an exception with its trace
-  CauseReport cause;           ///< and for programs
+  std::string last_stderr;     ///< the last lines of its stderr
+  RankReport last;             ///< what the process was doing
+  std::string words;           ///< the process's last words: an exception with its trace
+  CauseReport cause;           ///< the same for programs
 };
 
 struct Exited : ProcessEnd {
   std::int32_t rank = 0;
-  std::uint64_t after_ns = 0;  ///< since the workers were started, by the agent's clock
+  std::uint64_t after_ns = 0;  ///< time since the workers were started, by the agent's clock
 };
 
 struct InputTaken {
   std::uint64_t bytes = 0;
 };
 
-/// Something that the user should know and that does not end the job, e.g. a log that cannot be written.
+/// A problem that the user should know of and that does not end the job, e.g. a log that cannot be written.
 struct Trouble {
   std::string text;
 };
 
 /// No process of the job is left on this host, and all its output has been sent.
 struct AllGone {
-  std::uint32_t swept = 0;  ///< descendants of workers that had to be killed
-  std::string stuck;        ///< processes that even SIGKILL did not end, with where the kernel holds them
+  std::uint32_t swept = 0;  ///< number of the workers' descendants that had to be killed
+  std::string stuck;        ///< processes that even SIGKILL did not end, with the kernel function that they are in
 };
 
-/// Reports what the host's ranks are doing, more than twice a second and whenever one has failed.
+/// Says what the host's ranks are doing; sent more than twice a second, and whenever a rank has failed.
 struct Reports {
   std::vector<RankReport> ranks;
-  std::vector<GpuUse> gpus = {};  ///< of the host
+  std::vector<GpuUse> gpus = {};  ///< use of the host's GPUs
 };
 
 /// A rank's answer to AskStacks.
@@ -114,20 +114,19 @@ struct Stacks {
   std::string text;
 };
 
-/// The agent ends the job by itself: it was told to, or nobody guards it any more.
+/// The agent ends the job by itself, because it was told to end or because its guard is gone.
 struct Ends {
   std::string why;
 };
 
-/// Somebody has told the agent to end, and its ranks save when they are asked: the job is to end as if the supervisor
-/// had been told.
+/// The agent was told to end, and its ranks save when they are asked: the job ends as if the supervisor had been told.
 struct Told {
   std::int32_t signal = 0;
 };
 
-/// Part of the timelines of the host's ranks: packets of Perfetto's format, to be appended to the earlier ones.
+/// Part of the timelines of the host's ranks: packets in Perfetto's format, to be appended to the earlier ones.
 struct TracePiece {
-  std::int64_t base_ns = 0;  ///< what is 0 in them, by the host's CLOCK_MONOTONIC: always the same
+  std::int64_t base_ns = 0;  ///< time 0 of the packets, by the host's CLOCK_MONOTONIC; the same in all pieces
   std::string packets;
 };
 
@@ -139,70 +138,70 @@ struct ClockAnswer {
 
 /// The answer to LeasePorts.
 struct LeasedPorts {
-  std::vector<std::int32_t> ports;  ///< each element of a list takes 4 bytes at least
-  std::string why;                  ///< there are fewer than were wanted
+  std::vector<std::int32_t> ports;  ///< 32 bits each: an element of an encoded list takes at least 4 bytes
+  std::string why;                  ///< why there are fewer ports than were wanted
 };
 
 /// The answer to StartAgain and StartMore.
 struct StartedAgain {
   std::int32_t rank = 0;
-  std::int32_t pid = 0;  ///< 0: it was not started,
-  std::string why;       ///< and why not; empty: the host was told to end what it runs meanwhile
+  std::int32_t pid = 0;  ///< 0: the process was not started
+  std::string why;       ///< why not; empty: the host was told meanwhile to end its processes
 };
 
-// From the supervisor.
+// Messages from the supervisor.
 
 struct WorkerPlan {
   std::int32_t rank = 0;
-  std::vector<std::string> environment;  ///< "NAME=value", over the job's
+  std::vector<std::string> environment;  ///< "NAME=value"; overrides the job's environment
   Role role = Role::Worker;
-  std::int32_t number = 0;  ///< in its role
+  std::int32_t number = 0;  ///< number within the role
 };
 
-/// Program of the processes of a role, where it is not the ranks' program.
+/// Program of the processes of a role that do not run the ranks' program.
 struct RoleProgram {
   Role role = Role::Server;
   std::string path;
   std::vector<std::string> arguments;
 };
 
-/// The ranks of an epoch; another such order may follow once they and all below them are gone.
+/// Starts the ranks of an epoch. Another StartJob may follow once these processes and all their descendants are gone.
 struct StartJob {
   std::string path;  ///< executable
   std::vector<std::string> arguments;
   std::vector<std::string> environment;
   std::string folder;
   std::string log_folder;
-  std::vector<WorkerPlan> workers;  ///< the ranks, by local rank, and behind them the other roles
-  bool input = false;               ///< stdin of rank 0 comes over this connection, else it is /dev/null
+  std::vector<WorkerPlan> workers;  ///< the ranks by local rank, then the other roles
+  bool input = false;               ///< rank 0's stdin comes over this connection; otherwise it is /dev/null
   std::uint32_t tail_lines = 20;
-  std::uint64_t open_files = 0;  ///< soft limit of the workers
-  bool bind_to_cores = false;    ///< each worker to its share of the host's
-  bool elsewhere = false;        ///< the environment is another host's: the agent's own has HOME and the like
-  std::string run_folder;        ///< made there if it is not
-  bool trace = false;            ///< TracePieces are wanted
-  bool divides_cores = true;     ///< env::kThreadCounts, where nobody has set them, are each rank's share of the cores
+  std::uint64_t open_files = 0;  ///< soft limit of open files of the workers
+  bool bind_to_cores = false;    ///< binds each worker to its share of the host's cores
+  bool elsewhere = false;        ///< the environment is another host's: HOME and the like come from the agent's own
+  std::string run_folder;        ///< made on this host if it does not exist
+  bool trace = false;            ///< the supervisor wants TracePieces
+  bool divides_cores = true;     ///< unset env::kThreadCounts become each rank's share of the cores
   std::vector<RoleProgram> programs = {};
-  /// StartAgain or GoOnWithout says what becomes of a failed server; until then, or until all are told to end, its host
-  /// is not done.
+  /// A failed server keeps its host busy until StartAgain or GoOnWithout is sent for it, or all are told to end.
   bool servers_again = false;
-  std::vector<std::int32_t> ignored = {};  ///< signals that the caller of `cohort run` ignores, and so do the workers
-  /// Others go on when a rank fails: what it has started is ended with it.
+  /// signals that `cohort run`'s caller ignores; workers do, too
+  std::vector<std::int32_t> ignored = {};
+  /// The other ranks go on when a rank fails: the processes that the failed rank has started are ended with it.
   bool elastic = false;
 };
 
-/// A server that has failed, as it was started before, but with these variables over those.
+/// Starts a failed server again as before, but with these variables overriding the earlier ones.
 struct StartAgain {
   std::int32_t rank = 0;
   std::vector<std::string> environment;  ///< "NAME=value"
 };
 
-/// Another worker, beside those that run.
+/// Starts one more worker beside those that run.
 struct StartMore {
   WorkerPlan worker;
 };
 
-/// A server that has failed is not started again.
+/// Says that a failed server is not started again.
 struct GoOnWithout {
   std::int32_t rank = 0;
 };
@@ -215,15 +214,15 @@ struct OutputTaken {
   std::uint64_t bytes = 0;
 };
 
-/// To every worker's process group; SIGUSR1 and SIGUSR2 only where they do not end a process (KeptSignals).
+/// Sends a signal to every worker's process group; SIGUSR1 and SIGUSR2 only to processes that survive it (KeptSignals).
 struct SignalWorkers {
   std::int32_t signal = 0;
 };
 
-/// Sends `signal`, and SIGKILL to all that is left after the grace. Where a rank saves when it is asked, the grace is
-/// `saving_ms`, if that is longer: the agent sees at once what the supervisor hears a second later. Those of the role
-/// are meant, which has no other one before it that runs; the roles behind it have to wait for an order of their own,
-/// as long as nobody is to be killed at once.
+/// Sends `signal` to the processes of `role`, and SIGKILL to those that are left after the grace. `role` is the first
+/// role of which processes run; later roles wait for orders of their own. SIGKILL, or a grace of 0, kills the processes
+/// of all roles. Where a rank saves when it is asked, the grace is `saving_ms` if that is longer: the agent sees this
+/// at once, the supervisor a second later.
 struct StopWorkers {
   std::int32_t signal = 15;
   std::uint32_t grace_ms = 5000;
@@ -231,35 +230,35 @@ struct StopWorkers {
   Role role = Role::Worker;
 };
 
-/// In an elastic job: the job's store has the members of this epoch, for ranks to see.
+/// For elastic jobs: the job's store has the members of this epoch, and ranks can read them.
 struct NewMembership {
   std::uint64_t epoch = 0;
 };
 
-/// In an elastic job: the others go on without this rank.
+/// For elastic jobs: kills this rank; the others go on without it.
 struct KillWorker {
   std::int32_t rank = 0;
 };
 
-/// Nothing more is wanted: the agent ends. A launcher that is one of several ends with the job's exit status.
+/// Nothing more is wanted: the agent ends. One of several launchers ends with the job's exit status.
 struct Finish {
   std::int32_t status = 0;
 };
 
-/// To an agent that cannot be taken.
+/// Tells an agent that the job cannot take it.
 struct Refused {
   std::string why;
 };
 
-/// Reports are wanted now, and the stacks of all ranks that can tell them.
+/// Asks for Reports now, and for the stacks of all ranks that can write them.
 struct AskStacks {};
 
-/// Asks for the time of the host's clock, at once.
+/// Asks for the time of the host's clock; to be answered immediately.
 struct ClockQuestion {
   std::uint64_t number = 0;
 };
 
-/// So many ports of the host are wanted, for as long as the agent lives.
+/// Asks the agent to hold this many ports of its host for as long as it lives.
 struct LeasePorts {
   std::int32_t count = 0;
 };
@@ -273,11 +272,11 @@ std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.
 Result<Message> decode(std::string_view bytes);
 
-/// Keeps the control connection's keys apart from the store's.
+/// Options that keep the control connection's keys apart from the store's.
 net::SecureOptions control_options();
 
-/// Messages between supervisor and agent over one authenticated connection, driven by a Loop. The handlers may destroy
-/// the Channel's owner's other parts, but not the Channel itself: note it down and do so later.
+/// Carries messages between supervisor and agent over one authenticated connection, driven by a Loop. A handler may
+/// destroy other parts of the Channel's owner; the Channel itself has to live until the handler has returned.
 class Channel {
  public:
   using OnMessage = std::function<void(Message)>;
@@ -288,11 +287,11 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Takes effect at once or as soon as the other end reads; messages arrive in order. Does nothing once closed.
+  /// Sends immediately, or as soon as the other end reads; messages arrive in order. Does nothing on a closed Channel.
   void send(const Message& message);
-  /// Since the other host's kernel was heard last. (After `watch_link`, it answers each second.)
+  /// Returns the time since the other host's kernel was last heard; after `watch_link`, it answers each second.
   std::chrono::milliseconds silence() const;
-  /// Closes with PeerLost once the other end's host has been silent so long.
+  /// Makes the Channel close with PeerLost when the other end's host has been silent for `longest`.
   void watch_link(std::chrono::milliseconds longest);
   int fd() const noexcept { return connection_.fd(); }
   bool closed() const noexcept { return closed_; }
@@ -309,7 +308,7 @@ class Channel {
   Loop& loop_;
   net::SecureConnection connection_;
   Watch watch_;
-  Timer begun_;  ///< for what has come before there was a Channel
+  Timer begun_;  ///< handles bytes that came before the Channel was made
   Timer link_;
   const OnMessage on_message_;
   const OnClosed on_closed_;

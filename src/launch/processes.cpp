@@ -125,7 +125,7 @@ namespace {
 
 std::vector<pid_t> left_over(std::span<const pid_t> spared) {
   std::vector<pid_t> pids = sys::descendants(::getpid());
-  // The excluded processes may have started others since they were listed.
+  // The spared processes may have started others since they were listed.
   std::erase_if(pids, [spared](pid_t pid) {
     return std::ranges::any_of(spared, [pid](pid_t root) { return pid == root || sys::descends_from(pid, root); });
   });
@@ -159,7 +159,7 @@ SweepStep sweep_once(std::span<const pid_t> spared, const OnReaped& on_reaped) {
   for (const pid_t pid : left_over(spared)) {
     if (sys::signal_if(pid, SIGKILL, is_ours)) ++step.killed;
   }
-  // A listing may miss what moves while it is made, so only "no child" is proof; where children are spared it is
+  // A listing may miss processes that move meanwhile, so only "no child" is proof. With spared children the listing is
   // the best there is, and the caller's next step looks again.
   if (!spared.empty()) step.clean = step.killed == 0 && left_over(spared).empty();
   return step;

@@ -62,7 +62,7 @@ NamedReport read_names(const status::NameStatus& names) {
 
 TimesReport read_times(const status::StatusLayout& page) {
   TimesReport report;
-  // A program without steps: all of it.
+  // A program without steps is measured as a whole.
   const bool steps = page.last.step.load() > page.warm.step.load();
   static const status::TimesStatus kNothing{};
   const status::TimesStatus& from = steps ? page.warm : kNothing;
@@ -115,7 +115,7 @@ RankReport read_status(const status::StatusLayout& page) {
     if (status.background.load() != 0) continue;
     GroupReport group;
     group.id = status.id.load();
-    // The last operation of a rank is kept after it has left its last world to end.
+    // The last operation is kept when a rank has left its last world to end.
     if (group.id == 0 && !(left_all && status.collectives.begun.load() != 0)) continue;
     group.rank = status.rank.load();
     group.size = status.size.load();
@@ -174,7 +174,7 @@ std::string last_words(const status::StatusLayout& page) {
 std::string doing(const RankReport& report) {
   if (report.joining < 0) return "waiting to be a member of the job";
   if (report.joining > 0) return fmt::format("joining a world of {}, and waiting for its other ranks", report.joining);
-  // (One that works with parameter servers alone joins none.)
+  // (A process that works only with parameter servers joins no world.)
   if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";
   if (report.groups.empty()) {
     return report.worlds > 0 ? "in no world of several ranks: it has left those that it had joined"
@@ -194,7 +194,7 @@ std::string doing(const RankReport& report) {
                          report.groups.size() > 1 ? fmt::format(" of a group of {}", group.size) : "");
     }
   }
-  // The most used of several groups tells most.
+  // Among several groups, the most used one is the most informative.
   const GroupReport& group =
       *std::ranges::max_element(report.groups, [](const auto& a, const auto& b) { return a.begun < b.begun; });
   if (group.begun == 0) return "before its first collective";

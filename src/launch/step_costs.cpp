@@ -11,11 +11,11 @@
 namespace cohort::launch {
 namespace {
 
-constexpr double kPays = 0.05;  // of a step: less is chance
-constexpr int kLocalSteps = 8;  // what local SGD takes without loss of accuracy where it is warmed up
+constexpr double kPays = 0.05;  // share of a step; a smaller gain may be chance
+constexpr int kLocalSteps = 8;  // local SGD loses no accuracy with this many after a warm-up
 constexpr double kStillWire = 1.0 / 3;
 
-/// `exposed` seconds as the operations' own time was spent.
+/// Divides `exposed` seconds in proportion to the operations' own time.
 StepShares divide(double step, double exposed, const RankTimes& times) {
   StepShares shares;
   exposed = std::clamp(exposed, 0.0, step);
@@ -30,11 +30,11 @@ StepShares divide(double step, double exposed, const RankTimes& times) {
   return shares;
 }
 
-/// Bytes that one host sends between hosts for each byte of a sum over all of them.
+/// Returns the bytes that one host sends between hosts for each byte of a sum over all of them.
 double two_level_bytes(const StepCosts& costs) noexcept { return 2.0 * (costs.hosts - 1) / costs.hosts; }
 
-/// The part of `busy` seconds of wire in `operations` that is not hidden behind computing. As much is hidden as now, at
-/// most all but the last operation, which nothing can hide.
+/// Returns the part of `busy` seconds of wire in `operations` that computing does not hide. The hidden time is the
+/// present one, at most all but the last operation, which nothing can hide.
 double exposed_wire(const StepCosts& costs, double busy, double operations) {
   const double hidden = std::max(0.0, costs.busy_wire - costs.step.wire);
   const double last = std::min(costs.step.wire, costs.busy_wire / std::max(1.0, costs.operations));
@@ -98,7 +98,7 @@ StepCosts costs_of(const std::vector<RankTimes>& ranks, int hosts) {
   costs.balanced_compute = all / speeds;
   costs.slowest_rank = computes.back().second->rank;
   costs.slowest_host = computes.back().second->host;
-  // Nobody hides every wait of every step: where none was ever seen, the program waits where it cannot be.
+  // No program hides every wait of every step: if none was seen, the program waits where that cannot be seen.
   costs.waits_seen = ranks.size() == 1 || exposed > 0;
   return costs;
 }
@@ -136,9 +136,9 @@ std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts) {
         {Change::Kind::Shares, "shares of the samples by speed", now.step() - std::min(gained, now.waiting), now.wire});
   const double ratio = present_ratio(costs);
   const double rest = now.step() - now.wire;
-  // Bytes of a stripe's owner, who encodes what it sends and what it has reduced, and decodes both.
+  // Bytes of a stripe's owner, which encodes what it sends and what it has reduced, and decodes both.
   const double own_bytes = costs.bytes * costs.hosts / costs.processes;
-  std::optional<double> least;  // seconds that all of a step's bytes take
+  std::optional<double> least;  // seconds for all bytes of a step
   for (const FormatCosts& format : facts.formats) {
     if (ratio <= 0 || format.ratio > 0.9 * ratio) continue;
     const double codec = own_bytes * 1e-9 * (format.encode_ns + two_level_bytes(costs) * format.decode_ns);
@@ -170,9 +170,9 @@ std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts) {
 }
 
 std::optional<Change> best_of(const std::vector<Change>& changes, const StepCosts& costs) {
-  Change best{Change::Kind::FewerRanks, {}, costs.step.step(), costs.step.wire};  // as it is
+  Change best{Change::Kind::FewerRanks, {}, costs.step.step(), costs.step.wire};  // the present state
   for (const Change& change : changes) {
-    // How well one rank uses all cores is not known.
+    // It is not known how well a single rank uses all cores.
     if (change.kind == Change::Kind::LocalSteps || change.kind == Change::Kind::FewerRanks) continue;
     if (change.step < best.step * (1 - kPays)) best = change;
   }
@@ -200,7 +200,7 @@ std::string advice_of(const StepCosts& costs, const PlanFacts& facts) {
                        bytes_in_words(costs.wire_bytes / std::max(costs.busy_wire, 1e-12)),
                        bytes_in_words(costs.wire_bytes));
   }
-  // The traffic is known by its bytes alone.
+  // Only the number of bytes is known, not their type.
   const char* const of = best->kind == Change::Kind::Format
                              ? " (wire_format of DistributedDataParallel, for float32; it rounds gradients)"
                              : "";

@@ -42,17 +42,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// By hand, an agent may be there before its supervisor; and a crowd at the listener may have cost this one its place.
+/// Pause before the next attempt: the supervisor may not be there yet, or its full listener may have turned us away.
 constexpr int kTryAgainMs = 200;
 /// Time limit of one attempt to reach a supervisor that may start later.
 constexpr auto kOneTry = std::chrono::seconds(5);
-/// For node 0 to come, before something is said.
+/// How long an agent waits for node 0 before it prints something.
 constexpr auto kSilentWait = std::chrono::seconds(3);
-/// A Ctrl-C reaches guard and agent, and the guard passes it on.
+/// Signals within this time count as one: a Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-/// "ranks 4-7, server 1".
+/// Returns "ranks 4-7, server 1".
 std::string names_of(const std::vector<WorkerPlan>& workers) {
   Roles roles{0, 0, false};
   std::vector<int> processes;
@@ -67,19 +67,19 @@ std::string names_of(const std::vector<WorkerPlan>& workers) {
 
 class Agent {
  public:
-  /// `saves` says to the guard that ranks save without a supervisor.
+  /// `saves` tells the guard that ranks save without a supervisor.
   Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves);
   int run();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// To the supervisor; throws where that cannot be. False: there is nothing more to do.
+  /// Connects to the supervisor; throws if that is impossible. Returns false if there is nothing more to do.
   bool come();
   Result<net::SecureConnection> find_supervisor();
   std::optional<int> told_while_waiting();
   void say(const std::string& text) const;
-  /// "node 1", once it is known which.
+  /// Returns "node 1", if the number is known.
   std::string own_name() const;
   std::chrono::milliseconds pause();
   void on_message(Message message);
@@ -97,18 +97,18 @@ class Agent {
   Loop loop_;
   sys::SignalFd signals_;
   Watch signal_watch_;
-  net::Deadline deadline_;  ///< for the supervisor to take this agent
+  net::Deadline deadline_;  ///< time limit for the supervisor to accept this agent
   std::minstd_rand random_{static_cast<unsigned>(::getpid())};
-  Timer again_;  ///< it is tried
+  Timer again_;  ///< for the next attempt
   Upstream upstream_;
-  std::optional<PortLease> port_;  ///< MASTER_PORT, where the supervisor cannot hold it
-  std::vector<PortLease> leases_;  ///< what ranks are told to listen at
+  std::optional<PortLease> port_;  ///< MASTER_PORT, if the supervisor cannot hold it
+  std::vector<PortLease> leases_;  ///< ports on which ranks are told to listen
   HostWorkers workers_{loop_, upstream_, options_, secret_};
-  std::atomic<bool>& saves_;  ///< since the supervisor is gone
-  bool passed_on_ = false;    ///< the supervisor knows that somebody told us to end
-  int told_times_ = 0;        ///< a launcher, by a signal that is for the job
+  std::atomic<bool>& saves_;  ///< shared with the guard
+  bool passed_on_ = false;    ///< the supervisor knows that this process was told to end
+  int told_times_ = 0;        ///< how often a launcher got a signal for the job
   int exit_status_ = 0;
-  std::optional<Clock::time_point> told_at_;  ///< when it was
+  std::optional<Clock::time_point> told_at_;  ///< when the last of these signals came
 };
 
 Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves)
@@ -120,10 +120,10 @@ Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>&
       saves_(saves) {}
 
 int Agent::run() {
-  // A log that reaches the limit of file size is trouble with a log, not the end of the job.
+  // A log that reaches the limit of file size is a problem of that log, and must not end the job.
   ::signal(SIGXFSZ, SIG_IGN);
   deadline_ = net::deadline_in(options_.connect_timeout);
-  if (options_.own) exit_status_ = 1;  // until the supervisor says how the job has ended
+  if (options_.own) exit_status_ = 1;  // replaced when the supervisor says how the job has ended
   if (!come()) return exit_status_;
   signal_watch_.on_readable([this] { on_signal(); });
   while (!loop_.stopped()) {
@@ -136,7 +136,7 @@ int Agent::run() {
   return exit_status_;
 }
 
-// Those who were turned away together do not come back together.
+// Random, so that agents that were turned away together do not come back together.
 milliseconds Agent::pause() {
   return milliseconds(std::uniform_int_distribution<int>(kTryAgainMs / 2, kTryAgainMs * 3 / 2)(random_));
 }
@@ -145,7 +145,7 @@ void Agent::say(const std::string& text) const { fmt::print(stderr, "cohort: {}\
 
 std::string Agent::own_name() const { return host_index_ < 0 ? "this node" : fmt::format("node {}", host_index_); }
 
-/// By which this process is to end.
+/// Returns the signal by which this process is to end.
 std::optional<int> Agent::told_while_waiting() {
   pollfd waited{signals_.fd(), POLLIN, 0};
   ::poll(&waited, 1, static_cast<int>(pause().count()));
@@ -156,7 +156,7 @@ std::optional<int> Agent::told_while_waiting() {
 }
 
 Result<net::SecureConnection> Agent::find_supervisor() {
-  // In pieces where it may take long: a signal is heard in between.
+  // Waits in pieces where it may take long, so that signals are noticed in between.
   const auto once = [this] {
     const net::Deadline piece = options_.patient ? std::min(deadline_, net::deadline_in(kOneTry)) : deadline_;
     return net::reach(options_.supervisor, secret_, control_options(), piece);
@@ -179,7 +179,7 @@ Result<net::SecureConnection> Agent::find_supervisor() {
       say(fmt::format("{} waits for node 0 at {}: {}", own_name(), options_.place, connection.error().what()));
     }
     auto again = once();
-    // The error of an attempt cut short by the deadline says less than the one before it.
+    // The error of an attempt cut short by the deadline says less than the error before it.
     if (!again && net::passed(deadline_)) break;
     connection = std::move(again);
   }
@@ -279,7 +279,7 @@ void Agent::on_message(Message message) {
 
 void Agent::start_job(StartJob job) {
   if (brings_environment(options_)) {
-    std::error_code error;  // where it is gone, the check of the host says so
+    std::error_code error;  // a missing folder is reported by check_host
     job.folder = std::filesystem::current_path(error).string();
     if (!std::filesystem::is_directory(job.run_folder, error)) job.run_folder.clear();
   }
@@ -327,19 +327,19 @@ void Agent::on_signal() {
   int told = 0;
   while (const auto signal = signals_.next()) {
     if (*signal == SIGCHLD) continue;
-    if (*signal == SIGUSR1 || *signal == SIGUSR2) {  // a batch system's, to all processes of its step
+    if (*signal == SIGUSR1 || *signal == SIGUSR2) {  // sent by a batch system to all processes of its step
       workers_.pass_on(*signal);
       continue;
     }
     if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
-    // A connection of ssh that is lost is told twice, by a signal too.
+    // The loss of an ssh connection is also reported by a signal.
     if (saves_ && ::getppid() == guard_) continue;
     ended = true;
     told = *signal;
   }
   workers_.reap();
   if (!ended) return;
-  // Somebody ends the agent, or its guard is gone: the job must not go on unguarded.
+  // The agent is being ended, or its guard is gone: the job must not go on unguarded.
   exit_status_ = 1;
   if (workers_.empty() || workers_.finished()) return loop_.stop();
   if (workers_.running() && !workers_.stopping()) {
@@ -350,19 +350,19 @@ void Agent::on_signal() {
   workers_.kill_all();
 }
 
-// A batch system tells all processes of a step to end, and kills them a while later: ranks that save are given that
-// time, and those on other hosts have to hear of it. An elastic job may go on without this host.
+// A batch system tells all processes of a step to end, and kills them a while later. Ranks that save are given that
+// time, and the supervisor is told for those on other hosts. An elastic job may go on without this host.
 bool Agent::told_to_make_room(int signal) {
   if (signal != SIGTERM || ::getppid() != guard_ || upstream_.lost()) return false;
   const bool elastic = !options_.own && workers_.elastic();
   if (!workers_.makes_room() && !elastic && !passed_on_) return false;
-  // The guard passes on what it is told itself: the same twice is one request.
+  // The guard passes on the signals that it gets: the same signal twice is one request.
   if (!std::exchange(passed_on_, true) && workers_.running()) upstream_.send(Told{signal});
   return true;
 }
 
-// A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. Who asks for the
-// third time is not kept waiting.
+// A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. The third signal
+// ends the launcher immediately.
 bool Agent::told_as_launcher(int signal) {
   if (!options_.own || ::getppid() != guard_ || upstream_.lost() || !upstream_.connected()) return false;
   const auto now = Clock::now();
@@ -389,19 +389,19 @@ void Agent::lease_ports(int count) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Nothing of a job may be left 2 s after its supervisor: the agent gets most of that.
+/// Nothing of a job may be left 2 s after its supervisor's end: the agent gets most of that time.
 constexpr auto kAgentGrace = std::chrono::milliseconds(1200);
 constexpr auto kSweepLimit = std::chrono::seconds(10);
 
-/// The time in which ranks save without a supervisor, and some for the agent.
+/// The time in which ranks save without a supervisor, and some more for the agent.
 constexpr auto kSavingGrace = std::chrono::milliseconds(11'000);
 
-/// Signal that the agent gets for one that is to end the guard: SIGTERM, by which the agent ends, or the same one.
+/// Signal that the agent gets for one that is to end the guard: SIGTERM, by which the agent ends, or the same signal.
 enum class Passes { AsTerm, Unchanged };
 
-/// Forks `agent` into a child, waits for it, then ends every process that it has left. If `lifeline_fd` ends, the agent
-/// has a moment to end the job by itself, and longer where it says by `saves` that ranks save. Returns the agent's exit
-/// status. The child gets SIGTERM if the guard dies.
+/// Forks `agent` into a child, waits for it, then ends every process that is left. If `lifeline_fd` ends, the agent has
+/// a moment to end the job by itself, and longer if `saves` says that ranks save. Returns the agent's exit status. The
+/// child gets SIGTERM if the guard dies.
 int run_guarded(int lifeline_fd, const std::function<int()>& agent, const std::atomic<bool>& saves, Passes pass) {
   value_or_throw(sys::become_subreaper());
   const pid_t guard = ::getpid();
@@ -440,7 +440,7 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent, const std::a
     while (const auto signal = signals->next()) {
       if (*signal == SIGCHLD) continue;
       const bool passes = pass == Passes::Unchanged || *signal == SIGUSR1 || *signal == SIGUSR2;
-      ::kill(child, passes ? *signal : SIGTERM);  // by which the agent ends the job
+      ::kill(child, passes ? *signal : SIGTERM);  // the agent ends the job on SIGTERM
     }
     if (!give_up && waited[1].revents != 0) {
       char byte = 0;
@@ -455,9 +455,9 @@ int run_guarded(int lifeline_fd, const std::function<int()>& agent, const std::a
 }  // namespace
 
 int run_agent(const AgentOptions& options) {
-  ::signal(SIGTERM, SIG_DFL);  // by which guard and agent end each other
+  ::signal(SIGTERM, SIG_DFL);  // guard and agent end each other with it
   ::signal(SIGPIPE, SIG_IGN);  // a rank may end while its input is written; workers start with the default again
-  // The guard's and the agent's.
+  // Shared by the guard and the agent.
   void* const shared =
       ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) raise(ErrorCode::Unavailable, "the agent: no memory to share with its guard");

@@ -16,20 +16,20 @@ struct GpuMeter::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool over = false;
-  bool ended = false;  // its thread has
+  bool ended = false;  // the thread has ended
   std::vector<GpuUse> use;
 };
 
 namespace {
 
 constexpr std::chrono::seconds kEvery{2};
-/// With a driver that does not answer.
+/// How long the destructor waits for a driver that does not answer.
 constexpr std::chrono::milliseconds kMeterPatience{500};
 
-/// NVML's functions, as nvml.h has them.
+/// NVML's functions, declared as in nvml.h.
 class Nvml {
  public:
-  /// Whether there is a driver.
+  /// Returns true if there is a driver.
   bool load() {
     void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     return library != nullptr && find(library, "nvmlInit_v2", init_) &&
@@ -44,8 +44,8 @@ class Nvml {
     for (unsigned i = 0; i < count; ++i) {
       GpuUse& use = all.emplace_back();
       void* device = nullptr;
-      unsigned rates[2] = {0, 0};               // of its processors, of its memory's interface
-      unsigned long long bytes[3] = {0, 0, 0};  // in all, free, used
+      unsigned rates[2] = {0, 0};               // percentages for the processors and the memory interface
+      unsigned long long bytes[3] = {0, 0, 0};  // total, free, used
       if (handle_(i, &device) != 0) continue;
       if (rates_(device, rates) == 0) use.percent = rates[0];
       if (memory_(device, bytes) == 0) use.memory = static_cast<std::int64_t>(bytes[2]);
@@ -84,7 +84,7 @@ GpuMeter::GpuMeter() : state_(std::make_shared<State>()) {
       state->ended = true;
       state->changed.notify_all();
     }).detach();
-  } catch (const std::system_error&) {  // no thread is to be had
+  } catch (const std::system_error&) {  // no thread could be started
     state_->ended = true;
   }
 }

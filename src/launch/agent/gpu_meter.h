@@ -1,5 +1,5 @@
-// Measures the use of this host's GPUs through NVML, where there is a driver. Runs on its own thread, since a driver
-// may be slow and a silent agent is taken for dead. Any thread.
+// Measures the use of this host's GPUs through NVML, if there is a driver. Runs on its own thread, since a driver may
+// be slow, and a silent agent is taken for dead. Any thread.
 #pragma once
 
 #include "launch/rank_report.h"
@@ -12,11 +12,11 @@ namespace cohort::launch {
 class GpuMeter {
  public:
   GpuMeter();
-  /// Waits for a moment at most: where the driver does not answer, the thread ends by itself.
+  /// Waits only for a moment: if the driver does not answer, the thread ends later by itself.
   ~GpuMeter();
   GpuMeter(const GpuMeter&) = delete;
   GpuMeter& operator=(const GpuMeter&) = delete;
-  /// As it was a moment ago, by the driver's number; empty: there are none, or nothing is known yet.
+  /// Returns the latest measurement, by the driver's GPU number; empty: no GPUs, or no measurement yet.
   std::vector<GpuUse> use() const;
 
  private:

@@ -18,20 +18,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Limits what is read from the pipes of an ended server to its own output: processes it left may write for ever.
+/// Limits what is read from the pipes of an ended server: processes that it left may write for ever.
 constexpr int kMostPieces = 64;
 constexpr auto kStuckLimit = std::chrono::seconds(10);
-/// For ranks that save after the supervisor is gone.
+/// Time for ranks to save after the supervisor is gone.
 constexpr std::chrono::duration<std::uint32_t, std::milli> kTimeAlone{10'000};
-/// For a shell to end by itself when its rank has ended.
+/// Time for a shell to end by itself after its rank has ended.
 constexpr auto kShellTime = std::chrono::seconds(1);
-/// For a rank to write its stacks.
+/// Time for a rank to write its stacks.
 constexpr auto kStacksTime = std::chrono::milliseconds(500);
 
 }  // namespace
 
 void HostWorkers::start(StartJob job) {
-  // (What of the output before is on its way still counts.)
+  // (Output of the earlier epoch that is still under way keeps counting.)
   stacks_ = Timer();
   workers_.clear();
   launch_.reset();
@@ -42,7 +42,7 @@ void HostWorkers::start(StartJob job) {
   auto started = launch_.emplace(loop_, upstream_, options_, secret_, made_at_).prepare(std::move(job));
   if (started) started = start_workers();
   if (!started) {
-    // The processes that run already are no job: end them before anything is said.
+    // Some workers cannot be started, so the others are ended before the supervisor is told.
     epoch_.swept = 0;
     const auto stuck = sweep({}, std::chrono::seconds(2), {});
     workers_.clear();
@@ -76,7 +76,7 @@ Result<void> HostWorkers::start_workers() {
   if (launch_->traces()) launch_->traces()->begin();
   watch_for_dying();
   reports_ = Timer(loop_, kReportEvery, [this] { report_regularly(); });
-  reap();  // some may have ended before anyone looked
+  reap();  // some workers may have ended already
   return {};
 }
 
@@ -102,7 +102,7 @@ Worker* HostWorkers::awaiting(int rank) {
   return found->get();
 }
 
-/// Its place and its files are free once the kernel has taken it down, which may be a while after its end shows.
+/// A server's address and files are free when the kernel has removed the old process, maybe a while after its end.
 void HostWorkers::start_those_again() {
   for (auto& worker : workers_) {
     const auto found = epoch_.awaited.find(worker->rank());
@@ -135,10 +135,9 @@ void HostWorkers::start_more(const WorkerPlan& plan) {
   upstream_.send(answer);
 }
 
-// Workers come and go for as long as the job runs: nothing is kept of those that have ended. (Stdin is the first
-// one's.)
+// Bounds memory: workers come and go for as long as the job runs. (The first worker is kept for stdin.)
 void HostWorkers::forget_ended() {
-  if (stacks_) return;  // it knows them
+  if (stacks_) return;  // the timer refers to the workers
   std::erase_if(workers_, [first = workers_.front().get()](const auto& worker) {
     return worker.get() != first && worker->over();
   });
@@ -150,7 +149,7 @@ void HostWorkers::kill_group(pid_t group) {
 }
 
 Result<void> HostWorkers::replace(std::unique_ptr<Worker>& worker, const StartAgain& order) {
-  kill_group(worker->pid());  // what it has forked may hold its place, or its journal
+  kill_group(worker->pid());  // its children may hold its address or its journal
   for (int piece = 0; piece < kMostPieces && worker->drain(); ++piece) {
   }
   WorkerPlan plan =
@@ -158,7 +157,7 @@ Result<void> HostWorkers::replace(std::unique_ptr<Worker>& worker, const StartAg
   plan.environment.insert(plan.environment.end(), order.environment.begin(), order.environment.end());
   auto again = start_confirmed(plan, Worker::Log::Continued);
   if (!again) return tl::unexpected(again.error());
-  stacks_ = Timer();  // it knows the worker before
+  stacks_ = Timer();  // the timer refers to the old worker
   worker = *std::move(again);
   return {};
 }
@@ -206,15 +205,15 @@ void HostWorkers::reap() {
 }
 
 void HostWorkers::watch_for_dying() {
-  // The kernel frees a dying process's memory before it tells the parent, which takes 60 ms per GiB and more; the
-  // process's flags show it at once.
+  // A dying process's memory is freed before the parent is told, which takes 60 ms per GiB and more; the process's
+  // flags show its end immediately.
   for (auto& worker : workers_) {
     if (!worker->alive() || worker->reported) continue;
     const auto stat = sys::process_stat(worker->pid());
     if (stat && stat->exiting && stat->exit_word != 0)
       report_exit(*worker, sys::exit_status_from_wait(stat->exit_word));
   }
-  // An elastic job goes on by them.
+  // Membership of an elastic job depends on these reports.
   std::uint64_t meetings = 0;
   for (const auto& worker : workers_) meetings += worker->meetings();
   if (launch_->job().elastic && meetings != std::exchange(epoch_.meetings, meetings)) send_reports();
@@ -225,10 +224,10 @@ void HostWorkers::watch_for_dying() {
 void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   if (worker.reported) return;
   worker.reported = true;
-  // Its last words are in the pipe; nobody waits for the window now. A pipe holds little, so this ends.
+  // The worker's last words are in the pipe, and the window no longer matters. A pipe holds little, so this loop ends.
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
-  // Reports what the others were doing then: useful, and lost once they have been stopped.
+  // Reports what the other ranks are doing: useful for the post-mortem, and lost after they have been stopped.
   if (!status.success() && !epoch_.stopping) send_reports();
   if (status_alone_ && worker.role() == Role::Worker && status.shell_status() != kRequeueStatus)
     status_alone_ = 128 + SIGTERM;
@@ -239,7 +238,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   report.cause = worker.cause();
   report.status = status;
   report.before_stop = !epoch_.stopping || worker.ended_before_stop;
-  // A rank that said what ended it began to end then; what it does on its way out can take long.
+  // The failure began when the rank wrote its last words; the rest of its end can take long.
   const auto failed = std::min(Clock::now(), worker.words_began().value_or(Clock::time_point::max()));
   report.after_ns = static_cast<std::uint64_t>(std::max<std::int64_t>((failed - epoch_.started_at).count(), 0));
   report.last_stderr = worker.tail();
@@ -254,7 +253,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
 
 void HostWorkers::stop(const StopWorkers& order) {
   if (stage_ == Stage::Sweeping && epoch_.grace_end) {
-    // The workers have ended; what they have started is still within its grace, which may end sooner now.
+    // The workers have ended; the processes that they have started are within their grace, which may be shortened now.
     if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
     for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
     epoch_.grace_end = Clock::now() + milliseconds(order.grace_ms);
@@ -272,16 +271,16 @@ void HostWorkers::stop(const StopWorkers& order) {
     }
   }
   if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
-  // The roles behind it may outlive its ranks here: ranks of other hosts need them while they save.
+  // Later roles may outlive the ranks here: ranks of other hosts need them while they save.
   if (!runs(order.role)) return;
   const bool saves = order.role == Role::Worker && makes_room();
   const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
-  if (saves) send_reports();  // the supervisor waits as long, then
+  if (saves) send_reports();  // tells the supervisor to wait as long
   for (auto& worker : workers_) {
     if (worker->role() != order.role) continue;
     worker->announce_end();
     worker->ask_to_end(order.signal);
-    worker->signal(SIGCONT);  // a stopped process would not hear it
+    worker->signal(SIGCONT);  // a stopped process would not handle the signal
   }
   epoch_.asked.clear();
   ask_those_apart(order);
@@ -290,8 +289,8 @@ void HostWorkers::stop(const StopWorkers& order) {
   grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
 }
 
-// Processes that left their worker's group (setsid, daemons) are asked too, so that they need not be killed; but not
-// the ones started by a rank that was asked alone.
+// Also asks processes that left their worker's group (setsid, daemons), so that they need not be killed; but not those
+// started by a rank that was asked alone.
 void HostWorkers::ask_those_apart(const StopWorkers& order) {
   for (const pid_t pid : sys::descendants(::getpid())) {
     const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {
@@ -304,7 +303,7 @@ void HostWorkers::ask_those_apart(const StopWorkers& order) {
   }
 }
 
-// A rank that was asked alone has ended, and so it is the turn of what it has left.
+// Asks the processes that are left of a rank that was asked alone and has ended.
 void HostWorkers::ask_what_is_left_of(const Worker& worker) {
   const auto of_its_group = [&worker](pid_t pid) { return ::getpgid(pid) == worker.pid() && is_ours(pid); };
   for (const pid_t pid : sys::descendants(::getpid())) {
@@ -313,7 +312,7 @@ void HostWorkers::ask_what_is_left_of(const Worker& worker) {
   ask_those_apart({SIGTERM, 0, 0, worker.role()});
 }
 
-// A shell around a rank ends when that has ended; if it goes on, it is told.
+// A shell around a rank ends when the rank has ended; a shell that goes on is told to end.
 void HostWorkers::ask_those_around_ranks() {
   bool more = false;
   for (auto& worker : workers_) {
@@ -327,7 +326,7 @@ void HostWorkers::ask_those_around_ranks() {
   if (more) around_ = Timer(loop_, milliseconds(200), [this] { ask_those_around_ranks(); });
 }
 
-// Ranks that still reach each other save together, at one step, as where the job is preempted.
+// Ranks that still reach each other save together, at the same step, as in a preemption.
 void HostWorkers::save_alone() {
   if (!runs(Role::Worker)) return kill_all();
   status_alone_ = kRequeueStatus;
@@ -365,7 +364,7 @@ void HostWorkers::kill_all() {
 
 void HostWorkers::sweep_further() {
   if (stage_ != Stage::Sweeping) return;
-  // Within the grace, what outlives its worker may still end by itself: a shell dies of SIGTERM while its child saves.
+  // Within the grace, what outlives its worker may end by itself: a shell dies of SIGTERM while its child saves.
   const bool wait = epoch_.grace_end && Clock::now() < *epoch_.grace_end;
   bool clean = false;
   const auto reaped = [this](pid_t pid, const sys::ExitStatus& status) { on_reaped(pid, status); };
@@ -380,11 +379,11 @@ void HostWorkers::sweep_further() {
     if (!wait && Clock::now() - epoch_.sweep_since > kStuckLimit) {
       return all_gone(describe_stuck(sys::descendants(::getpid())));
     }
-    // SIGCHLD brings us back at once; the timer is for what is not our own child.
+    // SIGCHLD runs this again immediately; the timer is for processes that are not our own children.
     sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
     return;
   }
-  // All writers are gone: what the pipes hold, little enough to ignore the window, is all that there will be.
+  // All writers are gone: the pipes hold the last output, which is small enough to ignore the window.
   for (auto& worker : workers_) {
     while (worker->drain()) {
     }
@@ -408,7 +407,7 @@ bool HostWorkers::runs(Role role) const {
                              [role](const auto& worker) { return worker->alive() && worker->role() == role; });
 }
 
-// Ranks that were told at the same moment may have saved, and even ended, before it is asked.
+// Ranks that were told at the same moment may have saved, or even ended, before this is called.
 bool HostWorkers::makes_room() const {
   return std::ranges::any_of(workers_,
                              [](const auto& worker) { return worker->saves_when_asked() || worker->makes_room(); });
@@ -420,7 +419,7 @@ void HostWorkers::send_reports() {
     if (worker->alive() && !worker->reported) reports.ranks.push_back(worker->report());
   }
   reports.gpus = gpus_.use();
-  upstream_.send(reports);  // also where none is left to tell of: the agent itself is not stopped
+  upstream_.send(reports);  // sent even without ranks: it shows that the agent itself is not stopped
 }
 
 void HostWorkers::report_regularly() {

@@ -1,5 +1,5 @@
-// The workers of one host, and everything that they start, until the last one is gone: started as the supervisor says,
-// reported of, told to end, swept. One thread.
+// The workers of one host, and everything that they start, until the last process is gone: starts them as the
+// supervisor orders, reports on them, tells them to end, and kills what is left. One thread.
 #pragma once
 
 #include "base/process.h"
@@ -27,11 +27,11 @@ namespace cohort::launch {
 
 class HostWorkers {
  public:
-  /// All outlive this.
+  /// All arguments outlive this.
   HostWorkers(Loop& loop, Upstream& upstream, const AgentOptions& options, const net::Secret& secret)
       : loop_(loop), upstream_(upstream), options_(options), secret_(secret) {}
 
-  /// Nothing runs: not yet, or not any more.
+  /// Returns true if nothing runs: not yet, or not any more.
   bool idle() const noexcept { return stage_ == Stage::Waiting || stage_ == Stage::Finished; }
   bool waiting() const noexcept { return stage_ == Stage::Waiting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
@@ -39,9 +39,9 @@ class HostWorkers {
   bool empty() const noexcept { return workers_.empty(); }
   bool stopping() const noexcept { return epoch_.stopping; }
   bool elastic() const { return running() && launch_->job().elastic; }
-  /// A rank saves when it is asked, or has.
+  /// Returns true if a rank saves when it is asked, or has saved.
   bool makes_room() const;
-  /// SIGKILL does not end something, as was not known when it was asked last.
+  /// Returns true if SIGKILL does not end some process, and this was not known at the last call.
   bool take_stuck() noexcept { return std::exchange(stuck_, false); }
 
   void start(StartJob job);
@@ -50,9 +50,9 @@ class HostWorkers {
   void start_more(const WorkerPlan& plan);
   void stop(const StopWorkers& order);
   void kill_all();
-  /// The supervisor is gone: ranks that save when they are asked get the time to.
+  /// Called when the supervisor is gone: ranks that save when they are asked get the time to.
   void save_alone();
-  /// The ranks' common exit status since then: kRequeueStatus if all have saved. nullopt if they were not asked to.
+  /// Returns the ranks' common exit status since `save_alone`: kRequeueStatus if all have saved; nullopt if not called.
   std::optional<int> status_alone() const noexcept { return status_alone_; }
   void kill(int rank);
   void give_input(const std::string& bytes) {
@@ -61,9 +61,9 @@ class HostWorkers {
   void announce(std::uint64_t epoch);
   void pass_on(int signal);
   void ask_stacks();
-  /// Children have ended.
+  /// Called when children have ended.
   void reap();
-  /// After each step of the loop: no more is read than the supervisor takes.
+  /// To be called after each step of the loop: reads no more output than the supervisor takes.
   void look();
 
  private:
@@ -73,27 +73,27 @@ class HostWorkers {
 
   /// State of one order to start workers.
   struct Epoch {
-    /// Servers that have failed: what becomes of them, once the supervisor has said that they are started again.
+    /// Failed servers that await a decision; the order, if the supervisor has said that the server is started again.
     std::map<int, std::optional<StartAgain>> awaited = {};
     std::size_t alive = 0;
     bool stopping = false;
-    std::set<pid_t> asked = {};                  ///< to end, of those that are in no worker's group
-    std::map<int, Clock::time_point> left = {};  ///< ranks that have ended within a shell that goes on
+    std::set<pid_t> asked = {};                  ///< processes outside all workers' groups that have been asked to end
+    std::map<int, Clock::time_point> left = {};  ///< ranks that have ended, while the shell around them goes on
     std::optional<Clock::time_point> grace_end = {};
     Clock::time_point started_at = {};
     Clock::time_point sweep_since = {};
     std::uint32_t swept = 0;
     std::optional<std::uint64_t> out_of_memory_before = {};
-    std::uint64_t meetings = 0;  ///< of its workers, that the supervisor knows of
+    std::uint64_t meetings = 0;  ///< sum of the workers' meetings() that the supervisor knows of
   };
 
   Result<void> start_workers();
   Result<std::unique_ptr<Worker>> start_confirmed(const WorkerPlan& plan, Worker::Log log);
   void forget_ended();
-  /// The server of this number, if it has failed and what becomes of it is not settled; nullptr.
+  /// Returns the failed server of this number if its restart is not decided yet; else nullptr.
   Worker* awaiting(int rank);
   void start_those_again();
-  /// By a process in its place.
+  /// Replaces the worker by a new process.
   Result<void> replace(std::unique_ptr<Worker>& worker, const StartAgain& order);
   /// Kills the processes that an ended worker has left in its group.
   static void kill_group(pid_t group);
@@ -101,7 +101,7 @@ class HostWorkers {
   void ask_those_apart(const StopWorkers& order);
   void ask_what_is_left_of(const Worker& worker);
   void ask_those_around_ranks();
-  /// Those of this role have had their time; where others run on, only they are killed.
+  /// Ends the grace of this role's processes; if other roles run on, only these processes are killed.
   void end_of_grace(Role role);
   void on_reaped(pid_t pid, const sys::ExitStatus& status);
   void watch_for_dying();
@@ -121,12 +121,12 @@ class HostWorkers {
   std::optional<WorkerLaunch> launch_;
   std::vector<std::unique_ptr<Worker>> workers_;
   const Clock::time_point made_at_ = Clock::now();
-  bool paused_ = false;  ///< the supervisor has enough output to take
+  bool paused_ = false;  ///< the supervisor has enough output for now
   bool stuck_ = false;
   std::optional<int> status_alone_;
   KeptSignals kept_signals_{loop_, workers_, upstream_};
   Timer grace_;
-  Timer around_;  ///< shells around ranks that were asked alone are looked at
+  Timer around_;  ///< for shells around ranks that were asked alone
   Timer reports_;
   GpuMeter gpus_;
   Timer stacks_;

@@ -7,7 +7,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr auto kDrainEvery = std::chrono::milliseconds(100);
-/// NTP moves CLOCK_REALTIME, which traces of other programs are in.
+/// Interval for noting both clocks: NTP moves CLOCK_REALTIME, which other programs' traces use.
 constexpr std::int64_t kNoteClocksEvery = 60'000'000'000;
 /// Size from which packets are sent as one message.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
@@ -69,7 +69,7 @@ void TraceCollector::drain(Rank& rank, status::TimelineReader::Until until, std:
   out += events;
 }
 
-// Both clocks as close together as they can be read.
+// Reads both clocks as close together as possible.
 void TraceCollector::note_clocks(std::string& out) {
   const std::int64_t before = now_of(CLOCK_MONOTONIC);
   if (clocks_noted_ns_ != 0 && before - clocks_noted_ns_ < kNoteClocksEvery) return;

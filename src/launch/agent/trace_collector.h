@@ -1,6 +1,6 @@
-// The timelines of one host's ranks, on their way to the supervisor: drained a few times a second and once more when
-// nothing runs any more, as packets of Perfetto's format. If the supervisor does not keep up, the rings fill and their
-// oldest events are lost, which the trace says; the ranks never wait. One thread.
+// Sends the timelines of one host's ranks to the supervisor, as packets in Perfetto's format: the rings are drained a
+// few times a second, and once more when nothing runs any more. If the supervisor does not keep up, the rings fill and
+// their oldest events are lost, which the trace says; the ranks never wait. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -28,18 +28,18 @@ class TraceCollector {
   TraceCollector(Loop& loop, Upstream& upstream, Options options)
       : loop_(loop), upstream_(upstream), options_(std::move(options)) {}
 
-  /// The ring of a rank that is about to be started, for it to inherit. Fails with Unavailable.
+  /// Makes the ring of a rank that is about to be started, which inherits it. Fails with Unavailable.
   Result<int> add(int rank);
-  /// From now on.
+  /// Starts draining regularly.
   void begin() { wait(); }
-  /// All that there is; nothing writes any more.
+  /// Drains all that is left, when nothing writes any more.
   void finish() { drain(status::TimelineReader::Until::End); }
 
  private:
   struct Rank {
     sys::SharedSegment ring;
     status::TimelineReader reader;
-    std::unique_ptr<status::RankTrace> trace;  ///< once there is something to write
+    std::unique_ptr<status::RankTrace> trace;  ///< made when there is something to write
     std::uint64_t told_lost = 0;
     int rank = 0;
   };

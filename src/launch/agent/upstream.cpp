@@ -6,7 +6,7 @@
 namespace cohort::launch {
 namespace {
 
-/// More would wait in memory.
+/// Bounds the messages that wait in memory: above this, has_room() returns false.
 constexpr std::size_t kMostUnsent = std::size_t{4} << 20;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The way of an agent, and of all that it owns, to its supervisor: the connection, and how much output is on its way
-// there. One thread.
+// Link from an agent and its parts to the supervisor: the connection, and the amount of output that is under way. One
+// thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -14,22 +14,22 @@ namespace cohort::launch {
 
 class Upstream {
  public:
-  /// In the place of the connection before, if there was one.
+  /// Replaces the earlier connection, if there was one.
   void connect(std::unique_ptr<Channel> channel) { channel_ = std::move(channel); }
   bool connected() const noexcept { return channel_ != nullptr; }
   Channel& channel() noexcept { return *channel_; }
 
-  /// Once there is a connection; what is said before is for `take_kept`.
+  /// Sends over the connection; messages before there is one are kept for `take_kept`.
   void send(Message message);
   std::vector<Message> take_kept() { return std::exchange(kept_, {}); }
-  /// The supervisor takes what was sent before.
+  /// Returns true if the supervisor keeps up with what was sent.
   bool has_room() const;
 
-  /// The supervisor has taken so much of the output; what it has not is bounded by whoever reads it.
+  /// Called when the supervisor has taken this much of the output. The readers of pipes bound the rest.
   void taken(std::uint64_t bytes);
   std::size_t unacknowledged() const noexcept { return unacknowledged_; }
 
-  /// It is gone: output goes nowhere any more.
+  /// Called when the supervisor is gone: output is dropped from now on.
   void lose();
   bool lost() const noexcept { return lost_; }
 

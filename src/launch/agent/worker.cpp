@@ -38,14 +38,14 @@ std::size_t line_after(std::string_view text, std::size_t at) {
   return end == std::string_view::npos ? text.size() : end + 1;
 }
 
-/// The line after the exception's own, which is the first that is not indented.
+/// Returns the start of the line after the exception's own, which is the first that is not indented.
 std::size_t traceback_end(std::string_view text, std::size_t begin) {
   std::size_t line = line_after(text, begin);
   while (line < text.size() && text[line] == ' ') line = line_after(text, line);
   return line_after(text, line);
 }
 
-/// The last place of a line that is the header, before `before`.
+/// Returns the last position before `before` at which a line is the traceback's header.
 std::size_t last_header(std::string_view text, std::size_t before) {
   for (std::size_t at = text.rfind(kTraceback, before); at != std::string_view::npos;
        at = text.rfind(kTraceback, at - 1)) {
@@ -80,7 +80,7 @@ void Tail::append(std::string_view bytes) {
       if (std::string_view(bytes_).substr(line_).starts_with(kFrame)) bytes_.resize(line_);
       line_ = bytes_.size();
     }
-    // Cut at twice the size, so that a flood of small writes does not move memory each time.
+    // Cuts only at twice the size, so that a flood of small writes does not move memory each time.
     if (bytes_.size() <= 2 * longest_) continue;
     const std::size_t cut = bytes_.size() - longest_;
     bytes_.erase(0, cut);
@@ -127,7 +127,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->read_end);
     child_ends_[i + 1] = std::move(ends->write_end);
-    // Our end only: the other end is the worker's, and programs do not expect EAGAIN there.
+    // Only our end: the other end is the worker's, and programs do not expect EAGAIN there.
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
@@ -139,7 +139,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
   auto page = status::create_status_page();
   if (page) {
     status_ = *std::move(page);
-  } else {  // the job can do without
+  } else {  // a job can run without it
     upstream_.send(Trouble{fmt::format("what {} does will not be known: {}", name(), page.error().what())});
   }
   if (with_input) {
@@ -184,7 +184,7 @@ Result<void> Worker::confirm() {
 
 void Worker::signal(int number) const {
   if (!alive()) return;
-  // Its own group is there from setpgid on, which the confirmed exec comes after.
+  // The worker's group exists since setpgid, which precedes the confirmed exec.
   ::kill(-child_.pid, number);
 }
 
@@ -193,14 +193,14 @@ bool Worker::is_of_this_rank(pid_t pid) const {
 }
 
 pid_t Worker::takes_term() const {
-  // The page is the rank's to write: what stands there may be no pid of its own.
+  // The rank can write anything into the page: the number there may be no pid of its own processes.
   const pid_t pid = page() != nullptr ? page()->pid.load() : 0;
   return is_of_this_rank(pid) && sys::signal_fate(pid, SIGTERM) == sys::SignalFate::Taken ? pid : 0;
 }
 
 void Worker::ask_to_end(int number) {
   asked_alone_ = alive() && number == SIGTERM ? takes_term() : 0;
-  // One that has saved and is on its way out would die of it, and its status be lost.
+  // A rank that has saved and is ending would die of the signal, and its status would be lost.
   if (number == SIGTERM && makes_room()) {
     if (asked_alone_ == 0) asked_alone_ = child_.pid;
     return;
@@ -229,7 +229,7 @@ bool Worker::offer(int number) const {
       if (::getpgid(held) == child_.pid) fate = sys::signal_fate(held, number);
       return fate == sys::SignalFate::Taken;
     });
-    // A process that ignores it has decided so: nothing to wait for.
+    // A process that ignores the signal has decided so: there is nothing to wait for.
     used = used || sent || fate == sys::SignalFate::Ignored;
   }
   return used;
@@ -286,7 +286,7 @@ bool Worker::ask_stacks() {
 }
 
 std::string Worker::stacks() const {
-  // The rank's descriptor is a copy of ours: they have one position.
+  // The rank's descriptor is a copy of ours: both share one file position.
   const off_t end = ::lseek(status_.fd.get(), 0, SEEK_CUR);
   const auto begin = static_cast<off_t>(status::kStatusStacksBegin);
   if (end <= begin) return {};
@@ -310,7 +310,7 @@ void Worker::resume_reading() {
 }
 
 bool Worker::drain() {
-  // stderr first: it explains most.
+  // stderr first, since it explains most.
   const bool more_errors = read_some(Stream::Stderr);
   return read_some(Stream::Stdout) || more_errors;
 }
@@ -352,7 +352,7 @@ void Worker::write_input() {
       input_watch_.on_writable([this] { write_input(); });
       return;
     } else if (put < 0 && errno != EINTR) {
-      return close_input();  // the rank has closed its stdin: the rest has no reader
+      return close_input();  // the rank has closed its stdin, so the rest has no reader
     }
   }
   input_watch_.on_writable(nullptr);
@@ -370,7 +370,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLookAgainAfter = std::chrono::milliseconds(100);
-/// A program that has only begun will soon have its handler; who has none by then may never have one.
+/// A starting program will soon install its handler; one that has none after this time may never have one.
 constexpr auto kTellAfter = std::chrono::seconds(3);
 
 }  // namespace
@@ -378,7 +378,7 @@ constexpr auto kTellAfter = std::chrono::seconds(3);
 void KeptSignals::pass_on(int signal) {
   for (const auto& worker : workers_) {
     if (!worker->alive() || worker->offer(signal)) continue;
-    if (worker->role() == Role::Worker) kept_.emplace(signal, worker->rank());  // it is for them
+    if (worker->role() == Role::Worker) kept_.emplace(signal, worker->rank());  // the signal is for ranks only
   }
   if (kept_.empty() || again_) return;
   since_ = Clock::now();

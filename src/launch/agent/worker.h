@@ -1,6 +1,6 @@
-// One rank on this host, or one process of another role, as its agent sees it: the process, its pipes, its complete
-// logs, its last words; and signals on their way to all of them. Belongs to the agent's thread. Destroying a Worker
-// closes the descriptors; ending the process is the agent's business.
+// A rank on this host, or a process of another role, as its agent sees it: the process, its pipes, complete logs and
+// last words; and the delivery of signals to all of them. Belongs to the agent's thread. Destroying a Worker closes the
+// descriptors; ending the process is the agent's task.
 #pragma once
 
 #include "base/memory.h"
@@ -32,100 +32,100 @@ class Tail {
   explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
 
   void append(std::string_view bytes);
-  /// At most so many lines and bytes, the last ones; starts at the beginning of a line where that is possible. Stack
-  /// frames as libtorch's errors have them by the hundred ("frame #12: ...") are left out and do not count. If a
-  /// Python traceback is among what is kept, from its first line on, since it says why: all of it up to
-  /// kTracebackLines, else its end and the last of what came after it.
+  /// Returns at most so many lines and bytes, the last ones, from the beginning of a line if possible. The stack frames
+  /// that libtorch's errors have by the hundred ("frame #12: ...") are left out and do not count. If the kept text has
+  /// a Python traceback, the result begins with its first line, since it gives the reason: all of it up to
+  /// kTracebackLines, else its end and the last lines after it.
   std::string text() const;
 
  private:
   std::size_t lines_;
   std::size_t longest_;
   std::string bytes_;     ///< whole lines without frames, then the beginning of one
-  std::size_t line_ = 0;  ///< where that begins
+  std::size_t line_ = 0;  ///< where the unfinished line begins
 };
 
-/// Number of the secret's descriptor in workers: away from what shell scripts use for redirections.
+/// Number of the secret's descriptor in workers; higher than those that shell scripts use for redirections.
 inline constexpr int kWorkerSecretFd = 100;
-/// And of its status page.
+/// Number of the status page's descriptor.
 inline constexpr int kWorkerStatusFd = 101;
-/// And of its timeline.
+/// Number of the timeline's descriptor.
 inline constexpr int kWorkerTimelineFd = 102;
 
 class Worker {
  public:
-  /// `upstream` gets the worker's output, troubles, and notice of input that was taken; it outlives this.
+  /// `upstream` gets the worker's output, its troubles, and notice of input that was taken; it outlives this.
   Worker(Loop& loop, const WorkerPlan& plan, std::size_t tail_lines, Upstream& upstream);
 
-  enum class Log { New, Continued };  ///< Continued: of the process that was here before
+  enum class Log { New, Continued };  ///< Continued: append to the logs of the previous process
 
   /// Makes pipes and log files. Fails with Io or Unavailable, naming the file.
   Result<void> prepare(const std::string& log_folder, Log log, bool with_input);
-  /// Forks; the program is confirmed by `confirm`.
+  /// Forks; `confirm` tells whether the program runs.
   Result<void> start(const sys::SpawnOptions& program);
   /// Waits until the program runs.
   Result<void> confirm();
 
-  /// The number of the process in the job.
+  /// Returns the number of the process in the job's Roles.
   int rank() const noexcept { return rank_; }
   Role role() const noexcept { return role_; }
-  /// "rank 3", "server 0".
+  /// Returns "rank 3" or "server 0".
   std::string name() const { return process_name(role_, number_); }
   pid_t pid() const noexcept { return child_.pid; }
   bool alive() const noexcept { return child_.pid > 0 && !reaped_; }
-  /// Nothing more comes of it, nor of what it has started.
+  /// Returns true if nothing more comes from the process or from those that it has started.
   bool over() const noexcept { return reported && !alive() && !pipes_[0].fd && !pipes_[1].fd; }
-  /// To the process group, which is safe while the leader has not been reaped.
+  /// Signals the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
-  /// Asks it to end. A rank that has a handler for SIGTERM gets that alone: what it has started (loaders of data) it
-  /// may need to save. Everything else is told with it, and so is its group where there is no such handler.
+  /// Asks the worker to end. A rank that has a handler for SIGTERM gets the signal alone, since it may need the
+  /// processes that it has started (data loaders) to save. For any other process, the whole group gets the signal.
   void ask_to_end(int number);
-  /// The rest of its group, too.
+  /// Asks the rest of the group, too.
   void ask_group();
-  /// It was asked alone: the rest of its group is still to be told.
+  /// Returns true if the rank was asked alone: the rest of its group is still to be told.
   bool spares_its_group() const noexcept { return asked_alone_ > 0; }
-  /// The process that was asked has ended, but not the one that the agent has started (a shell around it).
+  /// Returns true if the process that was asked has ended, but not the shell around it that the agent has started.
   bool left_by_its_rank() const;
-  /// To those processes of the group that it does not end. False if no process has a use for it.
+  /// Sends the signal to those processes of the group that survive it. Returns false if no process has a use for it.
   bool offer(int number) const;
-  /// A signal makes the rank save and end.
+  /// Returns true if a signal makes the rank save and end.
   bool saves_when_asked() const;
-  /// Another number once it has formed a world, or waits for one.
+  /// Returns a number that changes when the rank forms a world, or begins to wait for one.
   std::uint64_t meetings() const;
-  /// A signal has made it save, on which it ends, or has ended.
+  /// Returns true if a signal has made the rank save, after which it ends or has ended.
   bool makes_room() const;
 
   void pause_reading();
   void resume_reading();
-  /// Reads what is in the pipes now. Returns false once both have ended or are empty.
+  /// Reads the bytes that are in the pipes now. Returns false when both pipes have ended or are empty.
   bool drain();
 
   void give_input(std::string_view bytes);  ///< empty: end of input
 
-  /// The job has members of this epoch: it stands on the page.
+  /// Writes into the status page that the job has members of this epoch.
   void announce(std::uint64_t epoch) noexcept;
-  /// The job is about to be told to end: likewise.
+  /// Writes into the status page that the job is about to be told to end.
   void announce_end() noexcept;
 
   void set_reaped() noexcept { reaped_ = true; }
   const std::string tail() const { return tail_.text(); }
 
-  /// Reports what the rank is doing now.
+  /// Returns what the rank is doing now.
   RankReport report() const;
   std::string words() const;
   CauseReport cause() const;
-  /// When it began to say them; nullopt if it said nothing.
+  /// Returns when the rank began to write its last words; nullopt if there are none.
   std::optional<std::chrono::steady_clock::time_point> words_began() const;
-  /// Has the rank write its stacks; false if it cannot.
+  /// Makes the rank write its stacks; false if it cannot.
   bool ask_stacks();
-  /// The stacks written since.
+  /// Returns the stacks written since.
   std::string stacks() const;
-  /// The file of the status page, which the program inherits; -1: there was no memory for one.
+  /// Returns the descriptor of the status page, which the program inherits; -1: there was no memory for a page.
   int status_fd() const noexcept { return status_.fd.get(); }
 
-  /// The worker's exit is reported only once.
+  /// The worker's end has been reported to the supervisor.
   bool reported = false;
-  /// It was dead or dying before the agent began to stop the job.
+  /// The process was dead or dying before the agent began to stop the job.
   bool ended_before_stop = true;
 
  private:
@@ -137,7 +137,7 @@ class Worker {
   };
   bool read_some(Stream stream);
   bool is_of_this_rank(pid_t pid) const;
-  /// The rank's own process, if that has a handler for SIGTERM; 0.
+  /// Returns the rank's own process if it has a handler for SIGTERM; else 0.
   pid_t takes_term() const;
   void write_input();
   void close_input();
@@ -163,16 +163,16 @@ class Worker {
   bool input_ended_ = false;
 };
 
-/// SIGUSR1 and SIGUSR2 on their way to ranks. Where a program has no handler they would end it, and so they would any
-/// helper that a rank has started (a loader of data): only processes that have a use for the signal get it, and for a
-/// rank that has no such process, since it is still starting, it is kept until there is one.
+/// Delivers SIGUSR1 and SIGUSR2 to ranks. They would end a program without a handler, and any helper that a rank has
+/// started (a data loader), so only processes that have a use for the signal get it. For a rank that is still starting
+/// and has no such process, the signal is kept until there is one.
 class KeptSignals {
  public:
-  /// `workers` is the agent's; `upstream` gets what the user should know.
+  /// `workers` is the agent's; `upstream` gets messages for the user.
   KeptSignals(Loop& loop, const std::vector<std::unique_ptr<Worker>>& workers, Upstream& upstream)
       : loop_(loop), workers_(workers), upstream_(upstream) {}
 
-  /// To all workers.
+  /// Passes the signal on to all workers.
   void pass_on(int signal);
 
  private:

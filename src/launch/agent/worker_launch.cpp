@@ -61,8 +61,8 @@ Result<void> WorkerLaunch::prepare(StartJob order) {
   secret_file_ = *std::move(secret_file);
 
   program_.folder = job.folder;
-  // Its own group, to be signalled as one, but the agent's session: where the kernel groups what it schedules by
-  // session (autogroup), ranks that share cores could otherwise not yield to each other.
+  // Each worker has its own process group, to be signalled as one, but stays in the agent's session: a kernel that
+  // schedules by session (autogroup) would otherwise not let ranks that share cores yield to each other.
   program_.group = sys::Group::Own;
   program_.parent_death_signal = SIGKILL;
   program_.open_files = job.open_files;
@@ -121,7 +121,7 @@ Result<std::unique_ptr<Worker>> WorkerLaunch::start(const WorkerPlan& plan, Work
     program.inherited.emplace_back(*ring, kWorkerTimelineFd);
   }
   program.environment = own.assignments();
-  // Other roles run where there is room.
+  // Other roles run on any cores.
   const auto place = static_cast<std::size_t>(local_rank_of(plan) - local_rank_of(job.workers.front()));
   if (plan.role == Role::Worker && place < shares_.size()) program.processors = shares_[place];
   if (auto started = worker->start(program); !started) return tl::unexpected(started.error());

@@ -1,4 +1,4 @@
-// Starts the workers of one order; later also a server again, or one worker more. One thread.
+// Starts the workers of one order; later also a server again, or one more worker. One thread.
 #pragma once
 
 #include "base/process.h"
@@ -21,24 +21,24 @@
 
 namespace cohort::launch {
 
-/// Ranks run in this process's folder and environment.
+/// Returns true if ranks run in this process's folder and environment.
 inline bool brings_environment(const AgentOptions& options) { return options.ranks > 0 && !options.own; }
 
 class WorkerLaunch {
  public:
-  /// All outlive this. `traces_base`: the same for all orders.
+  /// All arguments outlive this. `traces_base`: the same for all orders.
   WorkerLaunch(Loop& loop, Upstream& upstream, const AgentOptions& options, const net::Secret& secret,
                std::chrono::steady_clock::time_point traces_base)
       : loop_(loop), upstream_(upstream), options_(options), secret_(secret), traces_base_(traces_base) {}
 
-  /// Looks whether everything is here.
+  /// Checks that this host has everything that the order needs.
   Result<void> prepare(StartJob order);
-  /// Forks it; the program is to be confirmed.
+  /// Forks a worker, whose program is still to be confirmed.
   Result<std::unique_ptr<Worker>> start(const WorkerPlan& plan, Worker::Log log);
 
   const StartJob& job() const noexcept { return job_; }
   const Environment& environment() const noexcept { return environment_; }
-  /// The run's folder, where it was made here: it is removed if nothing was put into it.
+  /// The run's folder if it was made here: it is removed if nothing was put into it.
   const std::string& made_folder() const noexcept { return made_folder_; }
   std::optional<TraceCollector>& traces() noexcept { return traces_; }
 
@@ -55,7 +55,7 @@ class WorkerLaunch {
   sys::UniqueFd secret_file_;
   sys::SpawnOptions program_;
   Environment environment_;
-  std::vector<std::vector<int>> shares_;  ///< of cores, by local rank
+  std::vector<std::vector<int>> shares_;  ///< share of the cores, by local rank
   std::optional<TraceCollector> traces_;
 };
 

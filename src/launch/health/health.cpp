@@ -17,9 +17,9 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::seconds;
 
-/// A rank that waits wakes up now and then to look around.
+/// Share of processor time below which a rank is idle: a waiting rank wakes up now and then.
 constexpr double kIdleShare = 0.05;
-/// Between two judgements, of somebody who looks once a second.
+/// Longest normal time between two calls of `judge`, which is called once a second.
 constexpr auto kLongestBetween = std::chrono::seconds(5);
 
 std::uint64_t waited(const RankReport& report) {
@@ -50,9 +50,9 @@ Health::Health(std::vector<std::string> hosts, const Roles& roles, const HealthL
 void Health::report(RankReport report, Clock::time_point now) {
   if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= ranks_.size()) return;
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
-  report.step = std::max<std::int64_t>(report.step, 0);  // a rank may have written anything
+  report.step = std::max<std::int64_t>(report.step, 0);  // the page may hold any value
   const bool stays = rank.known && same_operations(rank.report, report);
-  // Ranks that wait in slices (Python does, to handle signals) may be seen between two: once counts for nothing.
+  // Ranks that wait in slices (Python does, to handle signals) may be seen between two: one such report is ignored.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
   if (rank.paused) {
     report.groups = rank.report.groups;
@@ -130,8 +130,8 @@ void Health::began_anew(int rank, Clock::time_point now) {
   one.heard_at = one.moved_at = one.waiting_at = now;
 }
 
-// Running ranks have reports of their own. A rank that has ended may take long to free its memory, and the processes it
-// has started may take long to be ended.
+// Running ranks have reports of their own. A rank that has ended may take long to free its memory, and its children may
+// take long to be ended.
 void Health::heard_of_host(const std::vector<int>& processes, Clock::time_point now) {
   for (const int rank : processes) {
     if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_.size()) continue;
@@ -165,11 +165,11 @@ std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
 
 std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   if (!rank.known || rank.gone) return std::nullopt;
-  // While one is carried out its name waits for nobody.
+  // While a requested operation is being executed, the rank is not waiting by name.
   const bool idle =
       std::ranges::all_of(rank.report.groups, [](const GroupReport& group) { return group.begun == group.ended; });
   if (rank.report.named.waiting && idle) {
-    // Only the ranks know which of them have not asked for it.
+    // Only the ranks know which of them have not requested the operation.
     Need need;
     need.anyone = true;
     need.what = fmt::format("'{}' (by name)", rank.report.named.name);
@@ -199,10 +199,10 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   return std::nullopt;
 }
 
-// Covers a supervisor that was stopped itself (Ctrl-Z, a suspended machine): what it knows is old, and the time that
-// has passed says nothing about the ranks.
+// Handles a supervisor that was stopped itself (Ctrl-Z, a suspended machine): its data is old, and the time that has
+// passed says nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
-  const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // before the first time as well
+  const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // also before the first call
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {
@@ -226,7 +226,7 @@ Health::Findings Health::judge(Clock::time_point now) {
 void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    // (One that leaves as planned, too: the others are in a world with it until the step's end.)
+    // (This includes ranks that leave as planned: the others are in a world with them until the step's end.)
     if (rank.gone || !rank.stopped_at) continue;
     const auto since = duration_cast<seconds>(now - *rank.stopped_at);
     const std::string who = name(static_cast<int>(i));
@@ -250,10 +250,10 @@ void Health::look_for_stopped(Clock::time_point now, Findings& findings) {
   }
 }
 
-// An agent reports more than once a second, also while it ends what its ranks have left, and says when nothing is left.
-// If it does not, it is stopped, or its whole host is, or has no time for it.
+// An agent reports more than once a second, also while it ends leftovers of its ranks, and says when none are left. If
+// no report comes, the agent or its whole host is stopped or overloaded.
 void Health::look_for_silent(Clock::time_point now, Findings& findings) {
-  std::map<std::string, std::optional<Clock::time_point>> over;  // hosts whose ranks have all ended: when the last did
+  std::map<std::string, std::optional<Clock::time_point>> over;  // hosts without running ranks: the last one's end
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
     auto& last = over.try_emplace(hosts_[i], Clock::time_point::min()).first->second;
@@ -290,19 +290,19 @@ void Health::look_for_silent(Clock::time_point now, Findings& findings) {
   }
 }
 
-// A world of all ranks cannot be formed without one that has ended.
+// Finds worlds of all ranks that cannot be formed, since a rank has ended.
 void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   if (limits_.absent.count() == 0 || findings.end) return;
   const int members = this->members();
   std::vector<int> absent, waiting;
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
-    if (limits_.elastic && rank.report.worlds > 0) continue;  // the others go on, as Membership says
+    if (limits_.elastic && rank.report.worlds > 0) continue;  // the others go on, as Membership decides
     if (rank.gone || rank.report.joining < members || now - rank.joining_at < limits_.absent) continue;
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
-      // One that has formed more worlds has been in this one.
+      // A rank that has formed more worlds took part in this world, too.
       if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds)
         absent.push_back(static_cast<int>(other));
     }
@@ -318,13 +318,13 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
       absent.size() == 1 ? "it" : "they", roles_.names_of(waiting), waiting.size() == 1 ? "waits" : "wait");
 }
 
-// Greatest set of waiting ranks each of which needs another of the set: none of them can be the first to go on.
+// Finds the greatest set of waiting ranks each of which needs another of the set: none of them can go on first.
 void Health::look_for_deadlock(Findings& findings) {
   if (limits_.deadlock.count() == 0 || findings.end) return;
   std::map<int, Need> stuck;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const Rank& rank = ranks_[i];
-    // Only what has been reported counts: of a silent rank nobody knows whether it has moved since.
+    // Only reports count: whether a silent rank has moved since its last report is not known.
     if (rank.heard_at - rank.moved_at < limits_.deadlock || rank.stopped_at) continue;
     if (auto need = need_of(rank)) stuck.emplace(static_cast<int>(i), *std::move(need));
   }
@@ -457,7 +457,7 @@ std::string Health::waiting_times() const {
       if (time > longest) std::tie(longest, number) = std::tuple(time, of);
     };
     double all = static_cast<double>(waited(rank.report)) * 1e-9;
-    // Operations that have not ended are in no sum of the rank's.
+    // Operations that have not ended are in no sum of the rank.
     const double now =
         rank.known && !rank.gone ? std::chrono::duration<double>(rank.heard_at - rank.waiting_at).count() : 0;
     for (const GroupReport& group : rank.report.groups) {

@@ -1,12 +1,11 @@
-// Whether a job still goes on: Health judges what the ranks report about themselves. Pure: it takes reports and the
-// time, gives what a person should be told and, where nothing can go on, why the job has to end. HealthWatch is what
-// the supervisor has of it. One thread.
-//
-// A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for ranks that
-// wait, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
-// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. Ranks
-// of which no reports come any more, while their host is still connected, are on a host whose processes do not run.
-// Processes of other roles are in no world: of them only this, and whether they are stopped, is judged.
+// Health decides from the ranks' own reports whether a job still goes on. Pure: it takes reports and the time, and
+// returns warnings for people and, if nothing can go on, the reason why the job has to end. HealthWatch connects Health
+// to the supervisor. One thread.
+// A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for waiting
+// ranks, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
+// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. If no
+// reports of ranks come although their host is connected, the host's processes do not run. Processes of other roles are
+// in no world: only missing reports and stops are checked for them.
 #pragma once
 
 #include "launch/messages.h"
@@ -23,20 +22,20 @@
 
 namespace cohort::launch {
 
-// Something about a running job that a person should look at, though the job goes on. Values. Whoever judges makes them
-// (Health, StepWatch, the disk's watcher); `Warnings` (supervise/) tells them to everybody. StepWatch, the judge of a
-// job's steps, is pure: it takes reports and the time. One thread.
+// Warnings are about a running job: a person should look, though the job goes on. Values. Health, StepWatch and the
+// disk's watcher make them; `Warnings` (supervise/) delivers them. StepWatch, which checks a job's steps, is pure: it
+// takes reports and the time. One thread.
 
-/// docs/tracking.md has the list with what each means.
+/// docs/tracking.md explains each kind.
 enum class WarningKind : std::uint8_t {
-  NotFinite,  ///< a loss that was logged is no number
+  NotFinite,  ///< a logged loss is no number
   StepTime,   ///< steps take twice as long as before
-  NoStep,     ///< ranks took steps, and take none any more
-  LateRank,   ///< the others wait for this one, again and again
-  Awaited,    ///< the others have waited long for this one
-  Stopped,    ///< SIGSTOP
+  NoStep,     ///< ranks took steps, and no longer do
+  LateRank,   ///< the others wait for this rank, again and again
+  Awaited,    ///< the others have waited long for this rank
+  Stopped,    ///< a rank was stopped (SIGSTOP)
   Silent,     ///< nothing comes from a host
-  DiskFull,   ///< nearly
+  DiskFull,   ///< the disk is nearly full
 };
 
 struct Warning {
@@ -46,12 +45,12 @@ struct Warning {
   std::optional<std::int64_t> step = {};
 };
 
-/// "not_finite", ...
+/// Returns "not_finite", ...
 const char* to_string(WarningKind kind) noexcept;
-/// A line of warnings.jsonl, with its end. `time`: seconds since 1970.
+/// Returns a line of warnings.jsonl, with its line end. `time`: seconds since 1970.
 std::string warning_line(const Warning& warning, double time);
 
-/// Which warnings are told: of each kind and rank one, and again after a minute, which doubles each time to an hour.
+/// Limits repeated warnings: one of each kind and rank, the next after a minute; the pause doubles up to an hour.
 class Repeats {
  public:
   /// `now`: seconds of any clock.
@@ -66,8 +65,8 @@ class Repeats {
   std::vector<Told> told_;
 };
 
-/// Judges a job's steps by what its ranks report: whether they have become slow, have come to an end, or bring losses
-/// that are no numbers.
+/// Checks a job's steps by the ranks' reports: whether steps have become slow or have stopped, or losses are no
+/// numbers.
 class StepWatch {
  public:
   using Clock = std::chrono::steady_clock;
@@ -76,7 +75,7 @@ class StepWatch {
 
   void report(const RankReport& report, Clock::time_point now);
   void ended(int rank);
-  /// Returns what is new. To be called about once a second.
+  /// Returns new warnings. To be called about once a second.
   std::vector<Warning> judge(Clock::time_point now);
 
  private:
@@ -84,14 +83,14 @@ class StepWatch {
 
   StepLimits limits_;
   std::set<int> running_;
-  std::int64_t step_ = 0;  ///< of the rank that is furthest
+  std::int64_t step_ = 0;  ///< step of the furthest rank
   Clock::time_point step_at_{}, judged_at_{};
   std::int64_t window_step_ = 0;
   Clock::time_point window_at_{};
-  std::deque<double> windows_;  ///< seconds of a step, in those that were not slow
+  std::deque<double> windows_;  ///< seconds of a step, in windows that were not slow
   int slow_ = 0;
   bool slow_told_ = false, still_told_ = false;
-  std::set<int> not_finite_;  ///< told
+  std::set<int> not_finite_;  ///< ranks already warned of
   std::vector<Warning> found_;
 };
 
@@ -99,45 +98,45 @@ class Health {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `hosts`: of each process.
+  /// `hosts`: host of each process.
   Health(std::vector<std::string> hosts, const Roles& roles, const HealthLimits& limits);
 
   void report(RankReport report, Clock::time_point now);
-  /// `worlds`: that it had formed.
+  /// `worlds`: number of worlds that the rank had formed.
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
-  /// More ranks, behind those that there are; there are no other processes. `hosts`: of all.
+  /// Adds ranks behind the existing ones. There are no other processes. `hosts`: those of all ranks.
   void grow(std::vector<std::string> hosts, Clock::time_point now);
-  /// The others go on without it, in a world of their own; or with it after all.
+  /// The others go on without the rank, in a world of their own; with `has_left` false, the rank stays after all.
   void left(int rank, bool has_left = true);
-  /// Another process has been started in its place.
+  /// Another process has been started in place of the rank's.
   void began_anew(int rank, Clock::time_point now);
-  /// Their agent is at work, whether or not it has something to report of them.
+  /// The agent of these processes is at work, whether or not it has something to report of them.
   void heard_of_host(const std::vector<int>& processes, Clock::time_point now);
-  /// Nothing is left of these processes, and nothing more comes from their agent.
+  /// Nothing is left of these processes, and nothing more will come from their agent.
   void host_ended(const std::vector<int>& processes);
 
   struct Findings {
     struct Stopped {
       int process = 0;
       std::chrono::seconds since{};
-      std::string why;             ///< the job has to end, where it does not go on without it
+      std::string why;             ///< why the job has to end, if it cannot go on without the process
       bool with_its_host = false;  ///< nothing has come from its agent
     };
     std::vector<Warning> warnings;
-    std::vector<Stopped> stopped;    ///< for too long: the job has to end, or go on without them
-    std::optional<std::string> end;  ///< the job has to end, and why
+    std::vector<Stopped> stopped;    ///< processes stopped for too long: the job has to end, or go on without them
+    std::optional<std::string> end;  ///< why the job has to end
   };
-  /// To be called about once a second.
+  /// Returns new findings. To be called about once a second.
   Findings judge(Clock::time_point now);
 
-  /// Describes what each process is doing: "waiting in barrier(), operation 2".
+  /// Returns what each process is doing: "waiting in barrier(), operation 2".
   std::vector<std::string> doing_now() const;
-  /// A rank has left its world and has not ended yet.
+  /// Returns true if a rank has left its world and has not ended yet.
   bool somebody_leaves() const;
-  /// A rank that runs has said that it saves when a signal asks it to.
+  /// Returns true if a running rank has reported that it saves when a signal asks it to.
   bool somebody_saves() const;
-  /// How long each rank has waited for others in collectives, in one line; empty if none has. A rank that waits less
-  /// than the others is the one that they wait for.
+  /// Returns in one line how long each rank has waited for others in collectives; empty if none has. The others wait
+  /// for a rank that waits less than they do.
   std::string waiting_times() const;
   const RankReport& last(int rank) const { return ranks_[static_cast<std::size_t>(rank)].report; }
 
@@ -147,34 +146,34 @@ class Health {
     bool known = false;
     bool gone = false;
     bool left = false;
-    bool swept = false;            ///< what it has started is gone, too
-    bool paused = false;           ///< it waited in the report before and does not seem to in this one
-    Clock::time_point heard_at{};  ///< the last report, or its end
+    bool swept = false;            ///< its descendants are gone, too
+    bool paused = false;           ///< waited in the report before, and apparently not in this one
+    Clock::time_point heard_at{};  ///< time of the last report, or of its end
     bool silence_told = false;
-    Clock::time_point moved_at{};    ///< its counters changed, or it used its processor
-    Clock::time_point waiting_at{};  ///< it waits, for the same thing, since
-    Clock::time_point joining_at{};  ///< it waits for a world's ranks since
+    Clock::time_point moved_at{};    ///< last change of its counters, or use of its processor
+    Clock::time_point waiting_at{};  ///< start of waiting for the current operation
+    Clock::time_point joining_at{};  ///< start of waiting for a world's ranks
     std::uint64_t moved_cpu_ms = 0;
     std::optional<Clock::time_point> stopped_at;
     bool stopped_told = false;
-    Clock::time_point step_at{};  ///< where the window of steps begins
+    Clock::time_point step_at{};  ///< start of the window of steps
     std::int64_t step = 0;
     std::uint64_t step_waited_ns = 0;
-    double own_seconds = 0;   ///< per step, of its last whole window
-    bool own_is_new = false;  ///< not judged yet
-    int slow_windows = 0;     ///< so far,
+    double own_seconds = 0;   ///< seconds per step without waits, in its last whole window
+    bool own_is_new = false;  ///< not checked yet
+    int slow_windows = 0;     ///< consecutive ones so far
     Clock::time_point slow_since{};
     bool slow_told = false;
   };
-  /// Ranks of the world that keep a rank waiting.
+  /// The ranks of the world for which a rank waits.
   struct Need {
     std::vector<int> ranks;
     std::string what;
-    bool message = false;  ///< `what` is one
-    bool anyone = false;   ///< `ranks` are all others: which of them it needs is not known
+    bool message = false;  ///< `what` is a message
+    bool anyone = false;   ///< `ranks` are all other ranks: which of them it needs is not known
   };
 
-  /// Ranks that others may have to wait for.
+  /// Returns the number of ranks that others may have to wait for.
   int members() const;
   void forgive_sleep(Clock::time_point now);
   std::optional<Need> need_of(const Rank& rank) const;
@@ -193,21 +192,21 @@ class Health {
   HealthLimits limits_;
   std::vector<Rank> ranks_;
   std::optional<Clock::time_point> judged_at_;
-  std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was named last
+  std::vector<std::chrono::seconds> away_told_;  ///< by rank: the interval after which it was last named
 };
 
-/// A running job as it is seen once a second: what ranks report goes to Health and StepWatch, and what both find comes
-/// out. Reads the clock, and starts nothing.
+/// Watches a running job once a second: passes ranks' reports to Health and StepWatch, and returns what both find.
+/// Reads the clock, and starts nothing.
 class HealthWatch {
  public:
-  /// `hosts`: of each process.
+  /// `hosts`: host of each process.
   HealthWatch(std::vector<std::string> hosts, const Roles& roles, const JobSpec& spec);
 
-  /// Once a second, while all ranks run.
+  /// Returns new findings; to be called once a second while all ranks run.
   Health::Findings look();
-  /// Takes the reports of the agent of these processes.
+  /// Takes the reports of these processes' agent.
   void take(Reports reports, const std::vector<int>& processes);
-  /// `last`: what it was doing then.
+  /// `last`: the rank's last report.
   std::vector<Warning> rank_ended(int process, RankReport last);
   void grow(std::vector<std::string> hosts) {
     roles_.workers = static_cast<int>(hosts.size());
@@ -216,11 +215,11 @@ class HealthWatch {
   void left(int process, bool has_left = true) { health_.left(process, has_left); }
   void started_again(int process) { health_.began_anew(process, Health::Clock::now()); }
   void host_ended(const std::vector<int>& processes) { health_.host_ended(processes); }
-  /// A rank saves and ends when a signal asks it to.
+  /// Returns true if a rank saves and ends when a signal asks it to.
   bool somebody_saves() const { return health_.somebody_saves(); }
   bool somebody_leaves() const { return health_.somebody_leaves(); }
   std::vector<std::string> doing_now() const { return health_.doing_now(); }
-  /// Lines that say what every rank is doing, and how long each has waited.
+  /// Returns lines that say what every rank is doing, and how long each has waited.
   std::vector<std::string> overview() const;
 
  private:

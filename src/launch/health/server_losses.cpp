@@ -35,7 +35,7 @@ ServerLosses::Decision ServerLosses::after(int process, const Ending& ending, in
   return {};
 }
 
-// Servers are not started again elsewhere: their place is taken by those of other hosts that have copies.
+// Lost servers are not started again on other hosts: servers with copies there replace them.
 std::optional<std::string> ServerLosses::after_host(const std::string& host, const std::string& why,
                                                     const std::vector<int>& lost, const std::string& names,
                                                     int running) {

@@ -36,8 +36,8 @@ std::string indented(std::string_view rest) {
   return text;
 }
 
-/// The words before the stack, which is left to the log, and the most telling frames: a crash's first frames with
-/// names. Leaves out the line of an error's fields, which its text has.
+/// Returns the words before the stack, which is in the log, and the most telling frames of a crash: the first ones with
+/// names. Leaves out the line of an error's fields, since the error's text has them.
 std::string essence(const std::string& words, bool logged) {
   if (!logged) return words;
   constexpr std::size_t kFrames = 3;
@@ -61,7 +61,7 @@ std::string essence(const std::string& words, bool logged) {
   return text;
 }
 
-/// stderr without what the last words say.
+/// Returns stderr without the lines that the last words repeat.
 std::string without(std::string_view words, std::string_view errors) {
   std::string text;
   while (!errors.empty()) {
@@ -83,7 +83,7 @@ std::string_view last_line(std::string_view text) {
   return begin == std::string_view::npos ? text : text.substr(begin + 1);
 }
 
-/// Returns whether it ended by an uncaught C++ exception; its last words say so.
+/// Returns whether the process ended by an uncaught C++ exception; its last words say so.
 bool is_exception(const Ending& ending) { return ending.words.starts_with(status::kUncaught); }
 
 }  // namespace
@@ -108,7 +108,7 @@ bool has_ended_well(const Ending& ending) {
   if (ending.spared) return true;
   if (ending.status.success() || asks_for_requeue(ending)) return true;
   if (!ending.asked) return false;
-  // The signal sent after SIGTERM when the time is over is reported when it happens. (A shell gives its command's.)
+  // A signal sent after the grace is reported as such. (A shell gives its command's signal as an exit code.)
   const int signal = ending.status.signal != 0 ? ending.status.signal : ending.status.code - 128;
   return signal == SIGTERM || signal == SIGKILL;
 }
@@ -153,7 +153,7 @@ std::string to_string(const PostMortem& post_mortem) {
     const char* const verb = has_left(first.last) ? "had" : "was";
     text += fmt::format("cohort:   it {} {}{}\n", verb, doing(first), at_step(first.last));
   }
-  // Each sentence once: a Python traceback is on stderr, what a C++ runtime prints of an exception is in the words.
+  // Each sentence is shown once: a Python traceback is on stderr, a C++ runtime's message of an exception in the words.
   std::string words = essence(first.words, !post_mortem.log_folder.empty());
   if (!words.empty() && !is_exception(first) && first.last_stderr.find(last_line(words)) != std::string::npos)
     words = "";
@@ -189,7 +189,7 @@ std::string to_string(const PostMortem& post_mortem) {
 
 namespace {
 
-/// The text comes from another process, and the library goes down one level per character at worst.
+/// The text comes from another process, and the library recurses once per character at worst.
 constexpr std::size_t kLongestName = 1024;
 
 bool belongs_to_name(char c) {
@@ -227,11 +227,11 @@ std::string demangled(std::string_view text) {
 namespace {
 
 struct Sign {
-  std::string_view text;  ///< in what the rank said last
+  std::string_view text;  ///< part of the rank's last output
   std::string_view advice;
 };
 
-/// The first one that is found counts: what is more particular stands before what is more general.
+/// The first sign found counts, so specific signs precede general ones.
 constexpr Sign kSigns[] = {
     {"No module named 'horovod",
      "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
@@ -345,7 +345,7 @@ std::string advice(const Ending& ending) {
   if (ending.cause.code == static_cast<int>(ErrorCode::PeerLost) && ending.cause.peer >= 0)
     return fmt::format("it had lost rank {}: how that one ended, or the network in between, is the cause",
                        ending.cause.peer);
-  // A kill from outside has nothing to do with what was written before.
+  // A kill from outside has nothing to do with the output before it.
   const bool killed = ending.status.signal == SIGKILL || ending.status.signal == SIGTERM;
   if (!killed) {
     if (const std::string_view found = by_words(ending); !found.empty()) return std::string(found);
@@ -377,7 +377,7 @@ Restarts::Decision Restarts::after(const Breakdown& breakdown, int world_size) {
 
 namespace {
 
-/// "asked to end by SIGUSR1; all 4 ranks have saved and ended".
+/// Returns "asked to end by SIGUSR1; all 4 ranks have saved and ended".
 std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks, int all) {
   int signal = 0;
   for (const Ending& ending : end.endings) signal = std::max(signal, static_cast<int>(ending.last.preempted_by));
@@ -387,9 +387,8 @@ std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks, int all) {
   return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
 }
 
-/// The ranks that had ended with 0, where the first that failed says that it has lost another: nobody else was lost.
-/// One that had left its world may have taken longer to end than the other to fail; then it has to be the one that is
-/// named.
+/// Returns the ranks that had ended with 0, if the first failure says that its rank lost a peer, and no other rank was
+/// lost. A rank that left its world may have ended later than the failure; then the error has to name that rank.
 std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
   std::vector<int> ranks;
   if (failure.role != Role::Worker || !follows_another(failure)) return ranks;
@@ -417,9 +416,9 @@ Verdict judge(const JobEnd& end) {
   };
   const int good = of_ranks([](const Ending& ending) { return ending.status.success(); });
   const int saved = of_ranks(asks_for_requeue);
-  const int left = of_ranks([](const Ending& ending) { return ending.spared; });  // of an elastic job
+  const int left = of_ranks([](const Ending& ending) { return ending.spared; });  // in an elastic job
   const bool by_themselves = !end.stop_status || end.told_to_end;
-  // A server that lost what it had makes of the ranks' saving nothing to go on from.
+  // If a server has lost its state, the ranks' saved state is no basis to go on from.
   if (by_themselves && saved > 0 && saved + good + left == ranks && !failure) {
     verdict.status = kRequeueStatus;
     verdict.requeue = true;

@@ -11,7 +11,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr double kFirstPause = 60, kLongestPause = 3600;
-/// A job may have thousands of ranks, of which each could be late.
+/// Limit on warnings that are remembered: a job may have thousands of ranks, and each could be late.
 constexpr std::size_t kMostTold = 256;
 
 }  // namespace
@@ -57,7 +57,7 @@ bool Repeats::lets_through(const Warning& warning, double now) {
 namespace {
 
 constexpr std::size_t kMostWindows = 60;
-/// Longer between two judgements: this process did not run, and neither did the ranks.
+/// Longest normal time between two calls of `judge`; after a longer one, neither this process nor the ranks have run.
 constexpr std::chrono::seconds kLongestNap{30};
 
 double seconds_between(StepWatch::Clock::time_point begin, StepWatch::Clock::time_point end) {

@@ -20,9 +20,9 @@ constexpr const char* kNoOther = "no other has the training's state yet";
 
 }  // namespace
 
-// ---- those that leave ----
+// ---- leaving workers ----
 
-// They end by themselves, when they find that the others have a world without them.
+// The workers end by themselves when they find that the others have a world without them.
 void Departures::let_go(const std::vector<int>& agents, Reason reason, const std::string& why,
                         std::optional<Time> limit) {
   std::vector<int> leavers;
@@ -47,7 +47,7 @@ void Departures::let_go(const std::vector<int>& agents, Reason reason, const std
 void Departures::let_some_go(int index, const std::vector<int>& workers, const std::vector<int>& counted,
                              const std::string& why) {
   mark_leaving({.reason = Reason::List, .workers = workers, .counted = counted, .agent = index});
-  for (const int worker : workers) {  // nobody has to wait for those that have only come
+  for (const int worker : workers) {  // nobody has to wait for newcomers
     if (!job_.roster.is_counted(worker)) job_.act(action::Kill{index, worker});
   }
   let_leave(counted, why);
@@ -93,7 +93,7 @@ std::vector<int> Departures::take_back(int room) {
   const auto knows = [this](int worker) { return job_.roster.knows(*job_.roster.find(worker)); };
   for (Leaving& leaving : leaving_) {
     std::erase_if(leaving.counted, [this](int worker) { return !job_.roster.runs(worker); });
-    // (One that has ended may have formed it.)
+    // (A worker that has ended may have formed that world.)
     const bool others_went_on = job_.roster.latest_formed() >= static_cast<std::int64_t>(leaving.epoch);
     if (others_went_on || leaving.others_went_on || leaving.told) continue;
     std::ranges::stable_partition(leaving.counted, knows);
@@ -116,7 +116,7 @@ void Departures::take_back(Leaving& leaving) {
     job_.act(action::Leaves{number, false});
     std::erase(leaving.workers, number);
   }
-  job_.agents[leaving.agent].leaving = leaving.all = false;  // the rest leaves one by one
+  job_.agents[leaving.agent].leaving = leaving.all = false;  // its other workers leave one by one
   leaving.counted.clear();
   hold_again(leaving);
 }
@@ -261,7 +261,7 @@ void Departures::drain_unlisted(int index) {
     if (slots == 0) job_.give_up(index, why, false);
     return;
   }
-  // (Those that are no members yet come first.)
+  // (Workers that are no members yet come first.)
   const auto fresh = [this](int worker) { return !job_.roster.is_counted(worker); };
   workers = job_.roster.youngest_first(std::move(workers));
   std::ranges::stable_partition(workers, fresh);
@@ -315,9 +315,9 @@ void Departures::act_on_notices() {
   const std::string why = fmt::format("the agent{} of {} {} told to end by {}", plural(going.size()), names,
                                       going.size() == 1 ? "was" : "were", sys::signal_name(SIGTERM));
   if (!workers.empty() && !job_.can_lose(workers)) {
-    // Another may have the state soon; ranks that are told at last have half of the time to save it.
+    // Another worker may get the state soon; otherwise ranks that are told late have half of the time to save it.
     const bool soon = static_cast<int>(workers.size()) < job_.roster.size() && job_.are_last_with_state(workers);
-    if (std::ranges::any_of(held_, &Held::is_notice)) return;  // until its limit
+    if (std::ranges::any_of(held_, &Held::is_notice)) return;  // an earlier notice is held until its limit
     if (!soon) return succession_.end_as_told(going.front(), SIGTERM);
     hold_notice(going.front(), job_.now + job_.options.preempt_grace / 2);
     return job_.say(fmt::format("{}; no other worker has the training's state yet: {} once another has it", why,
@@ -325,7 +325,7 @@ void Departures::act_on_notices() {
   }
   std::erase_if(held_, [](const Held& held) { return held.is_notice(); });
   for (const int index : going) job_.hosts.bar(job_.agents[index].name);
-  // (SIGTERM would have ranks that are still in a world with the others save and end, all of them.)
+  // (SIGTERM would make all ranks that are still in a world with the others save and end.)
   let_go(going, Reason::Notice, why, job_.now + job_.options.preempt_grace);
 }
 

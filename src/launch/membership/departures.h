@@ -1,7 +1,7 @@
-// Workers that leave an elastic job as planned: by its user's order, because their host is listed no more, or because
-// their agent has been told to end. They do so once the others have formed a world without them; until then they are
-// members again if the others are lost. The last that has the training's state does not leave. A part of Membership.
-// Pure. One thread.
+// Workers that leave an elastic job as planned: by its user's order, because their host is no longer listed, or because
+// their agent has been told to end. They leave when the others have formed a world without them; until then they become
+// members again if the others are lost. The last worker that has the training's state does not leave. A part of
+// Membership. Pure. One thread.
 #pragma once
 
 #include "launch/membership/standing.h"
@@ -19,28 +19,28 @@ class Departures {
  public:
   using Time = Standing::Time;
 
-  /// Both outlive this.
+  /// Both arguments outlive this.
   Departures(Standing& job, Succession& succession) : job_(job), succession_(succession) {}
 
-  /// The job's user takes a host away.
+  /// Takes a host away, by the user's order.
   Result<std::string> take_away(const std::string& host, bool kill);
-  /// It is wanted again.
+  /// Keeps a host that is wanted again.
   void keep(const std::string& host);
-  /// Other hosts are listed.
+  /// Makes workers leave whose hosts or slots are no longer listed.
   void drain_unlisted();
-  /// An agent has been told to end. (A batch system tells all processes of a job at about the same moment.)
+  /// Called when an agent has been told to end. (A batch system tells all processes of a job at about the same moment.)
   void note_notice();
 
   void look();
   std::optional<Time> next_look() const;
   void end();
-  /// Somebody else may have the training's state now.
+  /// Called when another worker may have got the training's state.
   void look_for_held();
-  /// The others have formed a world of the latest epoch.
+  /// Called when the others have formed a world of the latest epoch.
   void note_formed();
-  /// The others cannot go on alone: so many of those that can still be members are. Returns them.
+  /// Called when the others cannot go on alone: makes up to `room` leaving workers members again, and returns them.
   std::vector<int> take_back(int room);
-  /// Drops workers that have ended, and agents under which nothing runs.
+  /// Drops workers that have ended, and agents that run nothing.
   void forget();
 
  private:
@@ -49,20 +49,20 @@ class Departures {
   struct Leaving {
     Reason reason = Reason::Order;
     std::vector<int> workers = {};
-    std::vector<int> counted = {};  ///< of these, until they left
+    std::vector<int> counted = {};  ///< workers of these that were counted until they left
     int agent = 0;
-    bool all = false;                ///< that run there
-    std::uint64_t epoch = 0;         ///< the first one without them
-    bool others_went_on = false;     ///< to that
-    bool told = false;               ///< to end
-    std::optional<Time> limit = {};  ///< then they are told to end,
-    int signal = 0;                  ///< by this
+    bool all = false;                ///< all workers of the agent leave
+    std::uint64_t epoch = 0;         ///< the first epoch without them
+    bool others_went_on = false;     ///< the others have formed a world of that epoch
+    bool told = false;               ///< the workers have been told to end
+    std::optional<Time> limit = {};  ///< when the workers are told to end
+    int signal = 0;                  ///< the signal for that
   };
-  /// An order or a notice that waits until others have the training's state.
+  /// An order or a notice that is held until another worker has the training's state.
   struct Held {
     bool kill = false;
-    std::string host = {};           ///< of an order
-    std::optional<Time> limit = {};  ///< of a notice
+    std::string host = {};           ///< for an order
+    std::optional<Time> limit = {};  ///< for a notice
     int agent = -1, signal = 0;
     bool is_notice() const noexcept { return host.empty(); }
   };
@@ -83,7 +83,7 @@ class Departures {
   std::vector<Leaving> leaving_;
   std::vector<Held> held_;
   std::optional<Time> notices_at_;
-  /// Hosts that are listed no more, or with fewer slots, and why their workers stay.
+  /// By host that is no longer listed or has fewer slots: the reason why its workers stay.
   std::map<std::string, std::string> unspared_;
 };
 

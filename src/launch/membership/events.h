@@ -1,5 +1,5 @@
-// Events of the processes and hosts of an elastic job, and actions that answer them: the values between Membership,
-// which decides, and the supervisor, which acts.
+// Events of an elastic job's processes and hosts, and the actions that answer them: the values exchanged between
+// Membership, which decides, and the supervisor, which acts.
 #pragma once
 
 #include "launch/plan/plan.h"
@@ -13,27 +13,27 @@
 
 namespace cohort::launch {
 
-/// Workers are known by their processes' numbers, agents by their hosts' indices; neither is given twice.
+/// Workers are identified by their processes' numbers, agents by their hosts' indices; no number is given twice.
 namespace event {
 
 /// All agents have been told to start their ranks.
 struct Ordered {};
 /// All ranks run.
 struct Running {
-  int agents = 0;                   ///< that there have been, with those that are lost
-  std::vector<PlannedHost> usable;  ///< these run nothing, and can be told to start ranks
+  int agents = 0;                   ///< agents so far, including lost ones
+  std::vector<PlannedHost> usable;  ///< hosts that run nothing, and can be told to start ranks
 };
-/// The job is being ended; what happens from now on changes no members.
+/// The job is being ended; later events change no members.
 struct Stopping {};
 /// Time has passed: due at `Membership::next_look`.
 struct Tick {};
 
-/// State that workers report of themselves.
+/// States that workers report of themselves.
 struct Reported {
   struct One {
     int worker = 0;
-    bool waits = false;         ///< for a world's other ranks, or to be a member
-    bool to_be_member = false;  ///< it waits to be one
+    bool waits = false;         ///< the worker waits for a world's other ranks, or to be a member
+    bool to_be_member = false;  ///< the worker waits to be a member
     std::int64_t formed_epoch = -1;
     bool has_state = false;
   };
@@ -42,9 +42,9 @@ struct Reported {
 /// A worker has ended.
 struct Ended {
   enum class How {
-    Done,    ///< with 0
-    Asked,   ///< as it was asked to, or because all have saved
-    Notice,  ///< with kRequeueStatus, for itself alone
+    Done,    ///< with status 0
+    Asked,   ///< as asked, or because all ranks have saved
+    Notice,  ///< with kRequeueStatus for itself alone, while the others do not save
     Killed,  ///< by a signal
     Failed,  ///< with another status
   };
@@ -54,54 +54,54 @@ struct Ended {
   std::int64_t formed_epoch = -1;
   bool has_state = false;
 };
-/// It was stopped for longer than it may be.
+/// A worker was stopped for longer than is allowed.
 struct StoppedTooLong {
   int worker = 0;
   std::chrono::seconds since{};
 };
-/// A worker that was to be started beside others runs, or could not be started.
+/// A worker that was ordered beside running ones now runs, or could not be started.
 struct StartedOne {
   int worker = 0;
-  std::string why_not;  ///< empty: it runs
+  std::string why_not;  ///< empty: the worker runs
 };
 
-/// An agent is lost, with all that it runs.
+/// An agent is lost, with all its processes.
 struct AgentLost {
   int agent = 0;
   std::string why;
 };
-/// An agent that was to come, or to start ranks, cannot.
+/// An agent failed to come, or to start its ranks.
 struct AgentFailed {
   int agent = 0;
   std::string why;
 };
-/// It is connected.
+/// An agent has connected.
 struct AgentJoined {
   int agent = 0;
 };
-/// One has come by itself to a job that runs.
+/// An agent has come by itself to a job that runs.
 struct AgentCame {
   PlannedHost host;
 };
-/// All ranks that it was told to start run.
+/// All ranks that the agent was told to start are running.
 struct AgentStarted {
   int agent = 0;
 };
-/// Nothing that it has started is left.
+/// No process that the agent has started is left.
 struct AgentEmpty {
   int agent = 0;
 };
-/// It has been told to end: its host is about to go.
+/// The agent has been told to end: its host is about to go.
 struct AgentNoticed {
   int agent = 0;
   int signal = 0;
 };
 
-/// Those that the discovery script names.
+/// The hosts that the discovery script has named.
 struct Listed {
   std::vector<PlannedHost> hosts;
 };
-/// The job's user adds a host, or takes one away.
+/// Order of the job's user to add a host; TakeAway: to take one away.
 struct Add {
   PlannedHost host;
 };
@@ -122,61 +122,61 @@ namespace action {
 struct Say {
   std::string text;
 };
-/// The job goes on with these: everybody can read it before anybody is told.
+/// The job goes on with these members. The record is published before any rank is told.
 struct Announce {
   rendezvous::Membership members;
   std::string text;
 };
-/// All members of the latest epoch are in a world of it.
+/// All members of the latest epoch are in a world of that epoch.
 struct Formed {
   std::chrono::milliseconds took{};
 };
-/// An agent is wanted on another host; its index is the next one.
+/// An agent is wanted on another host; it gets the next index.
 struct AddAgent {
   PlannedHost host;
 };
-/// It runs nothing, and is to start so many ranks, the first of which has this number.
+/// Tells an agent that runs nothing to start ranks; `first`: number of the first.
 struct StartRanks {
   int agent = 0;
   int ranks = 0;
   int first = 0;
 };
-/// One rank more, beside those that run there.
+/// Tells an agent to start one more rank, beside those that it runs.
 struct StartOne {
   int agent = 0;
   int worker = 0;
   int slot = 0;
 };
-/// It runs nothing, and is not needed any more.
+/// An agent that runs nothing is not needed any more.
 struct Finish {
   int agent = 0;
 };
-/// It runs nothing until all begin anew.
+/// An agent that runs nothing stays until all workers begin anew.
 struct Hold {
   int agent = 0;
 };
-/// It is ended with all that it runs: nothing more is heard of it, nor of these workers. `failed`: the job has failed
+/// Ends an agent with all that it runs: nothing more comes from it, nor from these workers. `failed`: the job fails
 /// with them.
 struct Drop {
   int agent = 0;
   std::vector<int> workers;
   bool failed = false;
 };
-/// Nothing is heard of a worker that was to be started.
+/// A worker that was to be started has not been heard of.
 struct Lost {
   int worker = 0;
 };
-/// The job goes on without it: its end is no failure; or is one after all.
+/// The job goes on without a worker, so that worker's end is no failure; with `excused` false, it is one after all.
 struct Excuse {
   int worker = 0;
   bool excused = true;
 };
-/// The others do not wait for it any more; or do so again.
+/// The others do not wait for this worker any more; with `leaves` false, they wait for it again.
 struct Leaves {
   int worker = 0;
   bool leaves = true;
 };
-/// The workers of an agent that leave are told to end, those that save by themselves too.
+/// Tells the leaving workers of an agent to end, including those that save by themselves.
 struct StopRanks {
   int agent = 0;
   int signal = 0;
@@ -185,17 +185,17 @@ struct Kill {
   int agent = 0;
   int worker = 0;
 };
-/// Failures so far are over: the others have formed a world without those that failed.
+/// Earlier failures are over: the others have formed a world without the workers that failed.
 struct FailureOver {};
-/// All processes that run are to end, although the job has gone well.
+/// Ends all running processes, although the job has gone well.
 struct EndWorkers {};
 /// The job ends with this status.
 struct EndJob {
   int status = 0;
   std::string why;
-  int signal = 0;  ///< that its ranks get
+  int signal = 0;  ///< sent to the ranks
 };
-/// An agent has been told to end, and the job cannot go on without its ranks: it ends as if it had been told.
+/// An agent has been told to end, and the job cannot go on without its ranks: the job ends as if told to end.
 struct EndAsTold {
   int agent = 0;
   int signal = 0;

@@ -35,13 +35,13 @@ int KnownHosts::slots_of(const std::string& host) const {
 
 void KnownHosts::note_failure(const std::string& host, Time now) {
   Failures& failures = failures_[host];
-  if (failures.count > 0 && (!failures.free_at || *failures.free_at > now)) return;  // of the same trouble
+  if (failures.count > 0 && (!failures.free_at || *failures.free_at > now)) return;  // the same trouble again
   if (!cooldown_) {
     failures.count = 1;
     return;
   }
   const auto& [low, high] = *cooldown_;
-  if (failures.free_at && now - *failures.free_at > high) failures.count = 0;  // that is long ago
+  if (failures.free_at && now - *failures.free_at > high) failures.count = 0;  // the last failure is long ago
   ++failures.count;
   std::chrono::seconds pause = low;
   for (int i = 1; i < failures.count && pause < high; ++i) pause *= 2;

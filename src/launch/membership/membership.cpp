@@ -12,7 +12,7 @@
 namespace cohort::launch {
 namespace {
 
-/// "worker 3 (h2) was killed by SIGKILL".
+/// Describes a worker's end: "worker 3 (h2) was killed by SIGKILL".
 std::string how_it_left(const KnownWorker& worker, const event::Ended& ended) {
   const std::string who = fmt::format("worker {} ({})", worker.number, worker.host);
   if (ended.how == event::Ended::How::Notice) return who + " left on notice";
@@ -110,7 +110,7 @@ void Membership::take(const event::Ended& event) {
   worker->stage = KnownWorker::Stage::Ended;
   job_.roster.report(*worker, event.formed_epoch, event.has_state);
   ended_.push_back(event);
-  // Those that have the training decide how a job ends: who has only come, or was to leave, may not be able to save.
+  // Only workers that have the training decide how a job ends: a newcomer or a leaving worker may not be able to save.
   const bool decides = job_.roster.takes_part(worker->number) && job_.roster.knows(*worker);
   if (job_.over && job_.running && !decides && event.how != event::Ended::How::Done)
     job_.act(action::Excuse{worker->number});
@@ -146,12 +146,12 @@ void Membership::take(const event::StartedOne& event) {
 
 void Membership::take(const event::AgentLost& event) {
   const auto found = job_.agents.find(event.agent);
-  // (Its connection may end while what follows from its loss is done.)
+  // (Its connection may end while the consequences of its loss are handled.)
   if (found == job_.agents.end() || found->second.stage == KnownAgent::Stage::Gone)
     return void(taken_ = !job_.over && event.agent < job_.next_agent);
   KnownAgent& agent = found->second;
   if (agent.stage == KnownAgent::Stage::Idle) agent.stage = KnownAgent::Stage::Gone;
-  // (As ranks start, none may have failed before: what that means is known when all run.)
+  // (A failure at the start is not judged before all ranks run.)
   const bool starts = job_.ordered && !job_.running && !job_.over && ended_.empty();
   taken_ = (job_.may_change() || starts) && agent.has_ranks();
   if (!taken_) return;
@@ -213,7 +213,7 @@ void Membership::take(const event::AgentStarted& event) {
 void Membership::take(const event::AgentEmpty& event) {
   const auto found = job_.agents.find(event.agent);
   if (found == job_.agents.end()) return;
-  for (const int number : job_.workers_on(event.agent, false)) {  // (ordered too late)
+  for (const int number : job_.workers_on(event.agent, false)) {  // (ranks that were ordered too late)
     if (awaits(number)) job_.lose(*job_.roster.find(number));
   }
   KnownAgent& agent = found->second;
@@ -281,11 +281,11 @@ void Membership::let_ended_leave() {
   std::vector<int> workers, on_notice;
   std::string cause;
   const bool anew = job_.begins_anew();
-  bool breaks_down = false;  // all begin anew
+  bool breaks_down = false;  // all workers begin anew
   for (const event::Ended& ended : std::exchange(ended_, {})) {
     KnownWorker& worker = *job_.roster.find(ended.worker);
     const bool member = worker.counted && job_.roster.takes_part(worker.number);
-    // (One that was to leave, and does although it is needed again, has not done its part.)
+    // (A worker that was to leave, and leaves although it is needed again, has not finished its part.)
     const bool had_left = member && !job_.roster.is_member(worker.number);
     const bool done = ended.how == event::Ended::How::Done || ended.how == event::Ended::How::Asked;
     const bool notice = ended.how == event::Ended::How::Notice || (done && had_left);
@@ -310,7 +310,7 @@ void Membership::let_ended_leave() {
     workers.push_back(worker.number);
     if (notice) {
       on_notice.push_back(worker.number);
-      // Its slot goes on as little as that of one that has failed.
+      // The slot is kept unused like that of a worker that has failed.
       job_.hosts.hold(worker.host, worker.slot, job_.now);
     } else {
       job_.hosts.note_failure(worker.host, job_.now);
@@ -334,7 +334,7 @@ void Membership::let_ended_leave() {
 
 void Membership::let_go_of(KnownWorker& worker, const event::Ended& ended) {
   const bool leaver = !std::exchange(worker.counted, false) && worker.leaving;
-  if (leaver) return;  // it was to leave: it ends by itself
+  if (leaver) return;  // the worker was to leave, and has ended by itself
   if (ended.how == event::Ended::How::Notice)
     job_.hosts.hold(worker.host, worker.slot, job_.now);
   else
@@ -342,7 +342,7 @@ void Membership::let_go_of(KnownWorker& worker, const event::Ended& ended) {
   job_.say(how_it_left(worker, ended) + " before it was a member; the job goes on without it");
 }
 
-// Once no worker runs any more.
+// To be called when no worker runs any more.
 void Membership::drop_those_nobody_waits_for() {
   if (!job_.running || job_.roster.anybody_runs()) return;
   for (const auto& [index, agent] : job_.agents) {

@@ -1,16 +1,16 @@
-// Membership decides which processes take part in an elastic job: events in, actions out. Pure: it is given the time,
-// and knows neither processes nor sockets. One thread.
+// Membership decides which processes take part in an elastic job: events in, actions out. Pure: it gets the time as an
+// argument, and knows neither processes nor sockets. One thread.
 //
-// Always, whatever happens in whatever order:
-// - The training is not lost in silence. Once somebody has trained, a worker that has its state is among those that the
-//   job goes on with, or the job ends and says so: fresh workers are never announced alone. No plan (an order, a list,
-//   a notice) lets the last one go that has the state, until another has; who leaves is a member again where the others
-//   are lost before they have formed a world without it.
-// - Each worker counts once: those of an epoch run, are no fewer and no more than allowed (fewer only once somebody's
-//   part is done, so that the others end theirs), and rank 0 can give the training to the others.
-// - Each worker that was started is counted, or a newcomer that waits to be, or leaves with a limit to it, or has
-//   ended. Those that have ended are forgotten once no epoch has them.
-// - One verdict: after the job has been ended nothing is announced, and it is ended once.
+// These rules always hold, in any order of events:
+// - The training is never lost silently. After any training, the job goes on only with a worker that has the state
+// among its members, or it ends and says so: fresh workers are never announced alone. No plan (an order, a list, a
+// notice) lets the last worker with the state go until another has it. A leaving worker becomes a member again if the
+// others are lost before they have formed a world without it.
+// - Each worker counts once. The workers of an epoch run; their number is within the limits (below the minimum only
+// after a worker has finished, so that the others finish, too); rank 0 can give the training to the others.
+// - Each started worker is counted, or is a newcomer that waits to be, or leaves within a time limit, or has ended.
+// Ended workers are forgotten when no epoch has them.
+// - There is one verdict: after the job has been ended nothing is announced, and it is ended once.
 #pragma once
 
 #include "base/result.h"
@@ -38,29 +38,29 @@ class Membership {
   /// State that outlives a restart of all workers.
   struct Past {
     std::set<std::string> barred = {};
-    std::uint64_t next_epoch = 0;  ///< those before it were of workers that are all gone
+    std::uint64_t next_epoch = 0;  ///< earlier epochs had workers that are all gone
   };
   struct Answer {
-    bool taken = true;          ///< false: the job cannot go on, or it is none of Membership's
-    Result<std::string> reply;  ///< of an order
+    bool taken = true;          ///< false: the job cannot go on, or the event is not Membership's
+    Result<std::string> reply;  ///< reply to an order
     std::vector<Action> actions;
   };
 
-  /// `plan`: what runs where at the start.
+  /// `plan`: which host runs which ranks at the start.
   Membership(Options options, const Plan& plan, Past past)
       : job_(std::move(options), plan, std::move(past.barred), past.next_epoch) {}
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
   Answer on(const Event& event, Time now);
-  /// When Tick is due; nothing: it need not come.
+  /// Returns when Tick is due; nullopt: never.
   std::optional<Time> next_look() const;
 
   const rendezvous::Membership& current() const noexcept { return job_.roster.current(); }
   const std::set<std::string>& barred() const noexcept { return job_.hosts.barred(); }
-  /// It is on its way to a job that runs.
+  /// Returns true if the agent is on its way to a job that runs.
   bool is_newcomer(int agent) const { return job_.is_newcomer(agent); }
-  /// A worker that was to be started beside others does not run yet.
+  /// Returns true if a worker that was ordered beside running ones does not run yet.
   bool awaits(int worker) const;
   const Roster& roster() const noexcept { return job_.roster; }
   bool over() const noexcept { return job_.over; }
@@ -87,11 +87,11 @@ class Membership {
   void take(const event::Add& event);
   void take(const event::TakeAway& event);
 
-  /// Workers that have failed or are lost: who is leaving takes their place, where it still can and is needed.
+  /// Handles workers that have failed or are lost: leaving workers replace them where they still can and are needed.
   Course lose(const std::vector<int>& workers, std::string cause);
   void lose_host(const event::AgentLost& event, KnownAgent& agent);
   void let_ended_leave();
-  /// It was no member, or not any more.
+  /// Handles the end of a worker that was not a member, or no longer one.
   void let_go_of(KnownWorker& worker, const event::Ended& ended);
   void drop_those_nobody_waits_for();
 
@@ -99,7 +99,7 @@ class Membership {
   Succession succession_{job_};
   Newcomers newcomers_{job_};
   Departures departures_{job_, succession_};
-  std::vector<event::Ended> ended_;  ///< of which nothing has followed yet
+  std::vector<event::Ended> ended_;  ///< events whose consequences are still to be decided
   bool taken_ = true;
   Result<std::string> reply_;
 };

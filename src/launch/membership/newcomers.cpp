@@ -9,7 +9,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Without a script, hosts are looked through for free slots so often.
+/// Interval at which hosts are searched for free slots, if there is no script.
 constexpr auto kFillEvery = std::chrono::seconds(1);
 
 }  // namespace
@@ -109,7 +109,7 @@ void Newcomers::start_ranks(int index) {
   KnownAgent& agent = job_.agents[index];
   if (!job_.may_change() || job_.finishing || job_.room() + job_.options.spares < agent.slots) {
     agent.limit.reset();
-    agent.stage = KnownAgent::Stage::Gone;  // the job is about to end, or has as many as it may
+    agent.stage = KnownAgent::Stage::Gone;  // the job is about to end, or is full
     return job_.act(action::Finish{index});
   }
   agent.stage = KnownAgent::Stage::Starting;

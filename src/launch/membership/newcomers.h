@@ -1,4 +1,4 @@
-// Workers that an elastic job gets while it runs: on which hosts, in which slots, and how far they have come. A part of
+// Workers that an elastic job gets while it runs: their hosts, their slots, and how far they have come. A part of
 // Membership. Pure. One thread.
 #pragma once
 
@@ -14,22 +14,22 @@ class Newcomers {
   /// `job` outlives this.
   explicit Newcomers(Standing& job) : job_(job) {}
 
-  /// The job runs: without a script its hosts are looked through for free slots again and again.
+  /// Called when the job runs: without a script, its hosts are searched for free slots regularly.
   void begin();
   void end() noexcept { fill_at_.reset(); }
   void look();
   std::optional<Standing::Time> next_look() const;
 
   void fill();
-  /// One has come by itself.
+  /// Takes a host that has come by itself.
   void take(const PlannedHost& host);
-  /// An agent is connected, or idle, and is to have workers.
+  /// Tells an agent that is connected or idle to start its workers.
   void start_ranks(int agent);
   int on_their_way() const;
   std::vector<int> free_slots(const PlannedHost& host) const;
 
  private:
-  /// Returns how many.
+  /// Starts workers in these slots, and returns their number.
   int bring(const PlannedHost& host, const std::vector<int>& slots);
 
   Standing& job_;

@@ -99,7 +99,7 @@ std::vector<int> Roster::youngest_first(std::vector<int> workers) const {
   return workers;
 }
 
-// Hosts in the order of their oldest workers, so that rank 0 is the oldest of all.
+// Sorts hosts by their oldest workers, so that rank 0 is the oldest worker of all.
 std::vector<rendezvous::Member> Roster::by_rank() const {
   const std::map<int, Age> ages = ages_of_agents();
   std::vector<const KnownWorker*> workers = counted();

@@ -122,9 +122,9 @@ void Standing::lose(KnownWorker& worker) {
   act(action::Lost{worker.number});
 }
 
-// A job of weeks has thousands that have come and gone.
+// Bounds memory: a job of weeks has thousands of workers that have come and gone.
 void Standing::forget_ended() {
-  if (!running) return;  // what follows from those that have ended is not known yet
+  if (!running) return;  // the consequences of the ends are not known yet
   roster.forget_ended();
   std::erase_if(agents, [](const auto& one) { return one.second.stage == KnownAgent::Stage::Gone; });
 }

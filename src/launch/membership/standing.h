@@ -1,5 +1,5 @@
-// State of an elastic job: its options, its workers, hosts and agents, and what may become of them. The parts of
-// Membership share it. Pure. One thread.
+// State of an elastic job: its options, workers, hosts and agents, and the operations on them. The parts of Membership
+// share it. Pure. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -21,28 +21,28 @@ namespace cohort::launch {
 struct MembershipOptions {
   int least = 1;
   int most = 0;                          ///< 0: no limit
-  std::optional<int> most_changes = {};  ///< nothing: no limit
-  int spares = 0;                        ///< that run beside the most
-  bool others_may_come = false;          ///< else a job with too few members ends at once
+  std::optional<int> most_changes = {};  ///< nullopt: no limit
+  int spares = 0;                        ///< workers that run beyond `most`
+  bool others_may_come = false;          ///< false: a job with too few members ends immediately
   bool restarts = false;                 ///< a job that breaks down may begin anew
-  bool asks_script = false;              ///< the hosts that there are are listed again and again
-  bool come_by_themselves = false;       ///< agents of other hosts do
+  bool asks_script = false;              ///< the discovery script lists the hosts regularly
+  bool come_by_themselves = false;       ///< agents of other hosts come by themselves
   KnownHosts::Cooldown cooldown = {};
-  std::chrono::seconds timeout{};             ///< for others to come
-  std::chrono::milliseconds start_timeout{};  ///< for an agent to come, and its ranks to run
-  std::chrono::milliseconds grace{};          ///< for those that leave, once the others have gone on
-  std::chrono::milliseconds preempt_grace{};  ///< for those whose agent has been told to end
+  std::chrono::seconds timeout{};             ///< for other workers to come
+  std::chrono::milliseconds start_timeout{};  ///< for an agent to come, and for its ranks to run
+  std::chrono::milliseconds grace{};          ///< for leaving workers, after the others have gone on
+  std::chrono::milliseconds preempt_grace{};  ///< for workers whose agent has been told to end
 };
 
 struct KnownAgent {
   enum class Stage { Coming, Starting, Running, Idle, Gone };
 
   std::string name;
-  int slots = 0;  ///< that it is to start ranks in
+  int slots = 0;  ///< slots in which it starts ranks
   Stage stage = Stage::Running;
-  std::optional<KnownHosts::Time> limit = {};  ///< for its ranks to run
-  bool leaving = false;                        ///< with all that runs there
-  bool noticed = false;                        ///< it has been told to end
+  std::optional<KnownHosts::Time> limit = {};  ///< time limit for its ranks to run
+  bool leaving = false;                        ///< leaves with all its processes
+  bool noticed = false;                        ///< the agent has been told to end
 
   bool newcomer() const noexcept { return stage == Stage::Coming || stage == Stage::Starting; }
   bool has_ranks() const noexcept { return newcomer() || stage == Stage::Running; }
@@ -60,18 +60,18 @@ struct Standing {
   int room() const;
   Result<void> can_spare(int workers) const;
   bool can_lose(const std::vector<int>& workers) const;
-  /// None of the others could go on from where these are.
+  /// Returns true if no other worker could go on from the state that these have.
   bool are_last_with_state(const std::vector<int>& workers) const {
     return roster.others_know({}) && !roster.others_know(workers);
   }
   bool is_newcomer(int agent) const;
-  std::vector<int> workers_on(int agent, bool counted) const;  ///< that have not ended
-  std::vector<int> workers_of(const std::string& host) const;  ///< that are counted
-  int latest_agent(const std::string& host) const;             ///< -1: there is none
+  std::vector<int> workers_on(int agent, bool counted) const;  ///< workers that have not ended
+  std::vector<int> workers_of(const std::string& host) const;  ///< workers that are counted
+  int latest_agent(const std::string& host) const;             ///< returns -1 if there is none
 
   void end() noexcept;
   void give_up(int agent, const std::string& why, bool failed);
-  /// Its workers that had not ended go with it.
+  /// Drops an agent and those of its workers that have not ended.
   void drop(int agent, const std::vector<int>& workers, bool failed);
   void lose(KnownWorker& worker);
   void forget_ended();
@@ -86,18 +86,18 @@ struct Standing {
   const std::uint64_t first_epoch;
   KnownHosts hosts;
   Roster roster;
-  std::map<int, KnownAgent> agents;  ///< those that are gone are forgotten
+  std::map<int, KnownAgent> agents;  ///< agents that are gone are forgotten
   int next_worker = 0, next_agent = 0;
   bool ordered = false, running = false, over = false;
-  bool finishing = false;           ///< somebody's part is done
-  std::optional<Time> wait_limit;   ///< too few are left, and others may come until then
-  std::optional<Time> doubt_limit;  ///< whether those that are left have the state is heard until then
+  bool finishing = false;           ///< some worker has finished
+  std::optional<Time> wait_limit;   ///< too few workers are left, and others may come until then
+  std::optional<Time> doubt_limit;  ///< time limit to hear whether the remaining workers have the state
   Time now{};
   std::vector<Action> actions;
 };
 
 std::string plural(std::size_t count);
-/// "workers 1-2".
+/// Returns "workers 1-2".
 std::string names_of_workers(const std::vector<int>& workers);
 
 }  // namespace cohort::launch

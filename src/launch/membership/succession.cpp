@@ -14,12 +14,12 @@
 namespace cohort::launch {
 namespace {
 
-/// Agents report each 0.4 s what their workers say of themselves.
+/// Time to hear from workers; agents send their reports every 0.4 s.
 constexpr auto kHearTime = std::chrono::seconds(2);
 
 constexpr const char* kNoState = "no worker that is left has the training's state";
 
-/// " (ranks 0-2 are workers 0,2-3)"; empty where the numbers are the same.
+/// Returns " (ranks 0-2 are workers 0,2-3)"; empty if all ranks have their workers' numbers.
 std::string numbering_of(const rendezvous::Membership& now) {
   std::vector<int> workers;
   bool same = true;
@@ -48,10 +48,10 @@ Succession::Course Succession::go_on(std::string cause) {
   if (!roster.others_know({})) {
     const std::vector<const KnownWorker*> left = roster.counted();
     const bool any = std::ranges::any_of(roster.all(), [](const auto& one) { return one.second.newcomer(); });
-    // (Where somebody has ended its part, the training is no more lost than the others' failure says.)
+    // (After some worker has finished, no more of the training is lost than the others' failure says.)
     if (!roster.begun() || job_.finishing || (left.empty() && !any))
       return end(cause, left.empty() ? "no worker is left" : kNoState);
-    // One that has formed the world may have been given the state since its last report.
+    // A worker that has formed the world may have got the state since its last report.
     const bool perhaps =
         std::ranges::any_of(left, [&roster](const KnownWorker* one) { return roster.is_member(one->number); });
     if (!perhaps) return lose_training(job_.doubt_limit ? doubt_cause_ + "; " + cause : cause);
@@ -115,9 +115,9 @@ Succession::Course Succession::end(const std::string& cause, const std::string& 
   return Course::Fails;
 }
 
-// Fresh ranks have nothing to save, and nothing of theirs is to stand over a checkpoint.
+// Ends the job: fresh ranks have nothing to save, and must not overwrite a checkpoint.
 Succession::Course Succession::lose_training(const std::string& cause) {
-  const std::string lost = cause;  // (it may be the doubt's)
+  const std::string lost = cause;  // (a copy: `cause` may be doubt_cause_)
   if (!fresh_failures_.empty() && (job_.options.restarts || own_errors_)) return end(lost, kNoState);
   fresh_failures_.clear();
   end(lost, kNoState);
@@ -160,8 +160,8 @@ void Succession::look_for_members() {
   job_.act(action::EndWorkers{});
 }
 
-// Once somebody's part is done: whether all who run wait for a world that is never formed. Where nobody has trained, a
-// rank that ended well may be why the others wait: that is a failure, which health names.
+// After some worker has finished: looks whether all running workers wait for a world that is never formed. If nobody
+// has trained, a rank that ended well may be why the others wait: that is a failure, which Health reports.
 void Succession::look_for_waiting() {
   Roster& roster = job_.roster;
   if (!job_.finishing || workers_ended_ || !job_.may_change() || job_.doubt_limit || !roster.formed()) return;

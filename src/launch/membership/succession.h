@@ -13,32 +13,32 @@ namespace cohort::launch {
 
 class Succession {
  public:
-  enum class Course { GoesOn, Fails, Ends };  ///< Ends: it has been said how
+  enum class Course { GoesOn, Fails, Ends };  ///< Ends: the ending has been given as an action
 
   /// `job` outlives this.
   explicit Succession(Standing& job) : job_(job) {}
 
-  /// Those that have ended, or are lost, or leave.
+  /// Goes on without workers that have ended, are lost, or leave.
   Course leave(const std::vector<int>& workers, const std::string& cause);
   Course announce(const std::string& cause);
-  /// Some were lost with their host, or have failed, `by_itself` or because of something else.
+  /// Notes workers that were lost with their host, or that have failed, `by_itself` or as a consequence.
   void note_failures(const std::vector<int>& workers, bool by_itself);
   void end_job(int status, std::string why, int signal);
   void end_as_told(int agent, int signal);
 
-  /// Somebody's part is done.
+  /// Called when some worker has finished.
   void finish(KnownWorker& worker);
   void look_for_members();
   void look_for_waiting();
-  /// Whether those that go on have formed a world.
+  /// Looks whether the remaining workers have formed a world.
   bool look_for_formed();
   void settle_doubt();
-  /// All that a host has, at once.
+  /// Takes the newcomers of a host in together.
   void take_newcomers();
-  /// It was not heard in time whether those that are left have the state.
+  /// Called when the time to hear whether the remaining workers have the state is over.
   void look_for_doubt();
   void look_for_hosts();
-  /// The last of the actions.
+  /// Adds the verdict as the last action.
   void give_verdict();
 
  private:
@@ -47,11 +47,11 @@ class Succession {
   Course end(const std::string& cause, const std::string& why);
 
   Standing& job_;
-  bool workers_ended_ = false;    ///< they were asked to
-  std::set<int> fresh_failures_;  ///< the others have formed no world since: they may be why those fail
-  bool own_errors_ = true;        ///< these have failed by themselves
+  bool workers_ended_ = false;    ///< the workers were asked to end
+  std::set<int> fresh_failures_;  ///< failures since the last world: they may be why other workers fail
+  bool own_errors_ = true;        ///< these workers have failed by themselves
   std::string doubt_cause_;
-  std::optional<Standing::Time> announced_at_;  ///< the latest epoch, whose members have formed no world yet
+  std::optional<Standing::Time> announced_at_;  ///< when the latest epoch was announced; its world is not formed yet
   std::optional<Action> verdict_;
 };
 

@@ -232,7 +232,7 @@ void Announcer::ended_as_events(const JobEnd& end, const Verdict& verdict, const
   out["exit_status"] = verdict.status;
   if (!verdict.reason.empty()) out["reason"] = verdict.reason;
   out["seconds"] = end.seconds;
-  out["again"] = restart.again;  // another attempt follows
+  out["again"] = restart.again;  // true: another attempt follows
   if (verdict.requeue) out["requeue"] = true;
   display_.write(1, line_of(out));
 }

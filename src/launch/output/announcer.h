@@ -1,7 +1,7 @@
 // Reports of `cohort run` itself about a job: lines on stderr for people, or (--json) events on stdout, where the
-// ranks' lines are events too. An event is one line of JSON; every one has "event" and "time" (UTC);
-// docs/reference/run.md lists the rest. Names are never changed, only added. Events and notices are pure but for the
-// clock; the Announcer belongs to the supervisor and its thread.
+// ranks' lines are events too. An event is one line of JSON, with at least "event" and "time" (UTC);
+// docs/reference/run.md lists the other fields. Names are never changed, only added. Events and notices are pure but
+// for the clock; the Announcer belongs to the supervisor and its thread.
 #pragma once
 
 #include "launch/health/health.h"
@@ -22,13 +22,13 @@ struct OutputLine {
   std::string_view host;
   Stream stream = Stream::Stdout;
   std::string_view text;     ///< bytes that are no UTF-8 are replaced
-  bool continued = false;    ///< it goes on with the line before, which was too long for one
-  Role role = Role::Worker;  ///< whose number `rank` is
+  bool continued = false;    ///< continues the line before, which was too long for one event
+  Role role = Role::Worker;  ///< the role in which `rank` is the number
 };
 std::string output_event(const OutputLine& line);
 
 std::string exit_event(const Ending& ending);
-/// The post-mortem.
+/// Returns the post-mortem as an event.
 std::string failure_event(const PostMortem& post_mortem);
 
 class Announcer {
@@ -36,22 +36,22 @@ class Announcer {
   enum class Form { Text, QuietText, Json };
   Announcer(Display& display, Form form) : display_(display), form_(form) {}
 
-  /// Something that a person should be told.
+  /// Reports a text for people.
   void say(const std::string& text);
   void warn(const Warning& warning);
-  /// All ranks run; `text` says how.
+  /// All ranks run; `text` describes the job.
   void started(const RunState& state, const std::string& run_folder, const std::string& text);
   void rank_ended(const Ending& ending);
-  /// These have formed a world.
+  /// The members have formed a world.
   void members_formed(const MembersChange& change, const std::string& text);
-  /// An elastic job has other members; `text` says who, and why.
+  /// An elastic job has changed its members; `text` says who has changed, and why.
   void members_changed(const rendezvous::Membership& before, const rendezvous::Membership& now,
                        const std::string& text);
-  /// In the place of a process that has ended so.
+  /// A process has been started in place of one that ended as `before`.
   void started_again(const Ending& before, int pid);
-  /// A rank has failed and others take their time to end: the post-mortem before the end.
+  /// A rank has failed and others are slow to end: reports the post-mortem before the end.
   void failed(const PostMortem& post_mortem);
-  /// The last word on an attempt: a post-mortem, or why it ended; or that another one follows.
+  /// Reports the end of an attempt: a post-mortem or the reason, and whether another attempt follows.
   void ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart);
 
  private:
@@ -59,7 +59,7 @@ class Announcer {
 
   Display& display_;
   const Form form_;
-  std::optional<std::string> told_;  ///< who a post-mortem was about that was told before the end
+  std::optional<std::string> told_;  ///< subject of the post-mortem that was reported before the end
 };
 
 }  // namespace cohort::launch

@@ -45,8 +45,8 @@ Console::~Console() {
 }
 
 void Console::interrupt() {
-  // A terminal that has room for one byte counts as ready and then holds a write of more: a signal, whose handler does
-  // nothing, gets the thread out of it.
+  // A terminal with space for one byte counts as ready and then blocks a longer write: a signal, whose handler does
+  // nothing, interrupts the thread's write.
   static const bool handled = [] {
     struct sigaction nothing {};
     nothing.sa_handler = [](int) {};
@@ -72,7 +72,7 @@ void Console::write(int fd, std::string bytes, std::uint64_t weight) {
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back({fd, std::move(bytes), weight});
-    // Made late: short jobs that print nothing never need it.
+    // Started late: short jobs that print nothing never need the thread.
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
   changed_.notify_one();
@@ -119,7 +119,7 @@ void Console::put(const Item& item, std::uint64_t generation) {
     rest = after_gap;
   }
   while (!rest.empty() && !gone.load(std::memory_order_relaxed) && !dropped(generation)) {
-    // Looked at first, and in pieces that a ready pipe takes whole, so that giving up is possible at any time.
+    // Polls first, and writes pieces that a ready pipe takes whole, so that the thread can give up at any time.
     pollfd waited{item.fd, POLLOUT, 0};
     if (::poll(&waited, 1, 100) <= 0) continue;
     const ssize_t put = ::write(item.fd, rest.data(), std::min<std::size_t>(rest.size(), 4096));
@@ -143,10 +143,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// The limit of `drain` is counted in so many looks, so that a time in which this process was stopped itself (Ctrl-Z)
-/// counts as one and not as the whole.
+/// The limit of `drain` is counted in this many looks, so that time in which this process itself was stopped (Ctrl-Z)
+/// counts as one look only.
 constexpr int kLooks = 10;
-/// For the complaint to be read, where stderr has another reader than stdout.
+/// Time for the complaint to be read, if stderr has another reader than stdout.
 constexpr milliseconds kComplaintLimit{500};
 
 int terminal_columns() {
@@ -192,7 +192,7 @@ void Display::grow(const Plan& plan) {
   view_->grow(std::move(hosts));
 }
 
-// The status is where both streams are, or the one of them that is a terminal.
+// Chooses the terminal for the status: the one of both streams, or of the only stream that has one.
 void Display::find_terminal() {
   const char* const kind = std::getenv("TERM");
   if (kind == nullptr || std::string_view(kind) == "dumb") return;
@@ -221,14 +221,14 @@ void Display::write(int fd, std::string text) {
 void Display::set_status(std::string text) {
   if (status_fd_ < 0 || text == status_) return;
   status_ = std::move(text);
-  // A terminal that does not take what there is gets no more.
+  // A terminal that has not taken the earlier output gets no status.
   if (mid_line_ || (!status_.empty() && !console_.idle())) return;
   if (!status_shown_ && status_.empty()) return;
   status_shown_ = !status_.empty();
   console_.write(status_fd_, std::string(kEraseLine) + status_line());
 }
 
-/// No longer than a line, which could not be erased.
+/// Returns the status cut to one line, since a longer one could not be erased.
 std::string Display::status_line() const {
   const auto columns = static_cast<std::size_t>(std::max(terminal_columns() - 1, 0));
   const std::string text = status_.substr(0, columns);
@@ -279,7 +279,7 @@ void Display::on_console() {
 }
 
 bool Display::all_out() {
-  // In this order: once it is idle, what did not fit is known.
+  // The order matters: when the console is idle, it is known which output did not fit.
   const bool idle = console_.idle();
   for (const int fd : {1, 2}) {
     const int error = console_.no_room(fd);

@@ -1,6 +1,6 @@
-// Shows the reader of `cohort run` the output: Display takes the ranks' bytes, makes lines of them, writes them, and
-// tells the sender when they are out. Knows neither agents nor the job. Belongs to the supervisor and its thread; the
-// Console writes on a thread of its own.
+// Shows the output to the reader of `cohort run`: Display takes the ranks' bytes, splits them into lines, writes these,
+// and tells the sender when they are written. Knows neither agents nor the job. Belongs to the supervisor and its
+// thread; the Console writes on a thread of its own.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -28,21 +28,21 @@
 
 namespace cohort::launch {
 
-// How the output of all ranks looks to a person: whole lines, each with its rank in front. Pure: takes pieces and the
-// time, gives text for descriptor 1 or 2. One thread.
+// OutputView formats the output of all ranks for people: whole lines, each with its rank in front. Pure: takes pieces
+// and the time, returns text for descriptor 1 or 2. One thread.
 
-/// Lines of several ranks that come within this time of each other can be one.
+/// Equal lines of several ranks that come within this time can be shown as one.
 inline constexpr std::chrono::milliseconds kCollapseWindow{200};
 
 struct ViewOptions {
   PrefixStyle style = PrefixStyle::Rank;
-  std::vector<std::string> hosts;                 ///< by process
-  Roles roles;                                    ///< of these
-  std::array<bool, 2> terminal = {false, false};  ///< stdout, stderr: progress bars overwrite themselves
+  std::vector<std::string> hosts;                 ///< host of each process
+  Roles roles;                                    ///< roles of the processes
+  std::array<bool, 2> terminal = {false, false};  ///< of stdout and stderr: progress bars overwrite themselves there
   std::array<bool, 2> colour = {false, false};
-  std::size_t speakers = 0;                       ///< ranks that are fed at all; 0: every one
+  std::size_t speakers = 0;                       ///< number of ranks that are shown; 0: all
   std::array<bool, 2> collapse = {false, false};  ///< "[0-3] | text" for a line that ranks 0 to 3 have printed
-  int (*columns)() = [] { return 80; };           ///< of the terminal, now
+  int (*columns)() = [] { return 80; };           ///< current width of the terminal
 };
 
 struct Text {
@@ -56,29 +56,29 @@ class OutputView {
   explicit OutputView(ViewOptions options);
 
   std::vector<Text> feed(int rank, Stream stream, std::string_view bytes, Clock::time_point now);
-  /// More ranks, behind those that there are: the hosts of all.
+  /// Adds ranks behind the existing ones; `hosts`: those of all ranks.
   void grow(std::vector<std::string> hosts);
-  /// The unfinished lines of all streams, finished: nothing more comes.
+  /// Completes the unfinished lines of all streams, when nothing more comes.
   std::vector<Text> finish();
-  /// On a terminal: shows unfinished lines that have waited a moment, e.g. a question without a line end. Call it every
-  /// now and then; true if there is something that waits.
+  /// On a terminal, `show_partial` shows unfinished lines that have waited a moment, e.g. a question without a line
+  /// end. Call it regularly; `has_partial` returns true if a line waits.
   bool has_partial() const;
   std::vector<Text> show_partial();
-  /// Lines wait for the same line of other ranks: until when the first of them does. Then call `release`.
+  /// Returns when the first line has waited long enough for equal lines of other ranks; then call `release`.
   std::optional<Clock::time_point> next_release() const;
   std::vector<Text> release(Clock::time_point now);
 
  private:
   struct Source {
     LineSplitter lines;
-    std::string progress;  ///< the last overwritten line, where it was not shown
+    std::string progress;  ///< the last overwritten line, if it was not shown
     Clock::time_point progress_shown{};
     bool cut = false;  ///< the next line continues the last one
     bool partial_shown = true;
-    std::string rest;  ///< without prefixes: what has no line end yet
+    std::string rest;  ///< without prefixes: the text that has no line end yet
   };
-  /// A line that waits. They are shown in the order in which they came; a rank joins only such as came after the last
-  /// one that it has printed, so that each rank's lines keep their order.
+  /// A line that waits for equal ones. Held lines are shown in the order in which they came. A rank joins only lines
+  /// that came after the last one that it has printed, so that each rank's lines keep their order.
   struct Held {
     Stream stream;
     std::string text;
@@ -106,38 +106,38 @@ class OutputView {
   std::vector<Source> sources_;
   bool transient_shown_ = false;
   std::deque<Held> held_;
-  std::uint64_t shown_held_ = 0;  ///< how many have left `held_`
+  std::uint64_t shown_held_ = 0;  ///< number of lines that have left `held_`
   std::size_t held_bytes_ = 0;
-  std::vector<std::uint64_t> last_held_;  ///< by rank: one more than the number of the last one that it is in
+  std::vector<std::uint64_t> last_held_;  ///< by rank: 1 + number of the last held line that it is in
 };
 
 /// Writes to stdout and stderr on a thread of its own, so that a reader who does not read (a pager, a stopped terminal)
-/// never stops the supervisor. Memory is bounded by who feeds it: `written` says how much has gone out. Methods belong
+/// never stops the supervisor. The caller bounds the memory: `written` says how much has been written. Methods belong
 /// to one thread, except where noted.
 class Console {
  public:
   Console();
-  /// Drops what has not been written: wait until `idle` to keep it. Never waits for a reader.
+  /// Drops bytes that are not written yet; to keep them, wait until `idle`. Never waits for a reader.
   ~Console();
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  /// `weight` is added to `written()` once the bytes are out (or dropped, if the reader is gone).
+  /// `weight` is added to `written()` when the bytes have been written (or dropped, if the reader is gone).
   void write(int fd, std::string bytes, std::uint64_t weight = 0);
-  /// Readable after anything has changed; reading is `acknowledge`.
+  /// Descriptor that becomes readable when anything has changed; read it with `acknowledge`.
   int event_fd() const noexcept { return event_.get(); }
   void acknowledge() const;
   std::uint64_t written() const noexcept { return written_.load(std::memory_order_acquire); }
   bool idle() const;
-  /// Bytes that the readers have taken. Any thread.
+  /// Returns the number of bytes that the readers have taken. Any thread.
   std::uint64_t taken() const noexcept { return taken_.load(std::memory_order_relaxed); }
-  /// Drops what has not been written; what is being written too, as soon as its reader lets go of us. What comes later
-  /// is written.
+  /// Drops bytes that are not written yet; also those being written, as soon as the blocked write returns. Later bytes
+  /// are written.
   void drop();
-  /// The reader of stdout (1) or stderr (2) has gone.
+  /// Returns true if the reader of stdout (1) or stderr (2) is gone.
   bool reader_gone(int fd) const noexcept { return gone_[fd == 2].load(std::memory_order_relaxed); }
-  /// Why (errno) something could not be written to a file that has no room for it, and was dropped; 0 if all could.
-  /// Each piece is tried again, so that what comes once there is room is written.
+  /// Returns why (errno) bytes were dropped that did not fit into the file; 0 if all could be written. Each piece is
+  /// tried again, so output that comes when there is space is written.
   int no_room(int fd) const noexcept { return no_room_[fd == 2].load(std::memory_order_relaxed); }
 
  private:
@@ -158,13 +158,13 @@ class Console {
   bool writing_ = false;
   bool closing_ = false;
   bool ended_ = false;
-  std::uint64_t generation_ = 0;  ///< how often `drop` was called
+  std::uint64_t generation_ = 0;  ///< number of calls of `drop`
   std::atomic<std::uint64_t> written_{0};
   std::atomic<std::uint64_t> taken_{0};
   std::array<std::atomic<bool>, 2> gone_{};
   std::array<std::atomic<int>, 2> no_room_{};
-  std::array<bool, 2> gap_{};       ///< something was dropped in the middle of a line; of the thread
-  std::array<bool, 2> mid_line_{};  ///< the last byte that went out ends no line; of the thread
+  std::array<bool, 2> gap_{};       ///< bytes were dropped in the middle of a line; used by the thread
+  std::array<bool, 2> mid_line_{};  ///< the last written byte does not end a line; used by the thread
   std::thread thread_;
 };
 
@@ -172,33 +172,33 @@ class Display {
  public:
   /// Events since the last query.
   struct News {
-    /// So many bytes of a source have gone out, or were dropped because the reader is gone.
+    /// Bytes by source that were written, or dropped because the reader is gone.
     std::vector<std::pair<std::size_t, std::uint64_t>> taken;
-    bool reader_gone = false;  ///< nobody reads stdout any more; each time that something was written
-    /// stdout (1) or stderr (2) goes to a file that has no room, and why (errno). Once for each.
+    bool reader_gone = false;  ///< nobody reads stdout any more; set after each write
+    /// stdout (1) or stderr (2) goes to a file without space, and why (errno). Once for each.
     std::vector<std::pair<int, int>> no_room;
   };
   explicit Display(Loop& loop);
 
   News take() { return std::exchange(news_, {}); }
-  /// Before the first `feed`. `ranks`: those that are shown; empty: all, and the other roles. What stdout and stderr
-  /// are it finds out itself.
+  /// To be called before the first `feed`. `ranks`: those that are shown; empty: all, and the other roles. Finds out by
+  /// itself where stdout and stderr go.
   void set_up(const JobSpec& spec, const Plan& plan, const std::vector<int>& ranks);
-  /// The plan has more ranks; these are shown where all are.
+  /// Takes a plan with more ranks; they are shown if all ranks are.
   void grow(const Plan& plan);
   void feed(std::size_t source, const Output& output);
-  /// A line of our own, on stderr.
+  /// Writes a line of the launcher's own to stderr.
   void say(const std::string& text);
   void write(int fd, std::string text);
-  /// A line below all others, until the next one; empty: none. Nothing where that is no terminal, or a rank's
-  /// unfinished line or progress bar has the place.
+  /// Sets the line below all others; empty: none. It is not shown if there is no terminal, or while a rank's unfinished
+  /// line or progress bar is there.
   void set_status(std::string text);
   bool reader_gone() const { return console_.reader_gone(1); }
-  /// The unfinished lines, finished: no more output comes.
+  /// Completes the unfinished lines, when no more output comes.
   void end_lines();
 
-  /// Until everything is out, or the reader has taken no byte for `limit`: then what is left is dropped, and
-  /// `complaint` goes to stderr if that is read.
+  /// Waits until everything is written, or until the reader has taken no byte for `limit`: then the rest is dropped,
+  /// and `complaint` is written to stderr if that is read.
   void drain(std::chrono::milliseconds limit, std::string complaint);
   bool drained() const noexcept { return draining_ == Draining::Done; }
 
@@ -206,7 +206,7 @@ class Display {
   void find_terminal();
   std::string status_line() const;
   void on_console();
-  /// Whether all is out, and nothing is to be said of what did not fit.
+  /// Returns true if everything is written, and nothing is to be reported of output that did not fit.
   bool all_out();
   void show(const std::vector<Text>& texts);
   void wait_for_release();
@@ -226,17 +226,17 @@ class Display {
   Timer partial_;
   Timer release_;
   std::vector<bool> hidden_;     ///< by rank
-  bool some_hidden_ = false;     ///< --ranks names those that are shown
+  bool some_hidden_ = false;     ///< --ranks names the ranks that are shown
   int status_fd_ = -1;           ///< the terminal for the status; -1: none
-  std::array<bool, 2> on_it_{};  ///< stdout and stderr are that terminal
+  std::array<bool, 2> on_it_{};  ///< whether stdout and stderr go to that terminal
   std::string status_;
   bool status_shown_ = false;
-  bool mid_line_ = false;  ///< the terminal's last line has no end
+  bool mid_line_ = false;  ///< the terminal's last line is unfinished
 
   enum class Draining { No, Begun, Done } draining_ = Draining::No;
   std::chrono::milliseconds limit_{};
   std::string complaint_;
-  std::uint64_t seen_ = 0;  ///< bytes that the reader had taken when it was looked at last
+  std::uint64_t seen_ = 0;  ///< bytes that the reader had taken at the last look
   int idle_looks_ = 0;
   Timer look_;
 };

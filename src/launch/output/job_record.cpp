@@ -39,7 +39,7 @@ bool is_commit(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// The repository's own folder: .git, or where a file of that name leads to (worktrees, submodules).
+/// Returns the repository's own folder: .git, or the folder that a file of that name gives (worktrees, submodules).
 fs::path repository_of(fs::path folder) {
   std::error_code error;
   while (true) {
@@ -73,7 +73,7 @@ std::optional<GitRevision> git_revision(const std::string& folder) {
   if (head.starts_with("ref: ")) {
     const std::string name = head.substr(5);
     if (name.starts_with(kBranches)) revision.branch = name.substr(kBranches.size());
-    // A worktree has its own HEAD; branches are the main repository's.
+    // A worktree has its own HEAD; its branches are in the main repository.
     const std::string common = first_line(repository / "commondir");
     const fs::path root = common.empty() ? repository : (repository / common).lexically_normal();
     head = first_line(root / name);
@@ -92,24 +92,24 @@ constexpr std::string_view kPrivate[] = {
     "PAT",    "SAS",        "DSN",      "PIN",         "OTP",        "SIGNATURE", "PRIVATE"};
 constexpr std::string_view kPrivateEnds[] = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "JWT"};
 
-/// Settings of libraries that know of no credentials, too many to name and different in each version.
+/// Settings of libraries that handle no credentials; they are too many to list, and differ by version.
 constexpr std::string_view kPrefixes[] = {"OMP_",  "KMP_",  "GOMP_",       "MKL_",        "OPENBLAS_",
                                           "BLIS_", "NCCL_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCHINDUCTOR_"};
 
-/// Everything else by its whole name, beside the table of variables: what a prefix such as SLURM_ or TF_ stands for is
-/// not ours to know.
+/// Other recorded variables by their whole names, beside the table of variables: a prefix such as SLURM_ or TF_ may
+/// also cover private ones.
 constexpr std::string_view kPrivateNames[] = {
-    // Programs and libraries
+    // Programs and libraries.
     "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "PYTHONHOME",
     "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONOPTIMIZE", "PYTHONDEVMODE", "PYTHONMALLOC",
     "PYTHONWARNINGS", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONIOENCODING", "PYTHONUTF8",
     "PYTHONPYCACHEPREFIX", "MALLOC_ARENA_MAX", "MALLOC_CONF",
-    // Accelerators
+    // Accelerators.
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUBLAS_WORKSPACE_CONFIG", "HIP_VISIBLE_DEVICES", "HIP_LAUNCH_BLOCKING",
     "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HSA_OVERRIDE_GFX_VERSION",
-    // PyTorch, gloo, TensorFlow, Horovod
+    // PyTorch, gloo, TensorFlow, Horovod.
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_JIT", "PYTORCH_KERNEL_CACHE_PATH", "TORCH_HOME", "TORCH_LOGS", "TORCH_CPP_LOG_LEVEL",
     "TORCH_DISTRIBUTED_DEBUG", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR",
@@ -118,7 +118,7 @@ constexpr std::string_view kPrivateNames[] = {
     "TF_NUM_INTEROP_THREADS", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "TF_DETERMINISTIC_OPS",
     "TF_CUDNN_DETERMINISTIC", "TF_XLA_FLAGS", "HOROVOD_CYCLE_TIME", "HOROVOD_HIERARCHICAL_ALLREDUCE",
     "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_AUTOTUNE", "HOROVOD_THREAD_AFFINITY", "HOROVOD_NUM_NCCL_STREAMS",
-    // Slurm's placement of the job
+    // Slurm's placement of the job.
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_QOS",
     "SLURM_JOB_ACCOUNT", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_ARRAY_JOB_ID",
@@ -130,7 +130,7 @@ constexpr std::string_view kPrivateNames[] = {
     "SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_HET_SIZE",
     "SLURM_THREADS_PER_CORE"};
 
-/// Ours that hold what somebody has typed: other variables, and commands.
+/// Our variables whose values users type: other variables, and commands.
 constexpr std::string_view kTyped[] = {"COHORT_RUN_ENV", "COHORT_RUN_SSH", "COHORT_RUN_ON_WARNING"};
 
 constexpr const char* kHidden = "(hidden)";
@@ -140,7 +140,7 @@ bool has(const List& list, std::string_view name) {
   return std::ranges::find(list, name) != std::end(list);
 }
 
-/// https://user:password@host
+/// Returns true for values such as https://user:password@host.
 bool has_password(std::string_view value) {
   const auto scheme = value.find("://");
   if (scheme == std::string_view::npos) return false;
@@ -158,7 +158,7 @@ bool changes_a_run(std::string_view name) {
           !has(kTyped, name));
 }
 
-/// Behind which '=' a private value begins; npos: it holds none.
+/// Returns where a private value begins, behind its '='; npos: the word has none.
 std::size_t private_part(std::string_view word) {
   std::size_t begin = 0;
   for (auto equals = word.find('='); equals != std::string_view::npos; equals = word.find('=', begin)) {
@@ -211,7 +211,7 @@ std::vector<std::string> without_secrets(const std::vector<std::string>& words) 
 
 namespace {
 
-/// Never the whole environment: it may hold what is not for files.
+/// Returns the recorded variables. The whole environment is never recorded: it may hold secrets.
 nlohmann::ordered_json environment_that_matters() {
   nlohmann::ordered_json out = nlohmann::ordered_json::object();
   for (const std::string& assignment : Environment::current().assignments()) {

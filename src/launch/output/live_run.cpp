@@ -22,7 +22,7 @@ double between(Figures::Clock::time_point begin, Figures::Clock::time_point end)
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// Counters only grow; what a rank has written otherwise counts as nothing.
+/// Returns the growth of a counter; if a rank has written a smaller value, 0.
 template <class Number>
 double grown(Number from, Number to) {
   return to > from ? static_cast<double>(to) - static_cast<double>(from) : 0;
@@ -49,7 +49,7 @@ double share(double part, double whole) { return whole > 0 ? std::clamp(part / w
 void Figures::add_waits(Rank& rank, const RankReport& report, Clock::time_point now) {
   Waits waits{now, 0, report.exposed_ns, report.cpu_ms};
   for (const GroupReport& group : report.groups) waits.waited_ns += group.waited_ns;
-  // A group that was left takes its waiting along; and a program may have begun anew.
+  // A group that was left takes its waiting time with it, and a program may have begun anew.
   if (!rank.waits.empty() &&
       (waits.waited_ns < rank.waits.back().waited_ns || waits.exposed_ns < rank.waits.back().exposed_ns ||
        waits.cpu_ms < rank.waits.back().cpu_ms))
@@ -106,12 +106,12 @@ void Figures::ended(int number, bool well, std::string how) {
 
 std::vector<RankFigures> Figures::look(Clock::time_point now) const {
   std::vector<RankFigures> all;
-  std::vector<double> waited;  // of those that run
+  std::vector<double> waited;  // only of ranks that run
   all.reserve(ranks_.size());
   for (const Rank& rank : ranks_) {
     RankFigures& figures = all.emplace_back(rank.figures);
     if (!rank.known || rank.gone || all.size() > workers_) continue;
-    // The wait that is under way is in no sum yet.
+    // The current wait is not in any sum yet.
     const double open = rank.since ? between(std::max(*rank.since, rank.waits.front().at), now) : 0;
     const double time = between(rank.waits.front().at, now);
     const double closed = grown(rank.waits.front().waited_ns, rank.waits.back().waited_ns) * 1e-9;
@@ -124,7 +124,7 @@ std::vector<RankFigures> Figures::look(Clock::time_point now) const {
     const Steps& last = rank.steps.back();
     const double took = between(first.at, last.at);
     const double steps = grown(first.step, last.step);
-    // None has come for much longer than they took: it has come to a halt.
+    // No step has come for much longer than a step takes: the rank has halted.
     if (took <= 0 || between(last.at, now) > std::max(5.0, 3 * took / std::max(steps, 1.0))) continue;
     figures.steps_per_second = steps / took;
     figures.samples_per_second = grown(first.samples, last.samples) / took;
@@ -142,7 +142,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The fields that stand by name, in their order.
+/// Visits the named fields in their order.
 template <class T, class Act>
 void visit_fields(T& it, const Act& act) {
   using Of = std::remove_const_t<T>;
@@ -163,7 +163,7 @@ void visit_fields(T& it, const Act& act) {
   }
 }
 
-/// The columns of a rank's row behind its number, in their order, and how each is written.
+/// Visits the columns of a rank's row after its number, in their order, with the format of each.
 template <class Rank, class Act>
 void visit_columns(Rank& rank, const Act& act) {
   auto& f = rank.figures;
@@ -177,7 +177,7 @@ std::string json_quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-/// A row of its own for each rank, by hand: thousands of them would be a slow tree.
+/// Writes a row for each rank by hand, since a JSON tree for thousands of ranks would be slow.
 void add_row(std::string& out, int number, const LiveRank& rank) {
   fmt::format_to(std::back_inserter(out), "{}[{}", out.back() == '[' ? "\n" : ",\n", number);
   visit_columns(rank, [&out](const char*, const auto& value, const char* form) {
@@ -215,7 +215,7 @@ T number_of(const Json& value) {
     const double number = value.get<double>();
     return std::isfinite(number) ? number : 0;
   } else {
-    // (A cast of what does not fit is undefined.)
+    // (Casting a value that does not fit is undefined.)
     if (value.is_number_float()) return T();
     if (value.is_number_unsigned())
       return static_cast<T>(std::min<std::uint64_t>(value.get<std::uint64_t>(), std::numeric_limits<T>::max()));
@@ -253,7 +253,7 @@ void read_list(const Json& from, const char* name, std::vector<T>& to) {
   }
 }
 
-/// Columns that this build does not know may come between those that it does.
+/// Reads a row; columns that this build does not know may be between those that it knows.
 LiveRank rank_of(const Json& row, const std::map<std::string, std::size_t>& places) {
   LiveRank rank;
   visit_columns(rank, [&](const char* name, auto& to, const char*) {
@@ -333,7 +333,7 @@ std::string usage_line(const LiveRun& run, const std::map<std::string, std::vect
 }
 
 Result<LiveRun> parse_live_run(std::string_view text) {
-  // Deep nesting is refused before it takes the stack.
+  // Refuses deep nesting before it overflows the stack.
   const auto shallow = [](int depth, nlohmann::json::parse_event_t, Json&) { return depth <= 4; };
   const Json json = Json::parse(text, shallow, false);
   if (!json.is_object()) return fail(ErrorCode::Corrupt, "it is no JSON object");
@@ -365,10 +365,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Between two writes; more where they take long, so that they take a small part of the time.
+/// Pause between writes; longer if a write takes long, so that writing takes a small part of the time.
 constexpr std::chrono::milliseconds kPause{250};
 constexpr int kPauseShare = 20;
-/// Interval of writing unchanged contents too: the file's time shows readers that the launcher lives.
+/// Interval at which unchanged contents are written, too: the file's time shows readers that the launcher lives.
 constexpr double kPulseSeconds = 2;
 
 }  // namespace

@@ -140,7 +140,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kPatience = std::chrono::seconds(60);  // with a server in this process
+constexpr auto kPatience = std::chrono::seconds(60);  // limit of transfers with a server in this process
 
 std::shared_ptr<store::MeetingStore> connect(const PayloadTransferOptions& options, net::Deadline deadline) {
   return store::connect_tcp_store("127.0.0.1", options.store_port, options.secret, deadline);

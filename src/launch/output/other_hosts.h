@@ -1,6 +1,6 @@
-// Puts data from other hosts into the run's files here: the output of their processes, their ranks' timelines, the
-// offsets of their clocks, and what ranks send the job's owner. A file that cannot be written is reported once and the
-// job goes on. One thread.
+// Writes data from other hosts into the run's files here: the output of their processes, their ranks' timelines, the
+// offsets of their clocks, and the payloads that ranks send to the job's owner. A file that cannot be written is
+// reported once, and the job goes on. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -21,55 +21,55 @@
 namespace cohort::launch {
 
 struct ClockOffset {
-  std::int64_t there_ns = 0;        ///< when, by the other clock
+  std::int64_t there_ns = 0;        ///< time of the measurement, by the other clock
   std::int64_t offset_ns = 0;       ///< the other clock minus this one
-  std::int64_t uncertainty_ns = 0;  ///< it cannot be wrong by more
+  std::int64_t uncertainty_ns = 0;  ///< largest possible error
 };
 
-/// How far another host's clock is ahead of this one's, by messages there and back: each tells that the other's moment
-/// lies between two of ours, so the shortest of several says most, and its half is what the answer may be wrong by.
-/// Asks a round of times one after the other. Pure: `now_ns` is this clock.
+/// Measures how far another host's clock is ahead of this one's, by questions and answers. Each shows that the other's
+/// moment lies between two of ours, so the shortest exchange is the most accurate; half of its duration is the largest
+/// error. Asks the questions of a round one after the other. Pure: `now_ns` is this clock.
 class ClockSync {
  public:
   static constexpr int kQuestions = 16;
-  /// If none of these was answered soon, as on a busy host, asks on until one is.
+  /// If none of these was answered soon, as on a busy host, more questions follow until one is.
   static constexpr int kMostQuestions = 160;
-  static constexpr std::int64_t kSoon = 50'000;  ///< half of there and back
+  static constexpr std::int64_t kSoon = 50'000;  ///< half of an exchange
 
   struct Next {
-    std::optional<std::uint64_t> ask = {};  ///< the other's clock is asked for, under this number
+    std::optional<std::uint64_t> ask = {};  ///< number under which the other's clock is to be asked
     std::optional<ClockOffset> found = {};
   };
-  /// Begins a round, if none is under way.
+  /// Begins a round, unless one is running.
   Next begin(std::int64_t now_ns);
-  /// The other's answer. What was not asked is ignored.
+  /// Takes the other's answer. An answer that was not asked for is ignored.
   Next answer(std::uint64_t number, std::int64_t there_ns, std::int64_t now_ns);
-  /// Nothing more comes: what is known of the round counts.
+  /// Ends the round, when nothing more comes: its best measurement so far counts.
   Next end();
 
  private:
   Next ask(std::int64_t now_ns);
 
   std::uint64_t number_ = 0;
-  int asked_ = 0;  ///< in this round; 0: none is under way
+  int asked_ = 0;  ///< questions asked in this round; 0: no round is running
   std::int64_t asked_ns_ = 0;
   std::optional<ClockOffset> best_;
 };
 
-/// "rank-3.err", "server-0.out", "evaluator.out".
+/// Returns "rank-3.err", "server-0.out", "evaluator.out".
 std::string log_name(Role role, int number, Stream stream);
 
-/// The complete output of processes on other hosts, in files here as their agents would write them: what the supervisor
-/// gets from an agent is kept before it is shown.
+/// Keeps the complete output of processes on other hosts, in files here as their agents would write them: the
+/// supervisor keeps the output of an agent before it shows it.
 class RemoteLogs {
  public:
   /// `folder` is made when the first line comes.
   RemoteLogs(std::string folder, const Roles& roles) : folder_(std::move(folder)), roles_(roles) {}
   void grow(const Roles& roles) { roles_ = roles; }
-  /// Files of those that print nothing are there, too.
+  /// Makes the files of these processes, also of those that print nothing.
   void open(const std::vector<int>& processes);
   void keep(const Output& output);
-  /// Names, for the user, what could not be written since the last call.
+  /// Returns messages for the user about data that could not be written since the last call.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
@@ -79,14 +79,14 @@ class RemoteLogs {
   std::string folder_;
   Roles roles_;
   std::vector<std::string> troubles_;
-  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< invalid: given up
+  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< an invalid descriptor: given up
 };
 
-/// Timelines of ranks as sent by agents, in the run's folder: trace/host-N.pftrace, one per host, appended to as data
-/// comes, together with what is known of the host's clock. `programs/trace` makes one trace of them.
+/// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.pftrace, one per host, to which
+/// data is appended as it comes, with the offsets of the host's clock. `programs/trace` makes one trace of them.
 class TracePieces {
  public:
-  /// No host's file gets longer: viewers have their limits, and so have disks.
+  /// Limit of each host's file: viewers have limits, and so have disks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{2} << 30;
 
   explicit TracePieces(const std::string& run_folder) : folder_(run_folder + "/trace") {}
@@ -94,7 +94,7 @@ class TracePieces {
   /// `base_ns`: as TracePiece has it.
   void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
-  /// As RemoteLogs'.
+  /// Like RemoteLogs::take_troubles.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
@@ -102,7 +102,7 @@ class TracePieces {
     sys::UniqueFd fd;
     std::uint64_t bytes = 0;
     std::optional<std::int64_t> base_ns = {};
-    std::vector<ClockOffset> early = {};  ///< that came before it
+    std::vector<ClockOffset> early = {};  ///< offsets that came before base_ns
   };
   File& file(const status::HostTrace& host);
   void write(File& file, const status::HostTrace& host, std::string_view bytes);
@@ -113,22 +113,22 @@ class TracePieces {
   std::map<int, File> files_;  ///< by the host's index
 };
 
-/// Payloads between an owner (--owner-folder) and ranks on other hosts, where no file system is shared: files of the
-/// owner's folder that all ranks may read, and one of each rank. They travel through the job's store, so ranks need its
-/// secret. The owner's folder has a folder `to-ranks` if the owner wants this; `from-ranks/RANK` are the answers.
-/// Blocks for as long as the store in this process takes.
+/// Transfers payloads between an owner (--owner-folder) and ranks on other hosts without a shared file system: files of
+/// the owner's folder that all ranks may read, and one file of each rank. They travel through the job's store, so ranks
+/// need its secret. If the owner wants this, its folder has a folder `to-ranks`; the answers are put into
+/// `from-ranks/RANK`. Blocks for as long as the store in this process takes.
 struct PayloadTransferOptions {
   std::string folder;  ///< the owner's
   std::uint16_t store_port = 0;
   net::Secret secret;
 };
 
-/// Whether the owner has something for ranks that cannot read its folder.
+/// Returns true if the owner has payloads for ranks that cannot read its folder.
 bool has_payloads(const std::string& owner_folder);
-/// Before ranks are started.
+/// To be called before ranks are started.
 Result<void> bring_to_ranks(const PayloadTransferOptions& options);
-/// After they have ended. Ranks that have sent nothing have no file. What of one rank cannot be brought leaves the
-/// others' alone; the error names the first such rank.
+/// To be called after the ranks have ended. A rank that has sent nothing gets no file. If one rank's payload fails, the
+/// others' are still written; the error names the first such rank.
 Result<void> bring_from_ranks(const PayloadTransferOptions& options, int world_size);
 
 }  // namespace cohort::launch

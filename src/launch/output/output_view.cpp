@@ -15,11 +15,11 @@ namespace {
 
 /// Interval at which a progress bar may print a line where it is not overwritten.
 constexpr auto kProgressPause = std::chrono::seconds(10);
-/// Bounds the lines that wait for the same line of other ranks.
+/// Limit on lines that wait for equal lines of other ranks.
 constexpr std::size_t kMostHeld = 512;
 constexpr std::size_t kMostHeldBytes = std::size_t{1} << 20;
 constexpr std::string_view kReset = "\033[0m";
-// Colours that read well on dark and light grounds; red is for stderr.
+// Colours that are readable on dark and light backgrounds; red is for stderr.
 constexpr std::array<std::string_view, 5> kRankColours = {"\033[36m", "\033[32m", "\033[35m", "\033[34m", "\033[33m"};
 
 std::string time_of_day() {
@@ -30,7 +30,7 @@ std::string time_of_day() {
   return fmt::format("{:02}:{:02}:{:02}.{:03}", parts.tm_hour, parts.tm_min, parts.tm_sec, now.tv_nsec / 1'000'000);
 }
 
-/// At most `columns` characters, since a line that wraps cannot be overwritten. Escape sequences take no place.
+/// Returns at most `columns` characters, since a line that wraps cannot be overwritten. Escape sequences do not count.
 std::string clipped(std::string_view text, int columns) {
   int seen = 0;
   bool escaped = false;
@@ -49,7 +49,7 @@ std::string clipped(std::string_view text, int columns) {
   return std::string(text.substr(0, i)) + std::string(escaped ? kReset : std::string_view());
 }
 
-/// Adjacent texts for one descriptor are one.
+/// Appends a text; adjacent texts for one descriptor are joined.
 void add(std::vector<Text>& out, Stream stream, std::string_view bytes) {
   const int fd = stream == Stream::Stderr ? 2 : 1;
   if (out.empty() || out.back().fd != fd) out.push_back({fd, {}});
@@ -64,13 +64,13 @@ void OutputView::grow(std::vector<std::string> hosts) {
   options_.hosts = std::move(hosts);
   sources_.resize(options_.hosts.size() * 2);
   last_held_.resize(options_.hosts.size());
-  // A caller that knows only hosts has nothing but ranks.
+  // A caller that gives only hosts has only ranks.
   if (options_.roles.others() == 0) options_.roles.workers = static_cast<int>(options_.hosts.size());
   for (std::size_t i = 0; i < options_.hosts.size(); ++i)
     label_width_ = std::max(label_width_, label({static_cast<int>(i)}).size());
 }
 
-/// "host:3", "host:server 0"; of several "[0-3]", "[servers 0-1]".
+/// Returns "host:3" or "host:server 0"; for several processes "[0-3]" or "[servers 0-1]".
 std::string OutputView::label(const std::vector<int>& ranks) const {
   const int first = ranks.front();
   if (ranks.size() == 1) {
@@ -118,7 +118,7 @@ void OutputView::put_line(std::vector<Text>& out, const Held& line, bool continu
   }
   add(out, line.stream, prefix(line.ranks, line.stream, continued ? "+" : "|", line.time));
   add(out, line.stream, line.text);
-  // A colour that a rank leaves on is not for the others' lines.
+  // A colour that a rank leaves on must not colour the lines of others.
   if (terminal && line.text.find('\033') != std::string::npos) add(out, line.stream, kReset);
   add(out, line.stream, "\n");
 }
@@ -197,7 +197,7 @@ void OutputView::transient(std::vector<Text>& out, int rank, Stream stream, std:
 std::vector<Text> OutputView::feed_plain(int rank, Stream stream, std::string_view bytes) {
   std::vector<Text> out;
   Source& from = source(rank, stream);
-  // One rank has nobody to mix with.
+  // With a single rank, no lines can mix.
   if (sources_.size() <= 2) {
     add(out, stream, bytes);
     return out;
@@ -240,7 +240,7 @@ std::vector<Text> OutputView::feed(int rank, Stream stream, std::string_view byt
       }
       continue;
     }
-    // "100 %\r\n" came as one line; "100 %\r" and then an empty line means the bar's last state too.
+    // "100 %\r\n" is one line already; for "100 %\r" followed by an empty line, the bar's last state is kept, too.
     if (line.text.empty() && !from.progress.empty()) line.text = std::move(from.progress);
     from.progress.clear();
     const bool cut = line.end == Line::End::Cut;
@@ -268,7 +268,7 @@ std::vector<Text> OutputView::finish() {
   }
   std::erase_if(texts, [](const Text& text) { return text.bytes.empty(); });
   if (transient_shown_) {
-    add(texts, options_.terminal[1] ? Stream::Stderr : Stream::Stdout, "\n");  // a bar's last state stays readable
+    add(texts, options_.terminal[1] ? Stream::Stderr : Stream::Stdout, "\n");  // keeps the bar's last state visible
     transient_shown_ = false;
   }
   return texts;
@@ -289,7 +289,7 @@ std::vector<Text> OutputView::show_partial() {
     const Stream stream = i % 2 == 0 ? Stream::Stdout : Stream::Stderr;
     const bool plain = options_.style == PrefixStyle::None;
     const std::string_view waiting = plain ? std::string_view(from.rest) : from.lines.partial();
-    // The rest of a character or of a colour comes with the next bytes.
+    // The rest of an incomplete character or escape sequence comes with the next bytes.
     const std::string_view whole = waiting.substr(0, whole_text(waiting));
     from.partial_shown = true;
     if (whole.empty()) continue;

@@ -34,7 +34,7 @@ tl::unexpected<Error> failed(const std::string& path, const std::string& why) {
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
-/// Fails if another user could rename what is in the folder and put something else in its place.
+/// Fails if another user could rename the contents of the folder and replace them.
 Result<void> require_own(int fd, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return failed(path, errno_text(errno));
@@ -45,7 +45,7 @@ Result<void> require_own(int fd, const std::string& path) {
   return {};
 }
 
-/// errno, or 0. Not for others to write to, whatever the umask: such a one would be refused the next time.
+/// Makes a folder with those above it; returns errno, or 0. Others cannot write to it, as it would be refused later.
 int make_all(const fs::path& folder) {
   std::error_code ignored;
   if (fs::is_directory(folder, ignored)) return 0;
@@ -115,7 +115,7 @@ bool write_or_close(sys::UniqueFd& file, std::string_view bytes) {
 
 namespace {
 
-/// For the user's convenience only: a link that cannot be made is no error, and several jobs may try at once.
+/// Sets a link for the user's convenience: failure is no error, and several jobs may try at the same time.
 void point_latest_to(int runs, const std::string& name) {
   struct stat status {};
   if (::fstatat(runs, "latest", &status, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISLNK(status.st_mode)) return;
@@ -124,7 +124,7 @@ void point_latest_to(int runs, const std::string& name) {
   if (::renameat(runs, aside.c_str(), runs, "latest") != 0) ::unlinkat(runs, aside.c_str(), 0);
 }
 
-/// The lock belongs to the open file: it ends with the last process of the job that holds it.
+/// Locks the folder. The lock belongs to the open file: it ends with the last process of the job that holds it.
 Result<sys::UniqueFd> lock(int folder) {
   auto file = continue_file(folder, kLockFile, 0600);
   // (A file system without locks has to do without.)
@@ -133,7 +133,7 @@ Result<sys::UniqueFd> lock(int folder) {
   return file;
 }
 
-/// The record of a run before, which says where its logs are: they have moved.
+/// Corrects the paths of the logs in an earlier run's record, since they have been moved.
 void correct_record(const fs::path& aside, const std::string& before) {
   const std::string text = sys::read_text(aside / "job.json").value_or(std::string());
   auto record = parse_json_or_discard<nlohmann::ordered_json>(text);
@@ -152,7 +152,7 @@ void correct_record(const fs::path& aside, const std::string& before) {
   if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}, {}}, record);
 }
 
-/// To a new folder below `folder`, whose name it returns.
+/// Moves these names into a new folder below `folder`, whose name it returns.
 Result<std::string> put_aside(int folder, const std::vector<std::string>& what) {
   std::string name;
   for (int number = 1;; ++number) {
@@ -167,11 +167,11 @@ Result<std::string> put_aside(int folder, const std::vector<std::string>& what) 
   return name;
 }
 
-/// The name of the folder below `folder` that has them now; empty if there was nothing.
+/// Moves an earlier run's files aside. Returns the name of their folder below `folder`; empty if there were none.
 Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
   std::vector<std::string> what = {"logs", "job.json", "live.json", "trace", "trace.pftrace"};
-  // The ledgers of an elastic training: one run's worlds are no other's.
+  // The records of an elastic training's worlds belong to one run.
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string file = entry->path().filename();
@@ -182,7 +182,7 @@ Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   return name;
 }
 
-/// "rank-12.out" and the like, and the folders of restarts.
+/// Returns true for "rank-12.out" and the like, and for the folders of restarts.
 bool is_of_logs(std::string_view name) {
   for (const auto& [before, after] :
        {std::pair("rank-", ".out"), std::pair("rank-", ".err"), std::pair("restart-", "")}) {
@@ -271,7 +271,7 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
 }
 
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record) {
-  // Arguments and paths need not be UTF-8; JSON has to be.
+  // Arguments and paths need not be UTF-8, but JSON has to be.
   return replace_file(folder, "job.json", record.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
@@ -286,7 +286,7 @@ std::optional<DiskRoom> look(int folder) {
                   static_cast<std::uint64_t>(found.f_bavail) * found.f_frsize};
 }
 
-/// Only this user may read it, as job.json. A line that does not fit is taken back whole.
+/// Appends lines. As with job.json, only this user may read the file. A line that does not fit is removed as a whole.
 void append_to(int folder, const std::string& name, const std::string& lines) {
   const sys::UniqueFd file(
       ::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));

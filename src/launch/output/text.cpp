@@ -11,10 +11,10 @@
 namespace cohort::launch {
 namespace {
 
-/// Longer ones (links, titles) are no reason to hold text back.
+/// Longest escape sequence that is waited for; longer ones (links, titles) do not hold text back.
 constexpr std::size_t kLongestEscape = 4096;
 
-/// The length of `text` up to the beginning of an incomplete last UTF-8 character.
+/// Returns the length of `text` without an incomplete UTF-8 character at its end.
 std::size_t whole_characters(std::string_view text) {
   for (std::size_t back = 1; back <= 4 && back <= text.size(); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -33,11 +33,11 @@ std::size_t escape_length(std::string_view text) {
   if (text[1] == '[') {  // CSI: parameters, then one byte that ends it
     for (std::size_t i = 2; i < text.size(); ++i) {
       if (byte(i) >= 0x40 && byte(i) <= 0x7E) return i + 1;
-      if (byte(i) < 0x20 || byte(i) > 0x3F) return i;  // none: a terminal drops it
+      if (byte(i) < 0x20 || byte(i) > 0x3F) return i;  // not a sequence: a terminal drops it
     }
     return 0;
   }
-  if (text[1] == ']' || text[1] == 'P' || text[1] == '_' || text[1] == '^') {  // a string, up to BEL or ST
+  if (text[1] == ']' || text[1] == 'P' || text[1] == '_' || text[1] == '^') {  // a string that ends with BEL or ST
     for (std::size_t i = 2; i < text.size(); ++i) {
       if (text[i] == '\a') return i + 1;
       if (text[i] == '\\' && text[i - 1] == '\033') return i + 1;
@@ -87,7 +87,7 @@ std::vector<Line> LineSplitter::feed(std::string_view bytes) {
     }
     partial_.append(piece);
     if (end == std::string_view::npos) break;
-    // Whether a return stands alone is known only with the next byte.
+    // Only the next byte tells whether a return stands alone.
     if (bytes[end] == '\r')
       after_return_ = true;
     else
@@ -104,7 +104,7 @@ std::string LineSplitter::take_partial() {
 
 namespace {
 
-/// More cannot be seen of the last line, with its colours.
+/// Bytes of the last line that can be seen, with its colours.
 constexpr std::size_t kLooksAt = 2048;
 
 }  // namespace
@@ -118,7 +118,7 @@ std::string plain(std::string_view line, std::size_t longest) {
     }
     const auto byte = static_cast<unsigned char>(line[i++]);
     if (byte == 0xC2 && i < line.size() && (static_cast<unsigned char>(line[i]) & 0xE0) == 0x80) {
-      ++i;  // U+0080 to U+009F, which terminals obey, too
+      ++i;  // U+0080 to U+009F, control characters for terminals, too
       continue;
     }
     if (byte >= 0x20 && byte != 0x7F) out += static_cast<char>(byte);
@@ -203,7 +203,7 @@ std::string state_text(const LiveRun& run, double now) {
 }
 
 std::string others_text(const LiveRun& run) {
-  std::map<std::string, int> states;  // of servers
+  std::map<std::string, int> states;  // number of servers in each state
   std::uint64_t memory = 0;
   std::int64_t restarts = 0;
   std::string evaluator;
@@ -229,7 +229,7 @@ bool is_silent(const LiveRun& run, double now) { return run.state != "ended" && 
 
 namespace {
 
-/// "step 1200  412 samples/s".
+/// Returns "step 1200  412 samples/s".
 std::string steps_text(const LiveRun& run) {
   std::int64_t step = 0;
   double speed = 0;

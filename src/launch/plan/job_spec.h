@@ -1,5 +1,5 @@
-// The command line of `cohort run`, with its variables and its file, as one value, which the parser
-// (programs/cohort/run_options.cpp) fills and everybody from the plan to the agents reads. Plain data; any thread.
+// The command line of `cohort run`, with its variables and its file, as one value. The parser
+// (programs/cohort/run_options.cpp) fills it; all parts from the plan to the agents read it. Plain data; any thread.
 #pragma once
 
 #include "launch/plan/program.h"
@@ -18,112 +18,112 @@
 
 namespace cohort::launch {
 
-/// How other hosts are reached.
+/// How `cohort run` starts agents on other hosts.
 enum class Starter {
   Auto,  ///< srun within a Slurm allocation, else ssh
   Ssh,
   Slurm,
   Mpi,
-  Hand,   ///< somebody runs `cohort agent --join` on each
-  Local,  ///< every host is this one: to see what a job of many hosts does
+  Hand,   ///< somebody runs `cohort agent --join` on each host
+  Local,  ///< every host is this one, to try out a job of many hosts
 };
 
 enum class Binding {
   None,  ///< the kernel places ranks as it likes
-  Core,  ///< each rank keeps to a share of the cores, next to each other
+  Core,  ///< each rank is bound to a share of the cores, which are adjacent
 };
 
 enum class PrefixStyle {
-  None,  ///< bytes pass as they are; with several ranks a line at a time
+  None,  ///< bytes pass unchanged; with several ranks a line at a time
   Rank,  ///< "host:3 | text"
   Full,  ///< "12:04:31.250 host:3 err | text"
-  Json,  ///< an event for each line (announcer.h), all of them for descriptor 1
+  Json,  ///< an event for each line (announcer.h), all on stdout
 };
 
-/// When the same line from several ranks is shown as one.
+/// When equal lines of several ranks are shown as one.
 enum class Collapse {
-  Auto,  ///< on a terminal
+  Auto,  ///< Always on a terminal, else Never
   Always,
   Never,
 };
 
 struct HealthLimits {
-  std::chrono::seconds stopped_notice{5};  ///< a rank that was stopped (SIGSTOP), or a host's agent, is named,
-  std::chrono::seconds stopped_end{60};    ///< and ends the job; 0: never
+  std::chrono::seconds stopped_notice{5};  ///< a stopped (SIGSTOP) rank or agent is named after this time
+  std::chrono::seconds stopped_end{60};    ///< and ends the job after this time; 0: never
   bool elastic = false;                    ///< the others may go on without a rank that was stopped so long
-  std::chrono::seconds absent{3};          ///< a world of all ranks waits so long for one that has ended; 0: never
-  std::chrono::seconds deadlock{10};       ///< nobody has moved for so long; 0: never ends a job
-  std::chrono::seconds away_notice{30};    ///< a rank is named that others wait for, then at doubled intervals,
-  std::chrono::seconds stall{1800};        ///< and ends the job; 0: never
-  int slow_steps = 8;                      ///< of a window, and
-  int slow_windows = 3;                    ///< so many, one after another, have to be slow for a rank to be named
-  std::chrono::seconds slow_least{3};      ///< and as long: others may have had its core for a moment
-  double slow_factor = 1.5;                ///< over the median of the ranks
+  std::chrono::seconds absent{3};          ///< how long a world waits for a rank that has ended; 0: for ever
+  std::chrono::seconds deadlock{10};       ///< no rank has moved for so long; 0: never ends a job
+  std::chrono::seconds away_notice{30};    ///< an awaited rank is named after this time, then at doubled intervals
+  std::chrono::seconds stall{1800};        ///< and ends the job after this time; 0: never
+  int slow_steps = 8;                      ///< steps of a window
+  int slow_windows = 3;                    ///< consecutive slow windows after which a rank is named
+  std::chrono::seconds slow_least{3};      ///< and their least duration: others may have had the rank's core
+  double slow_factor = 1.5;                ///< relative to the median of the ranks
 };
 
 struct StepLimits {
-  std::chrono::seconds no_step{600};  ///< since the last one; 0: never told
-  double slow_factor = 2;             ///< over the median of the windows before
-  int windows = 3;                    ///< that have to be slow, one after another: an evaluation makes one so
-  int window_steps = 10;              ///< at least, and
+  std::chrono::seconds no_step{600};  ///< time without a step after which a warning is due; 0: never
+  double slow_factor = 2;             ///< relative to the median of earlier windows
+  int windows = 3;                    ///< consecutive slow windows; an evaluation makes only one slow
+  int window_steps = 10;              ///< of a window, at least
   std::chrono::seconds window{1};
-  std::size_t warm_windows = 5;  ///< of which there has to be a median
+  std::size_t warm_windows = 5;  ///< windows that the median needs
 };
 
-/// As Horovod's.
+/// Horovod's default.
 inline constexpr std::chrono::seconds kElasticTimeout{600};
 
 /// Options of a job that goes on with fewer ranks.
 struct ElasticSpec {
-  int least = 0;                         ///< ranks; 0: the job is not elastic
-  int most = 0;                          ///< 0: no limit
-  std::optional<int> most_changes = {};  ///< of its members, in the whole job
-  int spares = 0;                        ///< that run and wait to be members, beyond `most`
-  std::string script = {};               ///< names the hosts that there are; empty: they are those of the start
-  int slots_per_host = 0;                ///< where it does not say how many; 0: 1
-  /// For how long a host on which a worker has failed is not used again: from the first to the second; nothing: for
+  int least = 0;                         ///< minimum number of ranks; 0: the job is not elastic
+  int most = 0;                          ///< maximum number of ranks; 0: no limit
+  std::optional<int> most_changes = {};  ///< changes of members in the whole job
+  int spares = 0;                        ///< ranks beyond `most` that run and wait to be members
+  std::string script = {};               ///< lists the available hosts; empty: those of the start
+  int slots_per_host = 0;                ///< for hosts without a number in the list; 0: 1
+  /// How long a host on which a worker has failed is not used: first the shorter time, at most the longer; nullopt: for
   /// ever.
   std::optional<std::pair<std::chrono::seconds, std::chrono::seconds>> cooldown = {};
-  std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come, below `least`; nothing: kElasticTimeout
+  std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come when below `least`; nullopt: kElasticTimeout
   explicit operator bool() const noexcept { return least > 0; }
 };
 
-/// For how long a rank of such a job waits to be a member: for a spare that may be as long as the job.
+/// Returns how long a rank of such a job waits to be a member; a spare may wait as long as the job runs.
 inline std::chrono::seconds patience_of(const ElasticSpec& elastic) {
   const std::chrono::seconds timeout = elastic.timeout.value_or(kElasticTimeout);
   return elastic.spares > 0 ? std::max<std::chrono::seconds>(timeout, std::chrono::hours(24 * 365)) : timeout;
 }
 
-/// Longest silence of a host, unless somebody wants it otherwise.
+/// Default for the longest silence of a host.
 inline constexpr std::chrono::milliseconds kHostTimeout{3000};
 
 struct JobSpec {
   // Processes and hosts.
   std::optional<int> processes = {};  ///< -np; 0: auto
-  std::string nproc_per_node = {};    ///< as it was typed
+  std::string nproc_per_node = {};    ///< as typed
   std::string hosts = {};             ///< "a:4,b:4"
   std::string host_file = {};
-  int nodes = 0;     ///< the first so many of them; 0: all
-  int per_node = 0;  ///< slots of each; 0: as the list says, else 1
+  int nodes = 0;     ///< uses only the first hosts, this many; 0: all
+  int per_node = 0;  ///< slots of each host; 0: as in the list, else 1
   Starter starter = Starter::Auto;
-  std::vector<std::string> ssh = {"ssh"};  ///< the command and options of the user's own
-  std::string remote_cohort = {};          ///< path of the command there; empty: as here
+  std::vector<std::string> ssh = {"ssh"};  ///< the user's own ssh command with options
+  std::string remote_cohort = {};          ///< path of the command on other hosts; empty: as here
   std::string network = {};
-  bool sync = false;  ///< the working folder goes to the other hosts before
+  bool sync = false;  ///< copies the working folder to the other hosts first
   std::vector<std::string> sync_excludes = {};
-  std::string secret_file = {};  ///< of agents by hand, and of launchers that are several
-  std::uint16_t listen = 0;      ///< where agents by hand come to; 0: a port of the system's choice
-  std::chrono::milliseconds host_timeout = kHostTimeout;  ///< a host that is silent so long is lost
+  std::string secret_file = {};                           ///< for agents started by hand, and for several launchers
+  std::uint16_t listen = 0;                               ///< port for agents started by hand; 0: the system chooses
+  std::chrono::milliseconds host_timeout = kHostTimeout;  ///< a host silent for longer is lost
   Binding bind = Binding::None;
-  std::string shares = {};  ///< "measured", or a number for each host or rank; empty: even, or as COHORT_SHARES says
+  std::string shares = {};  ///< "measured", or a number for each host or rank; empty: even, or COHORT_SHARES
   int servers = 0;
-  bool colocated = false;  ///< one server on each host that has ranks, instead of that number
-  /// Hosts of servers, as `hosts`; or "component N", all nodes of a component of a heterogeneous Slurm job. Those of
-  /// the allocation have no ranks, unless `hosts` or the file names them, too.
+  bool colocated = false;  ///< one server on each host that has ranks, instead of `servers`
+  /// Hosts of servers, written as `hosts`; or "component N", all nodes of a component of a heterogeneous Slurm job.
+  /// Nodes of the allocation that are named here have no ranks, unless `hosts` or the file names them, too.
   std::string server_hosts = {};
 
-  // A launcher on each node, as typed. What is not is taken from torchrun's variables (PET_NNODES, ...), where there
-  // are any.
+  // For a launcher on each node, as typed. Options that are not given are taken from torchrun's variables (PET_NNODES,
+  // ...), if set.
   std::string nnodes = {};
   std::string node_rank = {};
   std::string master = {};       ///< HOST[:PORT]
@@ -136,61 +136,61 @@ struct JobSpec {
 
   // The program.
   ProgramRequest program = {};
-  std::optional<ProgramRequest> server_program = {};  ///< what servers run; nothing: the program
-  std::optional<ProgramRequest> evaluator = {};       ///< nothing: there is none
-  bool as_horovod = false;  ///< programs that import horovod find Cohort's package of that name, and HOROVOD_RANK etc.
-  bool tf_config = false;   ///< programs of tf.distribute find TF_CONFIG
+  std::optional<ProgramRequest> server_program = {};  ///< program of the servers; nullopt: `program`
+  std::optional<ProgramRequest> evaluator = {};       ///< nullopt: no evaluator
+  bool as_horovod = false;  ///< programs that import horovod get Cohort's package of that name, and HOROVOD_RANK etc.
+  bool tf_config = false;   ///< programs of tf.distribute get TF_CONFIG
   std::vector<std::string> environment = {};  ///< "NAME=value" for the workers
 
-  // Output and what is kept.
+  // Output and files.
   PrefixStyle prefix = PrefixStyle::Rank;
-  std::string shown_ranks = {};  ///< "0,3-5"; empty: all. The logs have every rank
+  std::string shown_ranks = {};  ///< "0,3-5"; empty: all. Logs are kept for every rank
   Collapse collapse = Collapse::Auto;
-  bool status = true;                   ///< a line below the output that says how the run is, on a terminal
-  bool page = false;                    ///< and a page for browsers, as long as the job runs
+  bool status = true;                   ///< on a terminal: a line below the output with the run's state
+  bool page = false;                    ///< serves a page for browsers while the job runs
   bool quiet = false;                   ///< print only what the ranks print, and failures
   bool json = false;                    ///< everything on stdout, as events (announcer.h)
   std::string run_folder = {};          ///< empty: runs/<UTC time>-<program>-<id>
-  std::string output_folder = {};       ///< of the logs; empty: logs/ in the run's folder
-  bool keep_logs = true;                ///< the ranks' output, in files
-  std::vector<std::string> track = {};  ///< where the run record goes meanwhile, as `cohort export --to` takes it
-  bool trace = false;                   ///< the ranks' events are kept in the run's folder
+  std::string output_folder = {};       ///< folder of the logs; empty: logs/ in the run's folder
+  bool keep_logs = true;                ///< keeps the ranks' output in files
+  std::vector<std::string> track = {};  ///< run record goes there meanwhile, as `cohort export --to` takes it
+  bool trace = false;                   ///< keeps the ranks' events in the run's folder
 
   // Limits and restarts.
-  std::optional<std::chrono::milliseconds> timeout = {};        ///< for the whole job
+  std::optional<std::chrono::milliseconds> timeout = {};        ///< time limit of the whole job
   std::optional<std::chrono::milliseconds> start_timeout = {};  ///< see `start_timeout_of`
-  std::chrono::milliseconds grace = std::chrono::seconds(5);    ///< between asking ranks to end and killing them
-  /// Likewise where ranks save when SIGTERM asks them to; and for the others once one has ended with kRequeueStatus.
+  std::chrono::milliseconds grace = std::chrono::seconds(5);    ///< time between asking ranks to end and killing them
+  /// Same grace where ranks save on SIGTERM, and for the other ranks after one has ended with kRequeueStatus.
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
-  /// For the evaluator to end once training is over: it may have to load and evaluate the last checkpoint.
+  /// Time for the evaluator to end after training: it may have to load and evaluate the last checkpoint.
   std::chrono::milliseconds evaluator_grace = std::chrono::seconds(300);
-  /// Once the job is over: for a reader that has stopped reading to take a byte of the output that is left.
+  /// After the job: how long a reader may take no byte of the remaining output before the output is dropped.
   std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
-  HealthLimits health = {};     ///< when a job that does not go on is named, and ended
-  StepLimits steps = {};        ///< and when its steps are
-  std::string on_warning = {};  ///< a command of the shell that is told of warnings; empty: none
-  int server_restarts = 0;      ///< how often a server that has failed is started again, in the whole job
-  int lost_servers = 0;         ///< without which the job goes on
-  int max_restarts = 0;         ///< how often all ranks are started again after one has failed
+  HealthLimits health = {};     ///< limits of waiting before a rank is named or the job ended
+  StepLimits steps = {};        ///< limits of step times before a warning
+  std::string on_warning = {};  ///< shell command that gets warnings; empty: none
+  int server_restarts = 0;      ///< restarts of failed servers in the whole job
+  int lost_servers = 0;         ///< failed servers without which the job goes on
+  int max_restarts = 0;         ///< restarts of all ranks after one has failed
   ElasticSpec elastic = {};
 
-  // For this command only.
+  // Options of this command only.
   bool show_config = false;
   bool check_build = false;
   bool dry_run = false;
-  std::vector<std::string> command_line = {};  ///< for the record
+  std::vector<std::string> command_line = {};  ///< for the run record
 
-  // For programs that start this command.
-  /// A process without which nobody wants the job: its end ends it.
+  // Options for programs that start this command.
+  /// A process without which the job has no purpose: its end ends the job.
   std::optional<int> owner_pid = {};
-  std::string owner_folder = {};  ///< private to the owner; removed if the owner ends first and can no longer do so
-  int agents = 0;                 ///< so many come by themselves, by the owner's doing; 0: none do
-  /// The data these agents need to come is written to this descriptor, which is then closed.
+  std::string owner_folder = {};  ///< private to the owner; removed if the owner ends first
+  int agents = 0;                 ///< number of agents that the owner starts; 0: none
+  /// Descriptor to which the data for these agents is written; closed after that.
   std::optional<int> invitation_fd = {};
 
-  /// Origins of options that the command line has not given: "COHORT_RUN_GRACE" or "job.toml:3".
+  /// Origins of options that the command line does not give: "COHORT_RUN_GRACE" or "job.toml:3".
   std::map<std::string, std::string, std::less<>> origins = {};
-  /// "; --grace is from job.toml:3", for errors; else empty.
+  /// Returns "; --grace is from job.toml:3", for errors; else an empty text.
   std::string origin_of(std::string_view option) const {
     const auto found = origins.find(option);
     return found == origins.end() ? std::string() : "; " + found->first + " is from " + found->second;

@@ -17,14 +17,14 @@
 namespace cohort::launch {
 namespace {
 
-/// A host with nothing on it yet.
+/// Returns the host without processes.
 PlannedHost empty_host(const PlannedHost& host, const Plan& plan) {
   PlannedHost planned{host.name, host.slots, host.local, host.part_of, host.devices, host.component};
   planned.index = static_cast<int>(plan.hosts.size());
   return planned;
 }
 
-/// The sum of their slots.
+/// Returns the sum of the hosts' slots.
 Result<long long> slots_of(const std::vector<PlannedHost>& hosts) {
   long long slots = 0;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
@@ -115,7 +115,7 @@ Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec) {
     if (goes_on) planned.first_local = plan.hosts.back().first_local + plan.hosts.back().ranks;
     plan.hosts.push_back(std::move(planned));
   }
-  // Properties that the parts of a host have in common.
+  // Sets the properties that all parts of a host share.
   for (std::size_t begin = 0, end = 0; begin < plan.hosts.size(); begin = end) {
     std::vector<std::string> devices;
     int ranks = 0;
@@ -162,7 +162,7 @@ bool goes_elsewhere(const Plan& plan) {
 }
 
 std::chrono::milliseconds start_timeout_of(const JobSpec& spec, const Plan& plan) {
-  // People start the launchers of a job one after the other.
+  // People start the launchers of a job by hand, one after the other.
   const bool by_hand = plan.node && !plan.node->step;
   return spec.start_timeout.value_or(std::chrono::seconds(by_hand ? 300 : 30));
 }
@@ -183,7 +183,7 @@ std::string to_string(const Plan& plan) {
   const int machines = plan.hosts.back().machine + 1;
   text += fmt::format(" on {} host{} (", machines, machines == 1 ? "" : "s");
   for (const PlannedHost& host : plan.hosts) {
-    if (host.first_local != 0) continue;  // it is a part of the one before
+    if (host.first_local != 0) continue;  // it is a part of the host before
     if (&host != &plan.hosts.front()) text += ", ";
     text += host.name + ":";
     if (host.local_ranks == 1) text += fmt::format(" rank {}", host.first_rank);
@@ -201,7 +201,7 @@ namespace {
 using rendezvous::Detected;
 using rendezvous::find;
 
-/// A wish, and where it is from.
+/// A given value, and its origin.
 struct Word {
   std::string text;
   std::string name;  ///< an option or a variable
@@ -209,19 +209,19 @@ struct Word {
   std::string shown() const { return name + (name.front() == '-' ? " " : "=") + text; }
 };
 
-/// All of one launcher: what was typed, else torchrun's variables.
+/// All values given to one launcher: as typed, else from torchrun's variables.
 struct Words {
   Word count, rank, master, master_addr, master_port, endpoint, backend, id;
 };
 
 Words words_of(const JobSpec& spec, const rendezvous::Environment& environment) {
-  const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // torchrun's options were for what started it
+  const bool a_rank = find(environment, env::kLocalRank) != nullptr;  // then torchrun's options were for the launcher
   const auto word = [&](const std::string& typed, std::string option, const char* variable) {
     const bool looks = typed.empty() && variable != nullptr && !a_rank;
     const std::string* const value = looks ? find(environment, variable) : nullptr;
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
-  // A place that was typed counts before all places that a variable names.
+  // A typed address replaces every address that variables name.
   const bool whole = !spec.master.empty() || !spec.rdzv_endpoint.empty();
   Words words;
   words.count = word(spec.nnodes, "--nnodes", "PET_NNODES");
@@ -242,7 +242,7 @@ int number_of(const Word& word, int least, int most) {
   raise(ErrorCode::InvalidArgument, "{}: a number from {} to {} is wanted", word.shown(), least, most);
 }
 
-/// "2", or torchrun's "1:4": the fewest and the most.
+/// Parses "2", or torchrun's "1:4": the minimum and the maximum.
 std::pair<int, int> nodes_of(const Word& word) {
   const auto colon = word.text.find(':');
   const auto most =
@@ -258,7 +258,7 @@ void check_backend(const Word& backend) {
         backend.shown());
 }
 
-/// HOST or HOST:PORT.
+/// Parses HOST or HOST:PORT.
 net::Address place_of(const Word& word, const std::string& text, std::uint16_t port) {
   auto address = net::parse_address(text);
   if (!address) address = net::parse_address(fmt::format("{}:{}", text, port));
@@ -275,7 +275,7 @@ std::optional<net::Address> master_of(const Words& words) {
             other.shown());
   }
   if (!master.empty()) return place_of(master, master.text, kDefaultMasterPort);
-  // torchrun's order, too.
+  // torchrun checks in this order, too.
   if (!endpoint.empty())
     return place_of(endpoint, endpoint.text, backend.text == "static" ? kDefaultMasterPort : kDefaultEndpointPort);
   if (master_addr.empty()) {
@@ -296,7 +296,7 @@ const rendezvous::Launcher* row_of(std::string_view name) {
   return nullptr;
 }
 
-/// The task of Slurm's that this launcher is, if it is one of several.
+/// Returns the Slurm task that this launcher is, if it is one of several.
 std::optional<Detected> slurm_task(const rendezvous::Environment& environment) {
   const rendezvous::Launcher* const slurm = row_of("Slurm");
   if (slurm == nullptr || !rendezvous::recognised(environment, *slurm)) return std::nullopt;
@@ -316,11 +316,11 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
   if (!words.rank.empty()) role.rank = number_of(words.rank, 0, role.count - 1);
   if (role.count == 1) return role;
   role.master = master_of(words);
-  // Slurm may say the same, and which node this is.
+  // Slurm may give the same number of nodes, and this node's rank.
   std::optional<Detected> step;
   try {
     step = slurm_task(environment);
-  } catch (const Error&) {  // what it says has no meaning
+  } catch (const Error&) {  // its variables make no sense
   }
   const bool same_step = step && one_on_each_node(*step) && step->size == role.count;
   if (words.rank.empty()) {
@@ -339,7 +339,7 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
   role.source = role.rank == kRankAsTheyCome ? fmt::format("{}, {}", words.count.shown(), words.endpoint.shown())
                                              : fmt::format("{}, {}", words.count.shown(),
                                                            Word{std::to_string(role.rank), words.rank.name}.shown());
-  // Then it can carry the secret, and nobody has to.
+  // Then the Slurm step can carry the secret, and no file is needed.
   if (!has_secret && same_step && step->rank == role.rank) {
     role.master.reset();
     role.step = std::move(step);
@@ -352,7 +352,7 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
   return role;
 }
 
-/// Says what to type instead, where another launcher has started several of us.
+/// Says what to type instead, if another launcher has started several of us.
 std::string way_out(const Detected& said) {
   const std::string_view name = said.launcher;
   if (name == "cohort run") return "leave the inner one out: what `cohort run` starts is a world already";
@@ -371,7 +371,7 @@ std::string way_out(const Detected& said) {
         "`srun -n {} PROGRAM`; or run `cohort run PROGRAM` once, in the batch script",
         said.size);
   }
-  // These describe where processes are, and start none themselves.
+  // These launchers describe where processes are, and start none themselves.
   if (said.meeting == rendezvous::Meeting::Address)
     return "in each of them: `cohort run -np N --secret-file FILE PROGRAM`, without -H, with one secret for all";
   const std::string_view starter = name == "LSF (jsrun)" ? "jsrun"
@@ -390,7 +390,7 @@ std::string way_out(const Detected& said) {
         said.size, said.source, way_out(said));
 }
 
-/// Pods and containers whose environment names a first one: a launcher in each.
+/// For pods and containers whose environment names a first one: each has a launcher.
 std::optional<NodeRole> role_in_pod(const Detected& said) {
   if (said.meeting != rendezvous::Meeting::Address) return std::nullopt;
   // Several processes of TF_CONFIG may be on one host: they are tasks, not nodes.
@@ -403,7 +403,7 @@ std::optional<NodeRole> role_in_pod(const Detected& said) {
   return role;
 }
 
-/// torchrun's variables say how many nodes there are, and this is no process that it has started.
+/// Returns true if torchrun's variables say how many nodes there are, and torchrun has not started this process.
 bool has_torchrun_variables(const rendezvous::Environment& environment) {
   const bool some = find(environment, "PET_NNODES") != nullptr || find(environment, "PET_STANDALONE") != nullptr;
   return some && find(environment, env::kLocalRank) == nullptr;
@@ -411,7 +411,7 @@ bool has_torchrun_variables(const rendezvous::Environment& environment) {
 
 NodeRole role_by_variables(bool has_secret, const rendezvous::Environment& environment) {
   Words words = words_of({}, environment);
-  // Kubeflow names the place by these alone, in some versions.
+  // Some versions of Kubeflow give the address only by these variables.
   for (const auto& [word, name] :
        {std::pair(&words.master_addr, env::kMasterAddr), std::pair(&words.master_port, env::kMasterPort)}) {
     const std::string* const value = find(environment, name);
@@ -434,7 +434,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
   const Words words = words_of(spec, environment);
   const bool standing = has_torchrun_variables(environment) && value_or_throw(env::flag("PET_STANDALONE", environment));
   if (spec.standalone || standing) {
-    // torchrun's does not look at the other words of a rendezvous then.
+    // torchrun ignores the other rendezvous options in this case, too.
     const bool several = !words.count.empty() && words.count.text != "1" && words.count.text != "1:1";
     if (several || spec.names_hosts()) {
       raise(ErrorCode::InvalidArgument, "{} and {}: the job is on this host alone, or on several; give one",
@@ -445,7 +445,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
   }
   if (!spec.nnodes.empty()) return taken(role_by_hand(words, has_secret, environment));
   check_backend({spec.rdzv_backend, "--rdzv-backend"});
-  // torchrun's own default is one node; one that means it names itself.
+  // torchrun's default is one node, whose launcher may name its own host as the endpoint.
   const bool endpoint_here = !spec.rdzv_endpoint.empty() &&
                              net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
   for (const Word& word :
@@ -463,8 +463,8 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
     const auto said = rendezvous::read(environment, row);
     if (!said) {
       if (row.name == "Slurm") throw said.error();
-      // Only PMIx's library knows how many there are, and this process may not load it: it would have threads. All but
-      // the first know that they are several, and prterun ends a job one of whose processes fails.
+      // Only PMIx's library knows the number of processes, and this process may not load it: it would get threads. All
+      // but the first can tell that they are several, and prterun ends a job when one process fails.
       if (const auto rank = rendezvous::possible_number(environment, "PMIX_RANK", 0);
           row.name == "PMIx" && rank.value_or(0) > 0) {
         raise(ErrorCode::InvalidArgument,
@@ -473,10 +473,10 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
               "once, not under prterun; COHORT_ALONE=1 if each is meant to be",
               *rank);
       }
-      continue;  // it does not say that there are several
+      continue;  // its variables do not say that there are several
     }
     if (said->size == 1) continue;
-    // Scripts set RANK and WORLD_SIZE to what Slurm says.
+    // Scripts set RANK and WORLD_SIZE to Slurm's values.
     const bool slurm =
         row.name == "Slurm" || (row.name == "env://" && step && step->rank == said->rank && step->size == said->size);
     if (slurm && one_on_each_node(*step) && !spec.names_hosts()) {

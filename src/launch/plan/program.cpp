@@ -19,8 +19,8 @@
 
 // clang-format off
 #define TOML_EXCEPTIONS 0
-// toml++ 3.3 takes it for impossible that a character of a file is none of the white space that it looks for, which is
-// undefined behaviour for many letters outside of quotes. The answer is "no": said here for that one header.
+// toml++ 3.3 declares it impossible that a character of a file is none of its white space characters, which is
+// undefined behaviour for many letters outside of quotes. Defining the macro for this one header prevents that.
 #include <toml++/impl/preprocessor.h>
 #undef TOML_UNREACHABLE
 #define TOML_UNREACHABLE return false
@@ -65,7 +65,7 @@ std::string short_name(std::string_view path) {
   return name.empty() || name[0] == '.' ? "program" + name : name;
 }
 
-/// "train" of `python train.py` and `python -m train`, too.
+/// Returns the short name, "train" also for `python train.py` and `python -m train`.
 std::string name_of(const ProgramRequest& request) {
   std::string name = short_name(request.program);
   if (!name.starts_with("python")) return name;
@@ -101,7 +101,7 @@ Result<std::string> find_file(const std::string& program, const Environment& env
   return fail(ErrorCode::Unavailable, "cannot start {}: no such program in PATH ({}){}", program, folders, hint);
 }
 
-/// Explains what execve would report only as "No such file" or "Exec format error".
+/// Explains errors that execve reports only as "No such file" or "Exec format error".
 Result<void> check_executable(const std::string& path) {
   if (::access(path.c_str(), X_OK) != 0) {
     return fail(ErrorCode::Unavailable, "cannot start {}: {}; make it executable with `chmod +x {}`", path,
@@ -111,9 +111,9 @@ Result<void> check_executable(const std::string& path) {
   char head[4] = {};
   file.read(head, sizeof head);
   const std::string_view start(head, static_cast<std::size_t>(file.gcount()));
-  if (!file.is_open() || start.starts_with("\177ELF")) return {};  // executable and unreadable is allowed
+  if (!file.is_open() || start.starts_with("\177ELF")) return {};  // a file may be executable and unreadable
   if (!start.starts_with("#!")) {
-    // Other formats exist (binfmt_misc); plain text is none of them.
+    // Other formats exist (binfmt_misc), but none of them is plain text.
     for (const char c : start) {
       if (static_cast<unsigned char>(c) < 9) return {};
     }
@@ -195,7 +195,7 @@ Result<Program> resolve_program(const ProgramRequest& request, const Environment
 
 namespace {
 
-/// Nobody writes more options by hand; a device or a mistyped path must not fill the memory.
+/// Longer than any file written by hand; keeps a device or a mistyped path from filling the memory.
 constexpr std::size_t kLongestFile = std::size_t{1} << 20;
 
 template <class T>
@@ -270,7 +270,7 @@ Result<std::vector<ConfigEntry>> read_config(const std::string& path) {
   const auto failed = [&path](const std::string& why) {
     return fail(ErrorCode::Io, "cannot read the configuration {}: {}", path, why);
   };
-  // Not to be held by a pipe that nobody writes.
+  // Nonblocking, so that a pipe without a writer does not block.
   const sys::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return failed(errno_text(errno));
   std::string text;

@@ -109,9 +109,9 @@ sys::UniqueFd lock_name(std::uint16_t port) {
 
 bool bind_works(int family, const sockaddr* address, socklen_t size) {
   const sys::UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) return true;  // no such protocol here: nobody can hold it
+  if (!fd) return true;  // without this protocol, nobody can hold the port
   const int on = 1;
-  // As every server does; only a listener or another user of the port is in the way then, no old connection.
+  // Set as in every server: then only a listener or another user of the port is in the way, and no old connection.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   return ::bind(fd.get(), address, size) == 0;
@@ -255,11 +255,11 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
     out.set("COHORT_ELASTIC_TIMEOUT", std::to_string(facts.elastic->count()));
     out.set(env::kWorker, facts.first_worker + rank);
   }
-  // For keras.distribution.initialize(): where JAX's processes meet.
+  // For keras.distribution.initialize(): the address at which JAX's processes meet.
   out.set("KERAS_DISTRIBUTION_JOB_ADDRESSES", fmt::format("{}:{}", facts.master_address, facts.master_port));
   out.set("KERAS_DISTRIBUTION_NUM_PROCESSES", plan.world_size);
   out.set("KERAS_DISTRIBUTION_PROCESS_ID", rank);
-  // All of them for each rank, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
+  // Each rank sees all GPUs, so that LOCAL_RANK numbers them and GPUs of one host reach each other.
   if (!host.devices.empty()) out.set("CUDA_VISIBLE_DEVICES", fmt::format("{}", fmt::join(host.devices, ",")));
   return out.take();
 }
@@ -276,7 +276,7 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
 }
 
 void remove_rank_variables(Environment& environment) {
-  // The variables that ranks get and other processes do not, taken from a plan of one rank.
+  // Takes the variables that only ranks get from a plan of one rank.
   Environment ranks(rank_environment({.world_size = 1, .machines = 1}, {}, 0, {}));
   for (const std::string& of_all : other_environment({.world_size = 1, .servers = 1, .machines = 1}, {}, 1, {}))
     ranks.remove(of_all.substr(0, of_all.find('=')));

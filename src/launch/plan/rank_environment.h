@@ -1,5 +1,5 @@
-// The environment of a rank: the variables that tell it who it is, the ones that go along to another host, its
-// processors and a port. Pure but for PortLease; any thread.
+// The environment of a rank: the variables that identify the rank, those that are sent to another host, and its
+// processors and port. Pure but for PortLease; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -16,35 +16,35 @@
 
 namespace cohort::launch {
 
-/// It says something about one host or one login (HOME, TMPDIR, DISPLAY, SSH_..., the GPUs that a scheduler gave).
+/// Returns true for variables of one host or one login (HOME, TMPDIR, DISPLAY, SSH_..., GPUs given by a scheduler).
 bool belongs_to_host(std::string_view name);
 
-/// `own` is the agent's environment: what belongs to a host comes from there, unless `travelled` insists on it.
+/// `own` is the agent's environment. Variables that belong to a host come from there, unless `travelled` sets them.
 Environment environment_there(const Environment& travelled, const Environment& own);
 
-/// The processors of each of `ranks` ranks: whole cores where there are enough of them, else processors. Fails with
+/// Returns the processors of each of `ranks` ranks: whole cores if there are enough, else processors. Fails with
 /// InvalidArgument if some rank would have none.
 Result<std::vector<std::vector<int>>> share_cores(const std::vector<std::vector<int>>& cores, int ranks);
 
-/// Compute threads of each of `ranks` ranks that share so many cores; at least 1.
+/// Returns the number of compute threads for each of `ranks` ranks that share these cores; at least 1.
 int threads_of(int cores, int ranks);
 
 using PortRange = std::pair<std::uint16_t, std::uint16_t>;  ///< first and last
 
-/// Ports above 10000 that are neither ephemeral nor reserved, as ranges. `ephemeral` and `reserved` are the texts of
-/// net.ipv4.ip_local_port_range ("32768\t60999") and ip_local_reserved_ports ("8080,9000-9010").
+/// Returns the ports above 10000 that are neither ephemeral nor reserved, as ranges. `ephemeral` and `reserved` are the
+/// texts of net.ipv4.ip_local_port_range ("32768\t60999") and ip_local_reserved_ports ("8080,9000-9010").
 std::vector<PortRange> usable_ports(std::string_view ephemeral, std::string_view reserved);
 
 /// A TCP port for a job's own use, as MASTER_PORT and those of TF_CONFIG: outside the range from which the system gives
 /// ports to anyone, and locked against other jobs on this host for as long as the lease lives. The lock is a name in
-/// the kernel's abstract socket namespace, so it leaves no file and goes with its holder. All users of the host share
-/// the names, since they share the ports: who wants to keep others from them by their names could as well take the
-/// ports. Not thread-safe.
+/// the kernel's abstract socket namespace, so it leaves no file and ends with its holder. All users of the host share
+/// these names as they share the ports: a user who blocks others by taking names could as well take the ports. Not
+/// thread-safe.
 class PortLease {
  public:
-  /// Starts looking at a place that `seed` decides. Fails with Unavailable if no port is free.
+  /// Takes a free port, searching from a position that `seed` decides. Fails with Unavailable if no port is free.
   static Result<PortLease> take(std::uint64_t seed);
-  /// Leases this port, wherever it is. Fails with Unavailable if somebody has it.
+  /// Leases this port, in any range. Fails with Unavailable if it is taken.
   static Result<PortLease> of(std::uint16_t port);
   std::uint16_t port() const noexcept { return port_; }
 
@@ -60,35 +60,35 @@ struct JobFacts {
   std::string store;  ///< host:port
   std::string master_address;
   std::uint16_t master_port = 0;
-  /// HOST:PORT of each rank and server, for TF_CONFIG; empty: none is set.
+  /// HOST:PORT of each rank and server, for TF_CONFIG; empty: TF_CONFIG is not set.
   std::vector<std::string> tf_addresses = {};
   std::string log_folder;  ///< empty: no logs
   int restart = 0;         ///< how often the job has been started again
   int max_restarts = 0;
-  int first_worker = 0;                                         ///< of an elastic job: the COHORT_WORKER of its rank 0
-  std::optional<std::chrono::seconds> elastic = {};             ///< of an elastic job: for how long it waits for hosts
-  bool servers_may_die = false;                                 ///< the job goes on then
-  std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: what the ranks' environment says
+  int first_worker = 0;                                         ///< elastic job: the COHORT_WORKER of its rank 0
+  std::optional<std::chrono::seconds> elastic = {};             ///< elastic job: how long it waits for hosts
+  bool servers_may_die = false;                                 ///< the job goes on after a server's death
+  std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: as in the ranks' environment
 };
 
-/// "NAME=value": what torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK, TORCHELASTIC_RUN_ID, ...; names and
-/// meanings are torch.distributed.elastic's, local_elastic_agent.py) and what cohort::join reads. `rank` is of the
-/// plan.
+/// Returns "NAME=value" for the variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK,
+/// TORCHELASTIC_RUN_ID, ...; names and meanings are torch.distributed.elastic's, local_elastic_agent.py) and for those
+/// that cohort::join reads. `rank` is a rank of the plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
 
-/// Variables of a process of another role, by its number in `Plan::roles`: what cohort::role() reads, and where the job
-/// is. None of a rank's.
+/// Returns the variables of a process of another role, by its number in `Plan::roles`: those that cohort::role() reads,
+/// and the address of the job. No variable of a rank is among them.
 std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& host, int process,
                                            const JobFacts& facts);
-/// Removes what such a process must not inherit from whoever started the job: it would take itself for a rank.
+/// Removes variables that such a process must not inherit from the job's caller: it would take itself for a rank.
 void remove_rank_variables(Environment& environment);
 
-/// The value of TensorFlow's TF_CONFIG for one process, by its number in `roles`: ranks are workers; where there are
-/// servers, rank 0 is the chief, as ParameterServerStrategy has it, and servers are ps.
+/// Returns TensorFlow's TF_CONFIG for one process, by its number in `roles`: ranks are workers; if there are servers,
+/// rank 0 is the chief, as ParameterServerStrategy needs it, and servers are ps.
 std::string tf_config(const Roles& roles, const std::vector<std::string>& addresses, int process);
 
-/// Variables that horovodrun sets for programs that read them: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK,
-/// ... (names and meanings are Horovod's, runner/gloo_run.py; its rendezvous is left out, since there is none here).
+/// Returns the variables that horovodrun sets for programs: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ...
+/// (names and meanings are Horovod's, runner/gloo_run.py, but for its rendezvous, which does not exist here).
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank);
 
 }  // namespace cohort::launch

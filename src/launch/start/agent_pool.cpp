@@ -18,15 +18,15 @@
 namespace cohort::launch {
 namespace {
 
-/// Beyond so many, and some for each host, one goes.
+/// Pending connections beyond this number, plus some for each host, are dropped.
 constexpr std::size_t kMostPending = 128;
-/// Commands that start agents on other hosts: more at a time would meet sshd's limits and make this host slow.
+/// Commands that may start agents at the same time: more would meet sshd's limits and slow down this host.
 constexpr std::size_t kMostStarting = 64;
-/// Attempts for one command that fails by bad luck.
+/// Attempts to start an agent by a command that fails for a transient reason.
 constexpr int kMostStarts = 3;
-/// For a command whose agent has nothing more to do, twice: `srun` may wait long for a step that was killed.
+/// Time for a command to end after its agent, twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);
-/// The kernel of a host that is there answers each second.
+/// Longest normal silence: the kernel of a host that is up answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
 /// Number of missing hosts that a message names.
 constexpr std::size_t kMostNamed = 4;
@@ -35,7 +35,7 @@ sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
   if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
   auto both = net::listen_on({{"::", port}, {}});
   if (both) return *std::move(both);
-  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // there is no IPv6 here
+  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // no IPv6 on this host
   if (!one && method == StartMethod::Launcher) {
     raise(one.error().code(),
           "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
@@ -63,7 +63,7 @@ AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec,
   accepting.secure = control_options();
   accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
     log::info("launch", "a connection to the supervisor failed: {}", refused.why.what());
-    // It has proved the secret, so it is one of ours.
+    // The peer has proved the secret, so it is one of ours.
     if (refused.proven && refused.why.code() == ErrorCode::Corrupt) on_nonsense(refused.peer);
   };
   acceptor_.emplace(std::move(listeners), std::move(accepting));
@@ -94,7 +94,7 @@ void AgentPool::start(const std::vector<PlannedHost>& hosts) {
   for (const auto& member : members_) {
     if (member->host.local) start_local(*member);
   }
-  if (comes_by_itself(method_)) over_ = true;  // others do that
+  if (comes_by_itself(method_)) over_ = true;  // others start those agents
   start_remote();
 }
 
@@ -147,7 +147,7 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
   auto process = start_remote_agent(spec_, method_, member.host);
   if (!process) return tl::unexpected(process.error());
   ++member.starts;
-  member.remote.reset();  // it looks at the process before
+  member.remote.reset();  // refers to the old process
   member.process = *std::move(process);
   const Invitation invitation = invitation_for(member.host.index);
   RemoteStart::Events events;
@@ -176,7 +176,7 @@ bool AgentPool::start_again(AgentHandle& member) {
   if (over_ || member.channel != nullptr || member.starts >= kMostStarts || !is_transient(failed_start(member)))
     return false;
   const pid_t ended = member.process.process.pid;
-  if (!start_remote(member)) return false;  // what is known of the one before says why
+  if (!start_remote(member)) return false;  // the failure of the last command says why
   log::info("launch", "{} is started again on {}", start_method_name(method_), member.host.name);
   member.process_gone = false;
   ::waitpid(ended, nullptr, 0);
@@ -207,14 +207,14 @@ void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
   if (!message) return on_nonsense(accepted.connection.peer());
   const auto* const hello = std::get_if<Hello>(&*message);
   if (hello == nullptr) return;
-  Hello shown = *hello;  // in messages
+  Hello shown = *hello;  // for messages
   for (std::string* const text : {&shown.host, &shown.version, &shown.build, &shown.nodes_id})
     *text = net::as_line(*text);
   on_hello(std::move(accepted.connection), shown);
 }
 
 void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
-  // A fresh socket takes so little at once.
+  // A fresh socket takes this small message immediately.
   const auto refuse = [&connection](std::string why) {
     static_cast<void>(connection.queue(encode(Message(Refused{std::move(why)}))));
   };
@@ -235,7 +235,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     if (hello.host_index < 0 && hello.nodes > 0) return member->channel == nullptr && !member->host.local;
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
-  // One by hand, on the launcher's own host, may come before the launcher's own.
+  // An agent started by hand on the launcher's own host may come before the launcher's own agent.
   const bool known = found != members_.end();
   const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
   if (!known || taken) {
@@ -300,7 +300,7 @@ std::string AgentPool::objection(const Hello& hello) const {
   return {};
 }
 
-// Two nodes may be one host.
+// Distinguishes nodes that are on the same host.
 std::string AgentPool::name_for(const Hello& hello, int index) const {
   const bool known = std::ranges::any_of(members_, [&](const auto& one) {
     return one->host.name == hello.host && (one->host.local || !late_ones_come_ || is_usable(*one));
@@ -314,7 +314,7 @@ void AgentPool::drop_lifelines() {
 
 void AgentPool::kill(AgentHandle& member) {
   member.process.lifeline.reset();
-  // ssh that has not connected yet, or whose host is gone, does not look at its stdin. (Not reaped before the end.)
+  // An ssh without a connection, or whose host is gone, does not read its stdin. (It is not reaped before its end.)
   if (member.remote && !member.process_gone) ::kill(member.process.process.pid, SIGTERM);
 }
 
@@ -458,7 +458,7 @@ bool AgentPool::all_started() const {
 
 namespace {
 
-/// Agents that come by themselves are no processes of ours.
+/// Agents that come by themselves are not processes of ours.
 bool has_process(const AgentHandle& member) {
   return (member.host.local || member.remote != nullptr) && !member.process_gone;
 }

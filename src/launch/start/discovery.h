@@ -1,6 +1,6 @@
-// The hosts that an elastic job may use, as a script names them (--host-discovery-script): it is run each second, in a
-// process of its own, and what it prints is a list of hosts. One that fails, takes too long or prints something else
-// has named nobody: that is never taken for "there are no hosts". One thread.
+// The hosts that an elastic job may use, as listed by a script (--host-discovery-script), which is run each second in a
+// process of its own. A script that fails, takes too long or prints anything but a list of hosts has listed nothing:
+// that is never taken for "there are no hosts". One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -17,10 +17,10 @@ namespace cohort::launch {
 class Discovery {
  public:
   struct News {
-    std::optional<std::vector<PlannedHost>> hosts = {};  ///< each time that the script has named them
-    std::string trouble = {};  ///< a look that has failed, and why: once, until one is well or fails otherwise
+    std::optional<std::vector<PlannedHost>> hosts = {};  ///< set each time that the script has listed them
+    std::string trouble = {};  ///< why a run of the script failed; reported once for the same reason
   };
-  /// Looks at once, and then each second. `spec` outlives this.
+  /// Runs the script immediately, and then each second. `spec` outlives this.
   Discovery(Loop& loop, const JobSpec& spec, StartMethod method);
 
   /// Returns what was found since the last call.
@@ -38,11 +38,11 @@ class Discovery {
   News news_;
   std::optional<SideCommand> script_;
   std::string text_;
-  std::string trouble_;  ///< that was told last
+  std::string trouble_;  ///< the last reported reason
   Timer next_, late_;
 };
 
-/// Returns the hosts found before anything is started, once they take `least` ranks. Throws Unavailable after `limit`.
+/// Returns the hosts found before anything is started, when they take `least` ranks. Throws Unavailable after `limit`.
 std::vector<PlannedHost> discover_hosts(const JobSpec& spec, StartMethod method, int least,
                                         std::chrono::milliseconds limit);
 

@@ -26,14 +26,14 @@ namespace {
 
 std::string_view first_label(std::string_view name) { return name.substr(0, name.find('.')); }
 
-/// Names of hosts do not depend on case, and a full one may end in a dot.
+/// Normalizes a name: case does not matter, and a full name may end in a dot.
 std::string plain_name(std::string name) {
   for (char& letter : name) letter = letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
   if (name.size() > 1 && name.ends_with('.')) name.pop_back();
   return name;
 }
 
-/// The addresses that /etc/hosts has for a name.
+/// Returns the addresses that /etc/hosts has for a name.
 std::vector<std::string> listed_addresses(const std::string& plain) {
   std::vector<std::string> addresses;
   std::ifstream file("/etc/hosts");
@@ -48,7 +48,7 @@ std::vector<std::string> listed_addresses(const std::string& plain) {
   return addresses;
 }
 
-/// Accepts only what is neither an option nor two words in a command line of ssh, srun or mpirun.
+/// Refuses names that would be an option or two words in a command line of ssh, srun or mpirun.
 void check_name(const std::string& name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
   if (name.empty() || name.front() == '-' || name.find_first_not_of(kAllowed) != std::string::npos) {
@@ -78,11 +78,11 @@ std::vector<PlannedHost> from_file(const std::string& path) {
 
 struct Allocation {
   std::vector<PlannedHost> hosts;
-  std::map<std::string, int> components;  ///< the first of each host, where there are several
+  std::map<std::string, int> components;  ///< the first component of each host, if there are several
   std::vector<std::vector<PlannedHost>> of_components;
 };
 
-/// The nodes that variables with this ending name.
+/// Returns the nodes named by the variables with this ending.
 std::vector<PlannedHost> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
@@ -92,7 +92,7 @@ std::vector<PlannedHost> nodes_of(const Environment& environment, const std::str
   if (const auto counts = environment.find(tasks)) {
     auto parsed = rendezvous::parse_slurm_counts(*counts);
     if (!parsed) raise(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
-    // Within a step it may describe the step's nodes only.
+    // Within a step the variable may describe the step's nodes only.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
   std::vector<PlannedHost> hosts;
@@ -100,7 +100,7 @@ std::vector<PlannedHost> nodes_of(const Environment& environment, const std::str
   return hosts;
 }
 
-/// A node may be in two components.
+/// Adds nodes to the hosts; a node in two components gets the slots of both.
 void merge(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& more) {
   for (const PlannedHost& node : more) {
     const auto known = std::ranges::find_if(hosts, [&](const auto& one) { return one.name == node.name; });
@@ -111,14 +111,14 @@ void merge(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& more
   }
 }
 
-/// The nodes of the allocation, with the tasks that it has on each. Empty: this process is in none, or is one of
+/// Returns the nodes of the allocation, with the number of tasks on each. Empty: this process is in none, or is one of
 /// several tasks of a step, each of which is on its own.
 Allocation from_slurm(const Environment& environment) {
   Allocation all;
   if (!environment.find("SLURM_JOB_ID")) return all;
   const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
   if (environment.find("SLURM_STEP_ID") && tasks.value_or(1) > 1) return all;
-  // A heterogeneous job's script is told of its own component by the plain names, and of each by these.
+  // The plain names describe the script's own component of a heterogeneous job, these variables each component.
   const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
   if (components.value_or(1) <= 1) {
     if (!environment.find("SLURM_JOB_NODELIST")) return all;
@@ -126,7 +126,7 @@ Allocation from_slurm(const Environment& environment) {
     return all;
   }
   for (int component = 0; component < *components; ++component) {
-    // Processes that srun starts have the second name alone.
+    // Processes that srun starts only have the second ending.
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
@@ -143,7 +143,7 @@ Allocation from_slurm(const Environment& environment) {
   return all;
 }
 
-/// This host may have several names: in all lists it gets the first, and in each the slots of all.
+/// This host may have several names: each list gets the first of these, with the sum of their slots.
 void mark_local(Plan& choice, Starter starter) {
   std::string first;
   for (std::vector<PlannedHost>* const hosts : {&choice.hosts, &choice.server_hosts}) {
@@ -180,7 +180,7 @@ std::vector<PlannedHost> hosts_of_servers(const std::string& wished, const Alloc
   return slurm.of_components[*component];
 }
 
-/// Whole hosts are the servers' own.
+/// Removes the servers' hosts from `hosts`: they are the servers' as a whole.
 void leave_to_servers(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& servers) {
   std::erase_if(hosts, [&servers](const PlannedHost& host) {
     return std::ranges::any_of(servers, [&](const PlannedHost& one) { return one.name == host.name; });
@@ -197,7 +197,7 @@ bool all_among(const std::vector<PlannedHost>& hosts, const std::vector<PlannedH
 
 bool same_host(const std::string& a, const std::string& b) {
   if (a == b) return true;
-  // Two full names are compared as a whole; addresses have no first part.
+  // Full names are compared as a whole; addresses have no first part.
   const auto numeric = [](const std::string& name) {
     return name.find_first_not_of("0123456789.") == std::string::npos || name.find(':') != std::string::npos;
   };
@@ -235,7 +235,7 @@ Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod m
     const auto last = host.find_last_not_of(" \t\r");
     const std::string_view words = std::string_view(host).substr(0, last == std::string::npos ? 0 : last + 1);
     if (words.ends_with(":0") || words.ends_with(" slots=0")) {
-      line.clear();  // it takes none now
+      line.clear();  // the line takes no more
     } else if (!words.empty()) {
       none = false;
     }
@@ -277,7 +277,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
             "of the ranks, too, by -H",
             spec.server_hosts);
     }
-    // A single node is used as any host is, with no limit (`default_processes`: nobody says how many).
+    // A single node is used without a limit, as any host (`default_processes`: no number was given).
     const bool here = slurm.hosts.size() == 1 && is_this_host(slurm.hosts.front().name);
     if (here && spec.per_node == 0) choice.hosts.clear();
   }
@@ -287,7 +287,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (PlannedHost& host : choice.server_hosts) {
-      if (is_this_host(host.name)) host.name = sys::host_name();  // which ranks are on, and under this name
+      if (is_this_host(host.name)) host.name = sys::host_name();  // the ranks' host, by this name
     }
   }
   mark_local(choice, spec.starter);
@@ -324,7 +324,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     case Starter::Local: break;
   }
   if (choice.method == StartMethod::Slurm) {
-    // On this node, too, what the allocation has is given to a step: its GPUs, its cores, its limits.
+    // On this node, too, a step gets what the allocation has: GPUs, cores, limits.
     for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
       for (PlannedHost& host : *hosts) {
         host.local = false;
@@ -337,8 +337,8 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
 }
 
 int default_processes(const Environment& environment) {
-  // srun says SLURM_NTASKS to each of its steps, also where nobody has asked for a number. A shell of salloc's may be
-  // in a step that has a number from here on, and sbatch's script is in none.
+  // srun sets SLURM_NTASKS in each of its steps, even if no number was asked for. Steps that Slurm makes itself are
+  // numbered from here on: a shell of salloc may be in one. sbatch's script is in no step.
   constexpr std::uint32_t kStepsOfSlurmItself = 0xfffffff0;
   const auto step = parse_integer<std::uint32_t>(environment.find("SLURM_STEP_ID").value_or("4294967295"));
   const bool asked = environment.find("SLURM_NTASKS") || environment.find("SLURM_NTASKS_PER_NODE");
@@ -361,14 +361,14 @@ int parse_processes(const std::string& text) {
 
 namespace {
 
-/// -np, or what torchrun calls it: a number, `cpu`, `gpu`, or `auto`, which are GPUs where there are any.
+/// Parses -np, or torchrun's option: a number, `cpu`, `gpu`, or `auto`, which means GPUs if there are any.
 int processes_wanted(const JobSpec& spec) {
   if (spec.processes && !spec.nproc_per_node.empty()) {
     raise(ErrorCode::InvalidArgument, "-np {} and --nproc-per-node {}: give one",
           *spec.processes == 0 ? "auto" : std::to_string(*spec.processes), spec.nproc_per_node);
   }
   const bool hosts = !spec.hosts.empty() || !spec.host_file.empty();
-  const bool a_rank = env::get(env::kLocalRank).has_value();  // torchrun's variables were for what started it
+  const bool a_rank = env::get(env::kLocalRank).has_value();  // then torchrun's variables were for the launcher
   std::string wanted = spec.nproc_per_node;
   if (wanted.empty() && !spec.processes && !hosts && !a_rank) wanted = env::text("PET_NPROC_PER_NODE");
   if (wanted.empty()) return spec.processes.value_or(0);
@@ -390,7 +390,7 @@ int processes_wanted(const JobSpec& spec) {
         shown);
 }
 
-/// Options that go only together, or not at all.
+/// Checks options that need or exclude each other.
 void check_servers(const JobSpec& spec) {
   const bool hosts = !spec.server_hosts.empty();
   if (hosts && spec.colocated)
@@ -428,7 +428,7 @@ void check_by_hand(const JobSpec& spec) {
   }
 }
 
-/// Refuses what an elastic job cannot have yet. `asks`: the option that makes it one.
+/// Refuses options that an elastic job cannot have yet. `asks`: the option that makes the job elastic.
 void check_elastic(const JobSpec& spec, const std::string& asks) {
   const ElasticSpec& elastic = spec.elastic;
   if (asks.empty()) {
@@ -472,14 +472,14 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
     refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
 }
 
-/// How many ranks an elastic job begins with, its spares among them; `processes`: as many as are planned without its
-/// options.
+/// Returns the number of ranks, spares included, with which an elastic job begins; `processes`: number of ranks without
+/// its elastic options.
 int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   const ElasticSpec& elastic = spec.elastic;
-  if (!elastic || plan.node) return processes;  // (of nodes, each says how many)
+  if (!elastic || plan.node) return processes;  // (each node reports its own number)
   const int slots = sum_of_slots(plan.hosts);
   plan.spares = elastic.spares;
-  // Horovod's meaning: with a script -np only says how many have to be there before anything starts.
+  // As in Horovod: with a script, -np only says how many ranks have to be available before anything starts.
   if (!elastic.script.empty()) {
     processes = slots;
     if (elastic.most > 0) plan.spares = std::clamp(slots - elastic.most, 0, elastic.spares);
@@ -494,7 +494,7 @@ int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   return processes + plan.spares;
 }
 
-/// Hosts of a job with several launchers: `ranks` on each.
+/// Returns the hosts of a job with several launchers: `ranks` on each.
 std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
     raise(ErrorCode::InvalidArgument,
@@ -538,7 +538,7 @@ Plan plan_of(const JobSpec& spec) {
             "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
     plan.method = StartMethod::Owner;
     for (int agent = 0; agent < spec.agents; ++agent) plan.hosts.push_back({fmt::format("agent {}", agent), 1, false});
-    processes = 0;  // as many as they take
+    processes = 0;  // set by the agents
   } else {
     auto node = value_or_throw(choose_node(spec, rendezvous::current_environment()));
     if (node && node->count > 1) {
@@ -554,9 +554,9 @@ Plan plan_of(const JobSpec& spec) {
       }
       plan.method = StartMethod::Launcher;
       plan.node = std::move(node);
-      processes = 0;  // as many as the nodes have
+      processes = 0;  // set by the number of nodes
     } else {
-      // One that is to be the only one is that in an allocation of several nodes, too.
+      // A launcher that is to be the only one stays so in an allocation of several nodes.
       const bool asks_for_hosts =
           spec.names_hosts() || !spec.server_hosts.empty() || spec.per_node != 0 || spec.starter != Starter::Auto;
       if (!node || asks_for_hosts) {
@@ -566,7 +566,7 @@ Plan plan_of(const JobSpec& spec) {
       }
     }
   }
-  // MPI connects only what its own launcher has started, and here `cohort run` starts the ranks.
+  // MPI only connects processes started by its own launcher, and here `cohort run` starts the ranks.
   if (plan.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
     raise(ErrorCode::InvalidArgument,
           "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "

@@ -36,7 +36,7 @@ constexpr std::string_view kMark = "cohort-agent-is-here";
 constexpr std::size_t kMostAddresses = 64;
 constexpr std::size_t kLongestPath = 4096;
 
-/// Tabs and line ends divide.
+/// Replaces control characters: tabs and line ends separate fields.
 std::string plain(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
@@ -81,7 +81,7 @@ std::optional<Announcement> parse_announcement(std::string_view line) {
   if (fields.size() != 6 || fields[0] != kMark) return std::nullopt;
   const auto protocol = parse_integer<std::uint32_t>(fields[1]);
   if (!protocol) return std::nullopt;
-  // The host has proved nothing yet, and its fields are shown to people.
+  // The host is not authenticated yet, and its fields are shown to people.
   return Announcement{*protocol, net::as_line(fields[2]), net::as_line(fields[3]), net::as_line(fields[4]),
                       net::as_line(fields[5], kLongestPath)};
 }
@@ -146,12 +146,12 @@ namespace {
 
 constexpr const char* kKey = "cohort-run";
 constexpr std::size_t kLongestWord = 8192;
-/// Tags of the child's reply: how it went, then the offer or the reason.
+/// Tags of the child's reply: success or failure, then the offer or the reason.
 constexpr char kGood = '+';
 constexpr char kTimeout = 't';
 constexpr char kBad = '-';
 
-/// In the child. The answer, whose first letter says what it is; the exchange, to go on telling the others.
+/// Runs in the child. Returns the tagged answer, and the exchange that goes on answering the others.
 std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
     const rendezvous::Detected& step, const rendezvous::Environment& environment,
     const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
@@ -180,10 +180,10 @@ std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
   return {std::move(answer), *std::move(exchange)};
 }
 
-/// Until its end; a child that dies says nothing.
+/// Reads until the end; a child that dies sends nothing.
 Result<std::string> read_answer(int fd, net::Deadline deadline) {
   std::string text;
-  text.reserve(kLongestWord);  // so that it stays in one place
+  text.reserve(kLongestWord);  // so that the secret is never copied by growth
   while (text.size() < kLongestWord) {
     const auto ready = net::wait_ready(fd, POLLIN, deadline);
     if (!ready) return tl::unexpected(ready.error());
@@ -205,7 +205,7 @@ Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, con
   auto pipe = make_pipe();
   if (!pipe) return tl::unexpected(pipe.error());
   auto& [from_child, to_parent] = *pipe;
-  std::fflush(nullptr);  // the child ends in good order, and what is in buffers would be written twice
+  std::fflush(nullptr);  // otherwise the child's `exit` would write buffered output again
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return fail(ErrorCode::Unavailable, "{}", sys::to_string(sys::SpawnFailure{errno, "fork"}));
@@ -220,7 +220,7 @@ Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, con
     to_parent.reset();
     if (exchange != nullptr) exchange->wait_told();
     exchange.reset();
-    std::exit(0);  // PMI is left in good order
+    std::exit(0);  // `exit` lets PMI finish in good order
   }
   to_parent.reset();
   auto answer = read_answer(from_child.get(), deadline);

@@ -26,7 +26,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr std::size_t kMostText = std::size_t{1} << 20;
-constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // the most that a pipe can be set to
+constexpr std::size_t kMostInPipe = std::size_t{1} << 20;  // largest capacity that a pipe can be set to
 constexpr std::size_t kPiece = 16384;
 
 Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::string& what) {
@@ -77,7 +77,7 @@ SideCommand::Options SideCommand::cohort(std::vector<std::string> arguments, int
   return options;
 }
 
-// No more at once than lies in a pipe: what it has left behind may write for ever.
+// Reads no more at a time than a pipe holds: processes that the command left may write for ever.
 void SideCommand::read() {
   for (std::size_t all = 0; all <= kMostInPipe;) {
     const auto piece = read_piece(output_.get(), kPiece);
@@ -92,7 +92,7 @@ void SideCommand::end() {
   process_watch_ = Watch();
   if (output_watch_) read();
   const auto status = sys::peek_exit_status(process_.pid);
-  const auto told = options_.on_ended;  // a copy: it may destroy this
+  const auto told = options_.on_ended;  // a copy: the call may destroy this
   if (told) told(status.value_or(sys::ExitStatus{}));
 }
 
@@ -106,9 +106,9 @@ bool SideCommand::wait(net::Deadline deadline) {
 
 SideCommand::~SideCommand() {
   if (output_watch_) read();
-  // (Swept already, perhaps, where the job has ended as a whole: then the pid may be somebody else's.)
+  // (If the whole job has ended, the process may have been reaped already, and its pid reused.)
   if (::syscall(SYS_pidfd_send_signal, process_.pidfd.get(), SIGKILL, nullptr, 0) != 0) return;
-  ::kill(-process_.pid, SIGKILL);  // what it has left in the background
+  ::kill(-process_.pid, SIGKILL);  // kills the background processes that it has left
   while (::waitpid(process_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
@@ -134,7 +134,7 @@ Result<Captured> capture(const std::vector<std::string>& command, std::chrono::m
   options.on_output = [&captured](std::string_view bytes) {
     if (captured.text.size() < kMostText) captured.text.append(bytes);
   };
-  // Its end counts, and not the pipe's: what it has started may hold that open.
+  // Waits for the process and not for the pipe's end: its children may hold the pipe open.
   options.on_ended = [&](const sys::ExitStatus& status) {
     captured.status = status.shell_status();
     ended = true;
@@ -189,7 +189,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
   if (!null_device) return fail(ErrorCode::Unavailable, "/dev/null: {}", errno_text(errno));
 
   sys::SpawnOptions options;
-  // By the link, since the file may have been replaced by a newer one (an upgrade, a rebuild) while we run.
+  // Uses the link, since the file may have been replaced by a newer one (an upgrade, a rebuild) meanwhile.
   options.path = *executable == sys::own_executable().value_or("") ? "/proc/self/exe" : *executable;
   options.arguments = {*executable,    "agent",
                        "--connect",    net::to_string(supervisor.tcp),
@@ -197,7 +197,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
                        "--host-index", std::to_string(host.index)};
   options.environment = Environment::current().assignments();
   options.stdin_fd = lifeline->read_end.get();
-  // Not the caller's stdout: who reads it waits for its end, and must not wait for the agent.
+  // Not the caller's stdout, whose reader waits for its end and must not wait for the agent.
   options.stdout_fd = null_device.get();
   options.inherited = {{secret_file->get(), kSecretFd}};
   if (input_fd >= 0) {
@@ -228,8 +228,8 @@ std::string remote_cohort(const JobSpec& spec) {
 
 std::vector<std::string> ssh_command(const JobSpec& spec) {
   std::vector<std::string> words = spec.ssh;
-  // Nobody can answer a question. Ours to know: a master connection of the user's is used, but we are none, since it
-  // would stay behind with our pipes.
+  // BatchMode: no one can answer a question. ControlMaster: a master connection of the user's is used, but this ssh
+  // must not become one, since it would stay behind with our pipes.
   for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
                              "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
     words.insert(words.end(), {"-o", option});
@@ -244,11 +244,11 @@ std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method,
     case StartMethod::Ssh:
       words = ssh_command(spec);
       words.insert(words.end(), {"--", host.name});
-      // One word for the login shell there, whichever it is; `exec` so that no shell stands in between.
+      // One word for the login shell there, of any kind; `exec` so that no shell stays in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));
       return words;
     case StartMethod::Slurm:
-      // All that the job has on the host, next to other steps; the shell's variables of this task are not the agent's.
+      // The step gets all that the job has on the host, beside other steps; variables of this task must not apply.
       words = {"srun",
                "--nodes=1",
                "--ntasks=1",
@@ -291,9 +291,9 @@ Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method,
   options.stdin_fd = in->read_end.get();
   options.stdout_fd = out->write_end.get();
   options.stderr_fd = err->write_end.get();
-  // Ctrl-C is ours to pass on; and ssh, which would ask for a password at the terminal, has none.
+  // A session without a terminal: this process passes on Ctrl-C, and ssh cannot ask for a password.
   options.group = sys::Group::Session;
-  // Before it has connected it does not look at its stdin, whose end else says that we are gone.
+  // Before ssh has connected, it does not read its stdin, whose end would say that we are gone.
   options.parent_death_signal = SIGTERM;
   auto process = spawn(options, words.front());
   if (!process) return tl::unexpected(process.error());
@@ -320,7 +320,7 @@ namespace {
 constexpr std::size_t kMostKept = 2000;
 constexpr std::size_t kLongestSshLine = 8000;
 
-/// The last bytes are the ones that explain.
+/// Keeps the last bytes, which explain the most.
 void keep(std::string& text, std::string_view more) {
   text += more;
   if (text.size() > 2 * kMostKept) text.erase(0, text.size() - kMostKept);
@@ -370,7 +370,7 @@ void RemoteStart::take_line(std::string_view line) {
   if (const std::string why = difference(own_announcement(), *announcement); !why.empty()) {
     return events_.on_unfit(why);
   }
-  // A pipe of 4 KiB takes it at once; where it does not, the agent says that its invitation has not come.
+  // A pipe of 4 KiB takes the text in one write; if it does not, the agent reports that its invitation has not come.
   std::string text = to_text(invitation_);
   const net::Wiping wiping(text);
   const ssize_t put = ::write(process_.lifeline.get(), text.data(), text.size());
@@ -408,7 +408,7 @@ struct SshSign {
   std::string_view advice;  ///< {0}: the host, {1}: the ssh command
 };
 
-/// Messages of ssh, in OpenSSH's words.
+/// Messages of ssh, as OpenSSH writes them.
 constexpr std::array kSshSigns = {
     SshSign{"REMOTE HOST IDENTIFICATION HAS CHANGED", "ssh-key-changed", "its host key is not the one that is known",
             "if it was set up anew: `ssh-keygen -R {0}`, then `{1} {0}` once by hand"},
@@ -434,11 +434,11 @@ constexpr std::array kSshSigns = {
             "`chmod 600` the file that it names"},
 };
 
-/// Open MPI's mpiruns of one user share a folder in TMPDIR, which one removes while another makes its own in it
-/// (open-mpi/ompi#8510); the words are those of its releases before 5.
+/// Open MPI's mpiruns of one user share a folder in TMPDIR, which one may remove while another makes its own in it
+/// (open-mpi/ompi#8510); the message is that of releases before 5.
 constexpr std::string_view kNoSessionFolder = "orte_session_dir failed";
 
-/// {0} is the host, {1} the ssh command.
+/// Fills in {0}, the host, and {1}, the ssh command.
 std::string filled(std::string_view advice, const FailedStart& failed) {
   std::string out;
   for (std::size_t at = 0; at < advice.size(); ++at) {

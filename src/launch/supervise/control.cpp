@@ -24,7 +24,7 @@ constexpr auto kClientTime = std::chrono::seconds(5);
 constexpr timeval kAnswerTime{30, 0};
 constexpr std::uint64_t kLongestLive = std::uint64_t{256} << 20;
 
-/// By the folder's descriptor: a socket's path is 107 bytes at most, and the folder's may be longer.
+/// Uses the folder's descriptor: a socket's path has at most 107 bytes, and the folder's path may be longer.
 sockaddr_un address_in(int folder) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -45,7 +45,7 @@ bool is_heard(int connection) {
          (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
-/// Why nobody takes orders in this folder.
+/// Says why no job takes orders in this folder.
 std::string why_nobody(const std::string& folder, int error) {
   const auto content = sys::read_file(folder + "/" + kLiveFile, {.max_bytes = kLongestLive});
   const auto run = content ? parse_live_run(content->text()) : fail(ErrorCode::Unavailable, "none");
@@ -73,8 +73,8 @@ Result<ControlOrder> parse_order(std::string_view line) {
 
 ControlSocket::ControlSocket(Loop& loop, const RunFolder& folder) : loop_(loop), folder_(folder) {
   listener_ = sys::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  ::unlinkat(folder_.fd.get(), kName, 0);  // of a command that was killed
-  // Its mode is set before anybody can connect.
+  ::unlinkat(folder_.fd.get(), kName, 0);  // left by a command that was killed
+  // The mode is set before anybody can connect.
   if (!listener_ || with(address_in(folder_.fd.get()), listener_.get(), ::bind) != 0 ||
       ::fchmodat(folder_.fd.get(), kName, 0600, 0) != 0 || ::listen(listener_.get(), kMostClients) != 0)
     raise(ErrorCode::Io, "{}/{}: {}", folder_.shown, kName, errno_text(errno));
@@ -105,7 +105,7 @@ void ControlSocket::read(std::list<Client>::iterator client) {
   client->watch = Watch();
   client->limit = Timer();
   clients_.splice(clients_.begin(), clients_, client);
-  // (One line; what follows it is none of it, and is refused with it.)
+  // (An order is one line; text after it is refused together with it.)
   if (auto order = parse_order(std::string_view(client->line).substr(0, client->line.size() - 1)))
     client->order = *std::move(order);
   else
@@ -116,7 +116,7 @@ std::optional<ControlOrder> ControlSocket::next() { return clients_.empty() ? st
 
 void ControlSocket::answer(const Result<std::string>& done) {
   const std::string text = done ? "ok " + *done + "\n" : fmt::format("no {}\n", done.error().what());
-  // (A socket's buffer has room for it; who has gone does not want it.)
+  // (A socket's buffer has space for the answer; a client that is gone does not need it.)
   static_cast<void>(!::send(clients_.front().connection.get(), text.data(), text.size(), MSG_NOSIGNAL));
   clients_.pop_front();
 }

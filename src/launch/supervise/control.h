@@ -1,6 +1,6 @@
-// Orders to a job that runs, from its own user (`cohort ctl`): a line over a Unix socket in the run's folder, and a
-// line back. Only the job's user and root are heard. What comes is bytes from outside, and a job takes no harm from
-// them. One thread.
+// Orders to a running job from its own user (`cohort ctl`): one line over a Unix socket in the run's folder, and one
+// line as the answer. Only the job's user and root are accepted. The lines are bytes from outside, and none of them can
+// hurt the job. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -19,23 +19,23 @@ namespace cohort::launch {
 struct ControlOrder {
   enum class Kind : std::uint8_t { Add, Drain, Remove };
   Kind kind = Kind::Add;
-  std::string host;  ///< to be added: perhaps with ":SLOTS"
+  std::string host;  ///< host to act on; to be added perhaps with ":SLOTS"
 };
 
-/// "add HOST[:SLOTS]", "drain HOST", "remove HOST".
+/// Parses "add HOST[:SLOTS]", "drain HOST" and "remove HOST".
 Result<ControlOrder> parse_order(std::string_view line);
 
 class ControlSocket {
  public:
-  /// Throws cohort::Error (Io) where the folder takes no socket. `folder` outlives this.
+  /// Throws cohort::Error (Io) if the folder takes no socket. `folder` outlives this.
   ControlSocket(Loop& loop, const RunFolder& folder);
   ~ControlSocket();
   ControlSocket(const ControlSocket&) = delete;
   ControlSocket& operator=(const ControlSocket&) = delete;
 
-  /// To be asked after each step of the loop. Each order is to be answered before the next is asked for.
+  /// Returns the next order; to be called after each step of the loop. Answer each order before the next call.
   std::optional<ControlOrder> next();
-  /// Answers with what has been done, or why not.
+  /// Answers the last order with what has been done, or why it has not.
   void answer(const Result<std::string>& done);
 
  private:
@@ -44,7 +44,7 @@ class ControlSocket {
     Watch watch;
     Timer limit;
     std::string line;
-    std::optional<ControlOrder> order = {};  ///< that it waits for
+    std::optional<ControlOrder> order = {};  ///< the order that the client waits for
   };
   void accept();
   void read(std::list<Client>::iterator client);
@@ -56,7 +56,8 @@ class ControlSocket {
   std::list<Client> clients_;
 };
 
-/// Asks the job whose run has this folder. Unavailable: it cannot be asked, or says no; the message says why.
+/// Sends an order to the job of this run folder. Unavailable: the job cannot be reached, or refuses, as the message
+/// says.
 Result<std::string> ask_job(const std::string& run_folder, const std::string& order);
 
 }  // namespace cohort::launch

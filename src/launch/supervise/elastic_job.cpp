@@ -46,7 +46,7 @@ event::Ended ended_by(const Ending& ending) {
   How how = ending.status.signal != 0 ? How::Killed : How::Failed;
   if (ending.status.success()) {
     how = How::Done;
-  } else if (asks_for_requeue(ending) && ending.last.preempted_by == 0) {  // (where all save and end, the job does)
+  } else if (asks_for_requeue(ending) && ending.last.preempted_by == 0) {  // (if all ranks save and end, the job ends)
     how = How::Notice;
   } else if (has_ended_well(ending)) {
     how = How::Asked;
@@ -68,7 +68,7 @@ ElasticJob::ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, Ord
 
 Membership::Answer ElasticJob::on(const Event& event) {
   Membership::Answer answer = membership_.on(event, std::chrono::steady_clock::now());
-  std::vector<Action> rest = std::exchange(rest_, {});  // (of an event that has led to this one)
+  std::vector<Action> rest = std::exchange(rest_, {});  // (actions of an event that has led to this one)
   for (const Action& action : answer.actions) {
     std::visit([this](const auto& one) { carry_out(one); }, action);
   }
@@ -157,7 +157,7 @@ void ElasticJob::carry_out(const action::StartRanks& start) {
   agent(start.agent).host.slots = start.ranks;
   orders_.start_more(agent(start.agent), start.ranks);
   grow();
-  rest_.emplace_back(start);  // who takes part is the epoch's
+  rest_.emplace_back(start);  // the epoch keeps the members
 }
 
 void ElasticJob::carry_out(const action::StartOne& start) {

@@ -1,6 +1,6 @@
 // An elastic job while its ranks run: tells Membership (membership/) what happens to its processes and hosts, and
-// carries out what that decides. What concerns the epoch as a whole (who has failed, how it ends) it gives back to it.
-// One thread.
+// carries out Membership's actions. Actions about the epoch as a whole (which ranks have failed, how it ends) are
+// returned to the Epoch. One thread.
 #pragma once
 
 #include "launch/health/health.h"
@@ -22,25 +22,25 @@ namespace cohort::launch {
 
 class ElasticJob {
  public:
-  /// All outlive this, but `past`.
+  /// All arguments but `past` outlive this.
   ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run, HealthWatch& health,
              Membership::Past past);
 
   const Membership& membership() const noexcept { return membership_; }
-  /// Carries out what follows from it. The actions in the answer are the epoch's.
+  /// Gives the event to Membership, and carries out its actions. Actions left in the answer are for the epoch.
   Membership::Answer on(const Event& event);
-  /// That time has passed, or the script has listed the hosts: since it was asked last, for `on`.
+  /// Returns the events since the last call, to be given to `on`: time has passed, or the script has listed the hosts.
   std::vector<Event> take();
-  /// All ranks run: hosts may come and go.
+  /// Called when all ranks run: from now on hosts may come and go.
   Membership::Answer begin();
-  /// The job is being ended.
+  /// Called when the job is being ended.
   void stop();
 
-  /// An order of the job's user as an event, or why it cannot be carried out.
+  /// Returns an order of the job's user as an event, or why it cannot be carried out.
   Result<Event> event_of(const ControlOrder& order) const;
 
  private:
-  // Each of these acts, or adds to what is given back.
+  // Each overload carries out its action, or adds it to the actions that are returned.
   void carry_out(const action::Say& say);
   void carry_out(const action::Announce& announce);
   void carry_out(const action::Formed& formed);
@@ -74,9 +74,9 @@ class ElasticJob {
   std::optional<Membership::Time> tick_at_;
 };
 
-/// Agents' reports of their workers as an event.
+/// Returns an agent's reports of its workers as an event.
 event::Reported reported_by(const Reports& reports);
-/// A rank's end, before it is known whether it is a failure.
+/// Returns a process's end as an event, before it is known whether it is a failure.
 event::Ended ended_by(const Ending& ending);
 
 }  // namespace cohort::launch

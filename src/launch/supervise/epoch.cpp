@@ -16,18 +16,18 @@
 namespace cohort::launch {
 namespace {
 
-/// For the rank that others have fallen after to be dead, too; as often while a rank that has left its world goes on to
-/// run its last destructors, or a host is silent, which may be lost.
+/// Time for the rank that caused another's failure to be found dead, too. Waits again while a rank that has left its
+/// world runs its last destructors, or a host that may be lost is silent.
 constexpr auto kCauseTime = std::chrono::milliseconds(500);
 constexpr int kMostCauseWaits = 10;
-/// A rank's failure is told so long after it at the latest.
+/// Latest time after a rank's failure at which it is reported.
 constexpr auto kTellTime = std::chrono::milliseconds(700);
-/// For more hosts to fail, once the agent of one cannot be started.
+/// Time for more hosts to fail, after the agent of one could not be started.
 constexpr auto kOtherHostsTime = std::chrono::milliseconds(1500);
 constexpr std::size_t kMostHostsTold = 8;
-/// Between two looks at the health of what runs.
+/// Interval between checks of the ranks' health.
 constexpr auto kLookEvery = std::chrono::seconds(1);
-/// For agents to answer what ranks do.
+/// Time for agents to report what ranks do.
 constexpr auto kOverviewTime = std::chrono::milliseconds(100);
 
 std::string why_not_started(const AgentPool& agents, const Plan& plan, std::chrono::milliseconds timeout) {
@@ -47,7 +47,7 @@ std::string what_failed(const StartFailed& failed, const Roles& roles, const std
                           : fmt::format("{}: {}", host, failed.reason);
 }
 
-/// `failed`: by index, why their agents do not come.
+/// `failed`: why agents do not come, by host index.
 std::string why_not_had(const std::map<int, std::string>& failed) {
   if (failed.size() == 1) return failed.begin()->second;
   std::string text =
@@ -87,7 +87,7 @@ Epoch::Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& order
 
 void Epoch::on_start_late() {
   bool goes_on = false;
-  for (std::size_t i = 0; i < agents_.members().size(); ++i) {  // (that may be let go of)
+  for (std::size_t i = 0; i < agents_.members().size(); ++i) {  // (the loop may remove agents)
     AgentHandle& agent = *agents_.members()[i];
     if (agent.channel == nullptr && !agent.lost) goes_on = begins_without(agent, agents_.why_not(agent)) || goes_on;
   }
@@ -131,7 +131,7 @@ void Epoch::give_orders() {
 }
 
 bool Epoch::begins_without(AgentHandle& agent, const std::string& why) {
-  // (Who comes by himself is waited for as long as it takes; and ranks that have been told their number keep it.)
+  // (Agents that come by themselves are waited for without limit; ranks that have been told their number keep it.)
   if (stage_ != Stage::Starting || !elastic_ || ordered_ || comes_by_itself(setup_.plan.method)) return false;
   if (!orders_.plan_without(agent, membership()->barred())) return false;
   say(fmt::format("{}; the job begins without {}", why, agent.host.name));
@@ -152,9 +152,9 @@ Membership::Answer Epoch::follow(Membership::Answer answer) {
 void Epoch::carry_out(const action::Drop& drop) {
   AgentHandle& agent = *agents_.members()[static_cast<std::size_t>(drop.agent)];
   agent.started = agent.all_gone = agent.lost = true;
-  // One that was only stopped may have no lifeline but this.
+  // An agent that was only stopped may have no lifeline, but it will read this.
   if (agent.channel != nullptr) agent.channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
-  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  AgentPool::kill(agent);  // its guard, if it lives, ends the processes that are left
   for (const int worker : drop.workers) end_lost(worker, !drop.failed);
   members_.health().host_ended(processes_on(setup_.plan, drop.agent));
 }
@@ -175,14 +175,14 @@ void Epoch::carry_out(const action::EndAsTold& end) {
 void Epoch::on_unfit(AgentHandle* agent, const std::string& why) {
   if (agent != nullptr && is_newcomer(*agent)) return void(decide(event::AgentFailed{agent->host.index, why}));
   if (stage_ != Stage::Starting) return;
-  // Which it is, is not known; or no other one could be started either.
+  // The agent is not known; or it is local, and no other could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
   on_host_failed(*agent, why);
 }
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
   if (agent.lost) {
-    // Its ranks' last words; by now their numbers may be those of others.
+    // Takes only output of ranks that have ended; the numbers of others may have been given again.
     const auto* words = std::get_if<Output>(&message);
     if (words == nullptr || !members_.roles().has(words->rank) || !members_.has_ended(words->rank)) return;
   }
@@ -195,7 +195,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string why = what_failed(*failed, members_.roles(), agent.host.name);
     if (is_newcomer(agent)) return void(decide(event::AgentFailed{agent.host.index, why}));
     if (elastic_ && stage_ == Stage::Stopping) return;
-    // (Each of several launchers starts a program of its own, which its reason names.)
+    // (Each of several launchers starts a program of its own, and its reason names it.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? why
                    : fmt::format("cannot start {}: {}", program_of(setup_, failed->rank), why));
@@ -238,7 +238,7 @@ void Epoch::on_started(AgentHandle& agent, const Started& started) {
   agent.started = true;
   members_.started(agent, processes);
   run_.started(processes, started.pids);
-  if (&agent == &agent_of(agents_, setup_.plan, 0)) run_.state().threads = started.threads;  // of rank 0's host
+  if (&agent == &agent_of(agents_, setup_.plan, 0)) run_.state().threads = started.threads;  // on rank 0's host
   if (is_newcomer(agent)) return void(decide(event::AgentStarted{agent.host.index}));
   look_for_running();
 }
@@ -263,7 +263,7 @@ void Epoch::look_for_running() {
   if (!members_.has_ended(0) && InputReader::worth_reading(0) && !(first.host.local && InputReader::may_be_given(0)))
     input_ = std::make_unique<InputReader>(loop_, 0, first);
   if (elastic_) follow(elastic_->begin());
-  look_for_failure();  // on a host that was faster than another
+  look_for_failure();  // on a host that started faster than another
   ask_next_role();
 }
 
@@ -297,7 +297,7 @@ void Epoch::end_process(int process, Ending ending, bool well) {
   if (process == 0) input_.reset();
 }
 
-// The program of ParameterServerStrategy's workers never ends by itself.
+// Asks the workers to end after the chief: with ParameterServerStrategy, their program never ends by itself.
 void Epoch::look_for_chief(const Exited& exited) {
   const bool chief = spec_.tf_config && setup_.plan.servers > 0 && exited.rank == 0;
   if (!chief || !exited.status.success() || stage_ != Stage::Running || members_.running_ranks() == 0) return;
@@ -308,12 +308,12 @@ void Epoch::ask_next_role() {
   const Role next = members_.running_role();
   if (stage_ == Stage::Starting || stage_ == Stage::Ended || !stopping_.is_next(next) || members_.running(next) == 0)
     return;
-  // The evaluator has the last checkpoint to look at where all has gone well.
+  // If all has gone well, the evaluator still has the last checkpoint to evaluate.
   const bool evaluates = next == Role::Evaluator && stage_ == Stage::Running;
   stopping_.ask(next, evaluates ? spec_.evaluator_grace : spec_.grace);
 }
 
-// Ranks that save do so together. One that neither ends nor fails then has missed the question, or hangs.
+// Ranks that save do so together. A rank that later neither ends nor fails has missed the request, or hangs.
 void Epoch::look_for_requeue() {
   const auto saved = std::ranges::find_if(members_.endings(), asks_for_requeue);
   if (saved == members_.endings().end() || limits_.requeue || stage_ != Stage::Running) return;
@@ -329,8 +329,8 @@ void Epoch::look_for_requeue() {
 
 void Epoch::look_for_failure() {
   if (stage_ != Stage::Running || !first_failure(members_.endings())) return;
-  // A rank that fell after another can be dead before it: that one still writes its core, frees its memory or runs its
-  // last destructors. Told to end now, it would lose the status that it is about to give.
+  // A rank that failed as a consequence can be dead before the rank that caused it, which still writes its core, frees
+  // its memory or runs its last destructors. Telling that rank to end now would lose its own exit status.
   if (follows_another(*first_failure(members_.endings())) && members_.running_ranks() > 0) {
     if (!limits_.cause) wait_for_cause();
   } else {
@@ -384,7 +384,7 @@ bool Epoch::goes_on_without(AgentHandle& agent, const std::string& why) {
       past_.servers.after_host(agent.host.name, why, lost, roles.names_of(lost), members_.running(Role::Server));
   if (!text) return false;
   agent.all_gone = true;
-  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  AgentPool::kill(agent);  // its guard, if it lives, ends the processes that are left
   say(*text);
   for (const int process : lost) {
     Ending ending = members_.killed(process);
@@ -411,7 +411,7 @@ void Epoch::on_started_again(const StartedAgain& started) {
     members_.health().started_again(process);
     return run_.started_again(process, *before, started.pid);
   }
-  // It stays what it was: a failure, or, where all are told to end, nothing that anybody needs.
+  // A server that cannot be started has failed; if all have been told to end meanwhile, nobody needs it.
   before->spared = started.why.empty();
   if (!before->spared)
     say(fmt::format("{} on {} cannot be started again: {}", before->name(), before->host, started.why));
@@ -432,8 +432,8 @@ void Epoch::wait_for_cause() {
 void Epoch::stop_for_failure() {
   const auto first = first_failure(members_.endings());
   stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
-  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: nobody has to wait for that.
-  // (Where there may be a restart, its line says what has failed.)
+  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: the post-mortem does not wait
+  // for that. (If a restart is possible, its message says what has failed.)
   if (spec_.max_restarts == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
 }
 
@@ -503,7 +503,7 @@ void Epoch::on_host_failed(AgentHandle& agent, const std::string& why) {
            failed_hosts_.contains(member->host.index);
   });
   if (settled) return fail_start_of_hosts();
-  // Waits for further failures: a person who repairs one host wants to know of the others that do not work either.
+  // Waits for further failures: a person who repairs one host wants to know of other hosts that fail, too.
   if (!limits_.other_hosts) limits_.other_hosts = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
 }
 
@@ -512,7 +512,7 @@ void Epoch::fail_start_of_hosts() {
   fail_start(why_not_had(failed_hosts_));
 }
 
-// Unless a rank had failed before, and not because it had lost others.
+// Sets the lost agent as the reason, unless a rank had failed before and not as a consequence of a loss.
 void Epoch::lose_agent(const std::string& what) {
   agent_lost_ = true;
   const auto first = first_failure(members_.endings());
@@ -522,13 +522,13 @@ void Epoch::lose_agent(const std::string& what) {
 }
 
 void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
-  if (agent.all_gone && elastic_) decide(event::AgentLost{agent.host.index, {}});  // it starts nothing any more
+  if (agent.all_gone && elastic_) decide(event::AgentLost{agent.host.index, {}});  // it can start nothing any more
   if (agent.all_gone && stage_ == Stage::Stopping) return check_end();
   if (agent.all_gone || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, error ? error->what() : "its agent is lost")) return;
   if (stage_ == Stage::Starting && !ordered_ && agents_.await_again(agent))
     return say(fmt::format("{} is lost before the job has begun, and is awaited again", agent.host.name));
-  AgentPool::kill(agent);  // its guard, if it lives, ends what is left
+  AgentPool::kill(agent);  // its guard, if it lives, ends the processes that are left
   const std::string why = error ? fmt::format(" ({})", error->what()) : "";
   if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
   lose_agent(fmt::format("the agent of {} was lost{}", agent.host.name, why));
@@ -598,7 +598,7 @@ void Epoch::on_signal(int signal) {
       return;
     default: break;
   }
-  // A batch system tells all processes of a job at once: the agents' word and this are one request.
+  // A batch system signals all processes of a job together: the agents' message and this signal are one request.
   if (stage_ == Stage::Stopping && signal == told_by_ && std::exchange(told_by_agent_, false)) return;
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
@@ -621,7 +621,7 @@ void Epoch::pass_on(int signal) {
 }
 
 void Epoch::on_agent_told(AgentHandle& agent, const Told& told) {
-  // Each agent has heard it, and it is no reason for more haste.
+  // Each agent got the signal; further ones must not hurry the end.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   if (!elastic_ || !decide(event::AgentNoticed{agent.host.index, told.signal}).taken) told_by_agent(agent, told.signal);
 }
@@ -632,7 +632,7 @@ void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
 }
 
 void Epoch::on_told(int signal, const std::string& reason) {
-  if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody takes is given up
+  if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody reads is dropped
   told_to_end_ = true;
   if (stage_ == Stage::Stopping) return stopping_.hurry();
   if (!end_.stop_status) {
@@ -704,7 +704,7 @@ void Epoch::finish() {
 }
 
 int Epoch::report(const Result<void>& closed) {
-  // A job whose results are lost has not ended well; a reason that there is already came first.
+  // A job whose results are lost has not ended well; but an earlier reason takes precedence.
   if (!closed && (end_.stop_status || first_failure(members_.endings()))) {
     say(closed.error().what());
   } else if (!closed) {

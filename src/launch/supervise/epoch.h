@@ -1,5 +1,5 @@
-// One start of a job's ranks (an epoch): who takes part, how far they are, why they are stopped, and what is said of
-// their end. A restart is another epoch over the same agents. One thread.
+// One start of a job's ranks (an epoch): which processes take part, how far they have come, why they are stopped, and
+// what is reported of their end. A restart is another epoch over the same agents. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -28,12 +28,12 @@ namespace cohort::launch {
 
 class Epoch {
  public:
-  /// All outlive this; members are those of `setup.plan`, or of what `settle` finds there later.
+  /// All arguments outlive this. `setup.plan` has the members; it may be replaced before `settle` is called.
   Epoch(Loop& loop, const JobSetup& setup, AgentPool& agents, Orders& orders, RunOutput& run, JobPast& past);
 
-  /// `setup.plan` says who takes part. `shown`: the ranks whose output is shown; empty: all.
+  /// Takes the members from `setup.plan`. `shown`: the ranks whose output is shown; empty: all.
   void settle(const std::vector<int>& shown);
-  /// After each step of the loop: what is due by time happens.
+  /// Does what is due by time; to be called after each step of the loop.
   void look();
   void on_unfit(AgentHandle* agent, const std::string& why);
   void on_message(AgentHandle& agent, Message message);
@@ -43,27 +43,27 @@ class Epoch {
   void on_reader_gone();
   void on_owner_gone();
   void fail_start(const std::string& why);
-  /// All agents are told to start their ranks.
+  /// Tells all agents to start their ranks.
   void give_orders();
-  /// Carries out an order of the job's user. Returns what has been done, or why not.
+  /// Carries out an order of the job's user. Returns what has been done, or why it has not.
   Result<std::string> obey(const ControlOrder& order);
 
-  /// The membership of an elastic job, once it is settled; else nullptr.
+  /// Returns the membership of an elastic job after `settle`; else nullptr.
   const Membership* membership() const noexcept { return elastic_ ? &elastic_->membership() : nullptr; }
-  /// It is on its way to a job that runs.
+  /// Returns true if the agent is on its way to a job that runs.
   bool is_newcomer(const AgentHandle& agent) const {
     return elastic_ && elastic_->membership().is_newcomer(agent.host.index);
   }
-  /// Takes an event of an elastic job, once it is settled, and carries out what follows.
+  /// Takes an event of an elastic job after `settle`, and carries out the actions that follow.
   Membership::Answer decide(const Event& event) { return follow(elastic_->on(event)); }
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool has_ordered() const noexcept { return ordered_; }
   bool running() const noexcept { return stage_ == Stage::Running; }
-  /// Nothing of it runs any more, and the agents have ended, too, unless another epoch follows.
+  /// Returns true when no process of the epoch runs any more. Unless another epoch follows, the agents have ended, too.
   bool ended() const noexcept { return stage_ == Stage::Ended; }
-  /// Once it has ended: whether another follows, and by which plan.
+  /// Returns the plan of the next epoch, after this one has ended; nullopt if none follows.
   const std::optional<Plan>& next_plan() const noexcept { return next_plan_; }
-  /// The last word on it: the exit status. `closed`: an error where the job's results are lost.
+  /// Reports how the epoch ended, and returns the exit status. `closed`: an error if the job's results are lost.
   int report(const Result<void>& closed);
   int stop_status() const noexcept { return end_.stop_status.value_or(1); }
 
@@ -74,12 +74,12 @@ class Epoch {
 
   void say(const std::string& text) { run_.say(text); }
   void on_start_late();
-  /// Its agent cannot be had: whether an elastic job begins without the host, before any rank runs.
+  /// The agent cannot be had. Returns true if an elastic job begins without its host, before any rank runs.
   bool begins_without(AgentHandle& agent, const std::string& why);
   void on_started(AgentHandle& agent, const Started& started);
   void look_for_running();
   void on_exited(const Exited& exited);
-  /// A server that has failed: true if it is started again. Says in `ending` whether the job goes on without it.
+  /// Returns true if a failed server is started again. Sets in `ending` whether the job goes on without the server.
   bool starts_again(Ending& ending, int process);
   bool goes_on_without(AgentHandle& agent, const std::string& why);
   Membership::Answer follow(Membership::Answer answer);
@@ -93,8 +93,8 @@ class Epoch {
   void carry_out(const action::StartRanks&) { members_.grow(); }
   void carry_out(const action::StartOne&) { members_.grow(); }
   template <typename A>
-  void carry_out(const A&) {}  // ElasticJob has done it
-  /// A process of which nothing more will be heard.
+  void carry_out(const A&) {}  // done by ElasticJob
+  /// Ends a process from which nothing more will come.
   void end_lost(int process, bool excused = false);
   void end_process(int process, Ending ending, bool well);
   void look_at_health();
@@ -103,7 +103,7 @@ class Epoch {
   void look_for_failure();
   void look_for_requeue();
   void look_for_chief(const Exited& exited);
-  /// Once all ranks have ended: the servers are asked to, and after them the evaluator.
+  /// Called after all ranks have ended: asks the servers to end, and after them the evaluator.
   void ask_next_role();
   void wait_for_cause();
   void stop_for_failure();
@@ -137,23 +137,23 @@ class Epoch {
   StopOrders stopping_;
   std::unique_ptr<InputReader> input_;
   std::optional<ElasticJob> elastic_;
-  JobEnd end_;                                 ///< what is known of it so far; the rest `how_it_ended` adds
-  std::string lost_agent_;                     ///< where that is why the job ends
-  std::string undelivered_;                    ///< why the owner lacks what its ranks have sent
-  std::map<int, std::string> failed_hosts_;    ///< by index: why their agents do not come
-  std::optional<Restarts::Decision> restart_;  ///< nothing runs any more
-  std::optional<Plan> next_plan_;              ///< where another epoch follows
+  JobEnd end_;                                 ///< what is known of the end so far; `how_it_ended` adds the rest
+  std::string lost_agent_;                     ///< the lost agent, if that is why the job ends
+  std::string undelivered_;                    ///< why the owner lacks payloads that its ranks have sent
+  std::map<int, std::string> failed_hosts_;    ///< why agents do not come, by host index
+  std::optional<Restarts::Decision> restart_;  ///< set when no process runs any more
+  std::optional<Plan> next_plan_;              ///< plan of the epoch that follows, if any
   bool ordered_ = false;
   bool agent_lost_ = false;
   bool told_to_end_ = false;
-  bool told_by_agent_ = false;  ///< and not yet by a signal to this process
-  int told_by_ = 0;             ///< the signal that the exit status is of
+  bool told_by_agent_ = false;  ///< and this process has not got that signal itself yet
+  int told_by_ = 0;             ///< the signal that decides the exit status
   Clock::time_point started_at_ = Clock::now();
-  struct Limits {  ///< until the job is stopped
+  struct Limits {  ///< timers that run until the job is stopped
     Timer start, job, cause, other_hosts, health;
-    Timer requeue;  ///< for the others, once a rank has saved and ended
+    Timer requeue;  ///< for the other ranks, after a rank has saved and ended
   } limits_;
-  std::vector<int> early_signals_;  ///< that came before ranks ran
+  std::vector<int> early_signals_;  ///< signals that came before ranks ran
   int cause_waits_ = 0;
   Timer tell_limit_, overview_;
 };

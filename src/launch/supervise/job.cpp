@@ -1,5 +1,5 @@
-// A job: what lives as long as it, however often its ranks are started (each time an Epoch, of which there is one at a
-// time). Steps the loop, and after each step takes what has happened from its parts, which know nothing of it. One
+// Job holds what lives as long as a job, however often its ranks are started; each start is an Epoch, and only one
+// exists at a time. It steps the loop, and after each step takes events from its parts, which do not know the Job. One
 // thread.
 #include "base/files.h"
 #include "base/signals.h"
@@ -34,11 +34,11 @@ namespace {
 constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
                                                     SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 
-/// As torchrun's, for nodes beyond the fewest.
+/// How long to wait for more nodes than the minimum; torchrun's value.
 constexpr auto kLastCall = std::chrono::seconds(30);
 
-/// Holds what lives as long as a job: its secret, store, port and agents, what is shown of it, the signals. Has one
-/// epoch at a time, of the members that `setup_.plan` names.
+/// Holds what lives as long as a job: its secret, store, port, agents, output and signals. Has one epoch at a time,
+/// whose members are those of `setup_.plan`.
 class Job {
  public:
   Job(const JobSpec& spec, Plan plan) : spec_(spec), setup_(set_up_job(spec, std::move(plan))), past_(spec) {}
@@ -46,31 +46,31 @@ class Job {
 
  private:
   void prepare();
-  /// After each step of the loop: what has happened since, and what follows.
+  /// To be called after each step of the loop: handles the events since then.
   void look();
   void on_event(AgentEvent event);
   void on_message(AgentHandle& agent, Message message);
-  /// Once all agents are there, the plan is settled, and the first epoch can begin.
+  /// When all agents are there, settles the plan and begins the first epoch.
   void on_joined(AgentHandle& agent);
   void begin();
-  /// To the owner, who brings it to the agents.
+  /// Writes the invitation for the owner, who passes it to the agents.
   void leave_invitation() const;
   void on_signal(int signal);
   void on_owner_gone();
   void make_epoch();
-  /// One more start of ranks; nothing of the one before runs any more.
+  /// Starts the ranks once more, when nothing of the last epoch runs any more.
   void begin_epoch(const Plan& plan);
-  /// The epoch has ended.
+  /// Called when the epoch has ended.
   void conclude();
-  /// Before the last word on one that has ended for the last time.
+  /// Called before the last epoch's end is reported.
   Result<void> close();
 
-  /// The plan is what agents say that they take.
+  /// Returns true if the plan depends on what agents say that they take.
   bool settles_late() const { return says_itself(setup_.plan.method); }
   std::ptrdiff_t nodes_there() const {
     return std::ranges::count_if(agents_->members(), [](const auto& member) { return member->channel != nullptr; });
   }
-  /// From `cohort ctl`.
+  /// Handles orders of `cohort ctl`.
   void take_orders();
   bool owner_gone() const { return owner_ && owner_->gone(); }
 
@@ -84,17 +84,17 @@ class Job {
   Watch signal_watch_;
   std::optional<Owner> owner_;
   std::optional<net::Secret> secret_;
-  std::optional<PayloadTransferOptions> payload_transfer_;  ///< where the owner has something for ranks elsewhere
-  std::vector<pid_t> spared_;                               ///< by what ends the job's processes
+  std::optional<PayloadTransferOptions> payload_transfer_;  ///< set if the owner has payloads for ranks elsewhere
+  std::vector<pid_t> spared_;                               ///< processes that the end of the job must not kill
   std::optional<AgentPool> agents_;
   std::optional<RunOutput> run_;
   std::optional<Tracing> tracing_;
   std::optional<Orders> orders_;
   std::unique_ptr<Epoch> epoch_;
   std::optional<ControlSocket> control_;
-  Timer last_call_;         ///< for nodes that need not come
-  bool may_begin_ = false;  ///< somebody has come since it has begun
-  bool over_ = false;       ///< the last word is said
+  Timer last_call_;         ///< wait for nodes beyond the minimum
+  bool may_begin_ = false;  ///< an agent has come since `begin`
+  bool over_ = false;       ///< the job's end has been reported
   int status_ = 1;
 };
 
@@ -112,9 +112,9 @@ JobResult Job::run() {
 
 void Job::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its limit
+  ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its size limit
   value_or_throw(sys::become_subreaper());
-  spared_ = sys::descendants(::getpid());  // of a shell that became us with `exec`
+  spared_ = sys::descendants(::getpid());  // children of a shell that became us by `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
   const Plan& plan = setup_.plan;
   if (plan.node)
@@ -123,7 +123,7 @@ void Job::prepare() {
     secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
                                                               : net::Secret::generate());
   agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1);
-  if (!settles_late()) shown_ranks(spec_, plan);  // what is wrong with them is told before anything starts
+  if (!settles_late()) shown_ranks(spec_, plan);  // errors in the list are reported before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {
@@ -137,7 +137,7 @@ void Job::prepare() {
   make_epoch();
   if (plan.least > 0) take_orders();
 
-  agents_->start(plan.hosts);  // their processes start while we go on
+  agents_->start(plan.hosts);  // their processes start while this one goes on
   if (const std::string text = agents_->invitation(); !text.empty()) run_->say(text);
   orders_->open();
   if (has_payloads(spec_.owner_folder)) {
@@ -151,7 +151,7 @@ void Job::prepare() {
 void Job::take_orders() {
   try {
     control_.emplace(loop_, run_->folder());
-  } catch (const Error& error) {  // a file system without sockets
+  } catch (const Error& error) {  // the folder's file system has no sockets
     run_->say(fmt::format("no orders can be given to this job (cohort ctl): {}", error.what()));
   }
 }
@@ -159,7 +159,7 @@ void Job::take_orders() {
 void Job::leave_invitation() const {
   std::string text = to_line(own_announcement()) + "\n" + to_text(agents_->invitation_for_owner());
   const sys::UniqueFd pipe(*spec_.invitation_fd);
-  const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe takes at once
+  const ssize_t written = ::write(pipe.get(), text.data(), text.size());  // less than a pipe holds
   const int error = errno;
   const bool whole = written == static_cast<ssize_t>(text.size());
   net::wipe(text);
@@ -221,7 +221,7 @@ void Job::on_message(AgentHandle& agent, Message message) {
 
 void Job::on_joined(AgentHandle& agent) {
   if (epoch_->is_newcomer(agent)) return void(epoch_->decide(event::AgentJoined{agent.host.index}));
-  // (One that was given up on its way: what was to be started there is not.)
+  // (An agent that was given up on its way does not start its ranks.)
   const bool late = epoch_->running() && epoch_->membership() != nullptr && !agent.lost;
   if (late) return void(epoch_->decide(event::AgentCame{agent.host}));
   const bool idle = epoch_->starting() && epoch_->membership() != nullptr && epoch_->has_ordered();
@@ -245,7 +245,7 @@ void Job::on_joined(AgentHandle& agent) {
   });
 }
 
-// Rank 0's port is known only now; and nothing runs anywhere if a host is missing.
+// Called when all agents are there: rank 0's port is known only now, and nothing runs anywhere if a host is missing.
 void Job::begin() {
   may_begin_ = false;
   last_call_ = Timer();
@@ -266,7 +266,7 @@ void Job::on_signal(int signal) {
   switch (signal) {
     case SIGTSTP: {
       agents_->broadcast(SignalWorkers{SIGSTOP});
-      // Told to go on meanwhile: a stop would take that signal away, and nobody would hear of it.
+      // SIGCONT has come meanwhile: stopping now would discard it, and the job would stay stopped.
       sigset_t pending;
       if (::sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1) return;
       ::raise(SIGSTOP);
@@ -314,7 +314,7 @@ void Job::conclude() {
 
 Result<void> Job::close() {
   run_->finish_warnings();
-  // The kernel has made us the parent of what a killed agent has left.
+  // The kernel has made this process the parent of processes that a killed agent left.
   const auto helpers = run_->helpers();
   spared_.insert(spared_.end(), helpers.begin(), helpers.end());
   const auto stuck = sweep(spared_, std::chrono::seconds(10), {});

@@ -34,7 +34,7 @@ std::string absolute_path(const std::string& path) {
 
 namespace {
 
-/// Cohort's package `horovod` lies beside the command, so that whatever Python the program runs with finds it.
+/// Cohort's package `horovod` lies beside the command, so any Python that runs the program finds it.
 void put_horovod_first(Environment& environment) {
   const std::filesystem::path command = value_or_throw(sys::own_executable());
   const std::filesystem::path folder = command.parent_path().parent_path() / "share/cohort/as-horovod";
@@ -49,7 +49,7 @@ void put_horovod_first(Environment& environment) {
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
 }
 
-/// A cluster that is described already has other tasks than these ranks, or other places for them.
+/// A cluster that is already described has other tasks than these ranks, or has them at other addresses.
 void refuse_other_cluster(const Environment& environment) {
   const auto text = environment.find(std::string(env::kTfConfig));
   if (!text || text->empty()) return;
@@ -71,14 +71,14 @@ void refuse_other_cluster(const Environment& environment) {
 JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   JobSetup setup{spec, std::move(plan)};
   setup.environment = Environment::current();
-  // They are meant for this command: a job that a rank starts must not write into this one's folders.
+  // These options are meant for this command: a job that a rank starts must not write into this job's folders.
   setup.environment.remove_run_options();
-  for (const std::string_view name : {env::kElastic, env::kWorker}) setup.environment.remove(name);  // of a job around
+  for (const std::string_view name : {env::kElastic, env::kWorker}) setup.environment.remove(name);  // an outer job's
   for (const std::string& assignment : spec.environment) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
   }
-  value_or_throw(env::check(setup.environment.variables()));  // here it is said once, and not by every rank
+  value_or_throw(env::check(setup.environment.variables()));  // reported once here, and not by every rank
   if (!spec.shares.empty())
     setup.environment.set(env::kShares, value_or_throw(shares_by_rank(setup.plan, spec.shares)));
   if (!setup.environment.find("PYTHONUNBUFFERED")) setup.environment.set("PYTHONUNBUFFERED", "1");
@@ -92,14 +92,14 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   };
   runs(Role::Server, spec.server_program);
   runs(Role::Evaluator, spec.evaluator);
-  // The variable that makes this job one of its own is meant for this command, not for its ranks: they are several.
+  // The variable that makes this job one of its own is meant for this command, not for its ranks, which are several.
   if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
-  // Operations wait for those of other tasks; with a rank's share of the cores none may be left to answer them.
+  // Operations wait for other tasks' operations; with only a rank's cores, no thread may be left to answer these.
   if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
     setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
-  int ranks = 0;      // here
-  int processes = 0;  // likewise, of all roles
+  int ranks = 0;      // on this host
+  int processes = 0;  // on this host, of all roles
   for (const PlannedHost& host : setup.plan.hosts) {
     if (!host.local) continue;
     ranks += host.ranks;
@@ -107,12 +107,12 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   }
 
   setup.ignored = sys::ignored_signals();
-  // A host that has too few says so before anything is started.
+  // A host with too few cores is reported before anything is started.
   if (spec.bind == Binding::Core && ranks > 0) value_or_throw(share_cores(sys::cores_of_process(), ranks));
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
-  // Two pipes, two logs and a pidfd for each process.
+  // Each process needs two pipes, two logs and a pidfd.
   const auto needed = 5 * static_cast<std::uint64_t>(processes) + 5 * setup.plan.hosts.size() + 64;
   if (now != 0 && needed > now) {
     raise(ErrorCode::Unavailable,
@@ -141,7 +141,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.path = setup.program.path;
   job.arguments = setup.program.arguments;
   job.environment = setup.environment.assignments();
-  // Two looks at the clock are nothing beside an operation between hosts, and say at the end what it cost.
+  // Reading the clock twice is cheap compared with an operation between hosts, and shows at the end what it cost.
   if (setup.plan.machines > 1 && !setup.environment.find(env::kTimes))
     job.environment.push_back(fmt::format("{}=1", env::kTimes));
   char* folder = ::get_current_dir_name();
@@ -150,7 +150,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   if (host.local) {
     job.log_folder = facts.log_folder;
   } else {
-    job.elsewhere = true;  // its output is kept here, by the supervisor
+    job.elsewhere = true;  // the supervisor keeps its output here
     job.run_folder = facts.run_folder;
     Environment travels;
     for (const std::string& assignment : job.environment) {
@@ -186,7 +186,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
 
 namespace {
 
-/// Stands for values that are known only once the job starts.
+/// Stands for values that are known only when the job starts.
 constexpr std::string_view kLater = "(chosen at the start)";
 constexpr std::array kChosenLater = {env::kMasterPort,
                                      env::kStore,
@@ -198,7 +198,7 @@ constexpr std::array kChosenLater = {env::kMasterPort,
 
 struct Known {
   bool folder = false;
-  bool elsewhere = false;  ///< then rank 0's address is not
+  bool elsewhere = false;  ///< if so, rank 0's address is not known
 };
 
 std::string shown(const std::string& assignment, const Known& known) {
@@ -210,7 +210,7 @@ std::string shown(const std::string& assignment, const Known& known) {
   return name + "=" + (later ? std::string(kLater) : shell_quoted(assignment.substr(equals + 1)));
 }
 
-/// Columns as wide as their longest entry.
+/// Formats a table whose columns are as wide as their longest entry.
 std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths(rows.front().size());
   for (const auto& row : rows) {
@@ -230,7 +230,7 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string describe_job(const JobSpec& spec, Plan plan) {
   const JobSetup setup = set_up_job(spec, std::move(plan));
-  shown_ranks(spec, setup.plan);  // a wrong one is told here, too
+  shown_ranks(spec, setup.plan);  // reports a wrong rank here, too
   JobFacts facts;
   facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
@@ -244,9 +244,9 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   std::vector<std::vector<std::string>> rows = {{roles.others() > 0 ? "process" : "rank", "host", "local rank"}};
   const bool bound = spec.bind == Binding::Core;
   if (bound) rows.front().push_back("processors");
-  std::vector<std::vector<std::string>> own;  // of each rank, over the command's
+  std::vector<std::vector<std::string>> own;  // variables of each rank beyond the command's
   std::vector<std::vector<std::string>> other_rows;
-  std::string of_others;  // their environment
+  std::string of_others;  // environment of the other roles
   int threads = 1;
   std::string folder;
   for (const PlannedHost& host : setup.plan.hosts) {
@@ -295,7 +295,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
 
   rows.insert(rows.end(), other_rows.begin(), other_rows.end());
   std::string text = to_string(setup.plan) + "; nothing is started\n\n" + table(rows);
-  // argv[0] is the name as it was typed; what is executed is the file.
+  // argv[0] is the name as typed; the executed file is the path.
   const auto command = [](const std::string& path, const std::vector<std::string>& arguments) {
     std::string words = shell_quoted(path);
     for (std::size_t i = 1; i < arguments.size(); ++i) words += " " + shell_quoted(arguments[i]);

@@ -1,5 +1,5 @@
-// The processes of an epoch: who takes part, what they report and print, and how they have ended. Decides nothing. One
-// thread.
+// The processes of an epoch: which processes take part, what they report and print, and how they have ended. Decides
+// nothing. One thread.
 #pragma once
 
 #include "launch/health/health.h"
@@ -19,41 +19,41 @@
 
 namespace cohort::launch {
 
-/// The processes of an epoch, by their numbers in its Roles.
+/// Keeps the processes of an epoch by their numbers in its Roles.
 class Members {
  public:
-  /// Those of `setup.plan`. All outlive this.
+  /// Takes the processes of `setup.plan`. All arguments outlive this.
   Members(const JobSetup& setup, RunOutput& run);
 
-  /// The plan is settled: from now on they are watched. `shown`: the ranks whose output is shown; empty: all.
+  /// Begins to watch the processes of the settled plan. `shown`: the ranks whose output is shown; empty: all.
   void settle(const std::vector<int>& shown);
-  /// The plan has more ranks, and no other processes.
+  /// Called when the plan has more ranks. There are no other processes.
   void grow();
 
   const Roles& roles() const noexcept { return roles_; }
   bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
   int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
   int running_ranks() const { return running(Role::Worker); }
-  /// The first of the roles of which any process runs.
+  /// Returns the first role of which any process runs.
   Role running_role() const;
-  /// "servers 0-1": who runs that is no rank.
+  /// Names the running processes that are no ranks: "servers 0-1".
   std::string running_others() const;
-  /// Once settled.
+  /// To be called after `settle`.
   HealthWatch& health() { return *health_; }
   bool somebody_saves() const { return health_ && health_->somebody_saves(); }
 
-  /// Takes what the agent's processes have printed.
+  /// Takes output of the agent's processes.
   void take(const AgentHandle& agent, const Output& output);
   void started(const AgentHandle& agent, const std::vector<int>& processes);
 
   Ending ending_of(int process, const ProcessEnd& end) const;
-  /// One of which nothing more will be heard.
+  /// Returns the ending of a process from which nothing more will come.
   Ending killed(int process) const;
-  /// `well`: it has not failed.
+  /// `well`: the process has not failed.
   void end(int process, Ending ending, bool well);
   const std::vector<Ending>& endings() const noexcept { return endings_; }
   Ending* find(int rank);
-  /// By process: what it was doing when the first failure was seen, since `forget_failure`.
+  /// By process: what it was doing at the first failure since `forget_failure`.
   const std::vector<std::string>& doing_then() const noexcept { return doing_then_; }
   void note_failure(const Ending& ending);
   void forget_failure() { doing_then_.clear(); }

@@ -23,23 +23,23 @@
 namespace cohort::launch {
 namespace {
 
-/// To tell node 0 that nothing can be started here.
+/// Time to tell node 0 that nothing can be started here.
 constexpr auto kTellingTime = std::chrono::seconds(10);
 constexpr auto kLookAgain = std::chrono::milliseconds(200);
 
-/// The place where the launchers of a job meet, and what lets them in.
+/// The endpoint at which the launchers of a job meet, and the secret that admits them.
 struct Place {
   net::Secret secret;
   std::vector<net::Endpoint> supervisor;
   std::string shown;
-  std::optional<PortLease> port;  ///< of node 0, where nobody has chosen one
+  std::optional<PortLease> port;  ///< port of node 0, if nobody has chosen one
 };
 
-/// Which node this is, where nobody has said it: 0 at the place where they meet, and the first to come if several are
-/// on that host. Then it holds the port.
+/// Determines which node this is, if nobody has said it: on the host of the meeting endpoint, the first launcher to
+/// come is node 0, and holds the port.
 std::optional<PortLease> settle_rank(NodeRole& role, net::Deadline deadline) {
   auto here = net::is_local_host(role.master->host, deadline);
-  // A name may be known a while after the hosts are up, as in pods.
+  // A name may become known only a while after the hosts are up, as in pods.
   while (!here && !net::passed(deadline)) {
     std::this_thread::sleep_for(kLookAgain);
     here = net::is_local_host(role.master->host, deadline);
@@ -89,7 +89,7 @@ JobResult run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions 
   agent.nodes = plan.node->count;
   agent.nodes_id = plan.node->id;
   agent.place = place.shown;
-  agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun shows what node 0 says
+  agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun already shows node 0's output
   agent.lifeline_fd = -1;                                                // stdin may be anything
   return {run_agent(agent)};
 }
@@ -99,7 +99,7 @@ Place place_of(const JobSpec& spec, const Plan& plan) {
                          : place_by_hand(*plan.node);
 }
 
-/// Options of the agent of this node: what it starts.
+/// Returns the options of this node's agent, with the order that says what it starts.
 AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
   const JobSetup setup = set_up_job(spec, plan);
   const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, plan.node->rank))];
@@ -109,7 +109,7 @@ AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
   return agent;
 }
 
-/// The others need not wait for a node that cannot do its part.
+/// Tells node 0 that this node cannot do its part, so that the others need not wait.
 JobResult tell_why_not(JobSpec spec, const Plan& plan, const std::string& why) {
   fmt::print(stderr, "cohort: {}\n", why);
   spec.start_timeout = std::min<std::chrono::milliseconds>(start_timeout_of(spec, plan), kTellingTime);
@@ -141,7 +141,7 @@ JobResult run_node(const JobSpec& spec, Plan plan) {
     }
     return run_agent_of_node(spec, plan, *std::move(agent), place_of(spec, plan));
   }
-  (void)set_up_job(spec, plan);  // what cannot be started here is told before anybody waits
+  (void)set_up_job(spec, plan);  // reports what cannot be started here before anybody waits
   const Place place = place_of(spec, plan);
   role.secret = place.secret;
   role.port = place.supervisor.front().tcp.port;

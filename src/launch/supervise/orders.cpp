@@ -16,10 +16,10 @@ namespace {
 /// Time limit of connecting to the job's store, which is in this process.
 constexpr auto kStoreTime = std::chrono::seconds(10);
 
-/// Its address is known.
+/// Returns true if the agent's address is known.
 bool is_there(const AgentHandle& agent) { return agent.host.local || AgentPool::is_connected(agent); }
 
-/// Number of tasks of TF_CONFIG's cluster on a host.
+/// Returns the number of tasks that a host has in TF_CONFIG's cluster.
 int tasks_of(const PlannedHost& host) { return host.ranks + host.servers; }
 
 }  // namespace
@@ -75,15 +75,15 @@ JobFacts Orders::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
   facts.job_id = run_.state().job_id;
   facts.run_folder = run_.folder().path;
-  // This host's address too is the one that others see, so that what serves here knows where to listen.
+  // For local agents, too, the address is the one that others see, so that servers here know where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_port()});
-  // Rank 0's host, as seen from the others; of an elastic job the first that is there.
+  // Takes rank 0's host, as seen from the others; in an elastic job the first host whose address is known.
   const auto found = std::ranges::find_if(agents_.members(), [](const auto& member) { return is_there(*member); });
   const AgentHandle& first = found != agents_.members().end() ? **found : agent;
   facts.master_port = first.host.local ? port_->port() : first.free_port;
   facts.master_address = address_of(first);
-  // In the order of the plan's Roles: all ranks, then all servers.
+  // Addresses are in the order of the plan's Roles: all ranks, then all servers.
   std::vector<std::string> servers;
   for (const auto& member : agents_.members()) {
     for (std::size_t i = 0; i < member->ports.size(); ++i) {
@@ -148,13 +148,13 @@ std::optional<Plan> Orders::plan_again(bool (*usable)(const AgentHandle&), const
   const JobSpec& spec = setup_.spec;
   Plan plan = setup_.plan;
   plan.hosts.clear();
-  std::vector<int> agents;  // of the hosts
+  std::vector<int> agents;  // by position in plan.hosts
   int slots = 0;
   for (const auto& member : agents_.members()) {
     if (!usable(*member) || barred.contains(member->host.name)) continue;
     PlannedHost host = member->host;
     host.part_of.clear();
-    // (Later orders may have been for less.)
+    // (Later orders may have been for fewer ranks.)
     for (const PlannedHost& before : setup_.plan.hosts) {
       if (before.index == host.index) host.slots = std::max(host.slots, before.ranks);
     }

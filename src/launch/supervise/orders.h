@@ -1,5 +1,5 @@
-// Orders to agents, and what ranks need to find everything: rank 0's port, TensorFlow's tasks, and the contents of the
-// job's store. Has the plan, and gives it to nobody to change. One thread.
+// Orders to agents, and the data by which ranks find each other: rank 0's port, TensorFlow's tasks, and the contents of
+// the job's store. Owns changes to the plan: nobody else makes any. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -23,62 +23,62 @@
 
 namespace cohort::launch {
 
-/// How often a job has begun, and what of the beginnings before goes on. Shared by all epochs.
+/// How often a job has begun, and what an epoch takes over from earlier ones. Shared by all epochs.
 struct JobPast {
   explicit JobPast(const JobSpec& spec)
       : restarts(spec.max_restarts), servers(spec.server_restarts, spec.lost_servers) {}
 
   Restarts restarts;
   ServerLosses servers;
-  std::optional<std::chrono::steady_clock::time_point> limit{};  ///< of the job's time, once ranks run
-  // For an elastic job whose workers all begin anew.
+  std::optional<std::chrono::steady_clock::time_point> limit{};  ///< end of the job's time; set when ranks run
+  // State for an elastic job whose workers all begin anew.
   Membership::Past members = {};
-  int workers = 0;  ///< that there were: numbers are never given again
+  int workers = 0;  ///< number of workers so far: numbers are never reused
 };
 
 class Orders {
  public:
-  /// All outlive this.
+  /// All arguments outlive this.
   Orders(JobSetup& setup, AgentPool& agents, RunOutput& run, const net::Secret& secret, JobPast& past)
       : setup_(setup), agents_(agents), run_(run), secret_(secret), past_(past) {}
 
-  /// Rank 0's port and the store are there. Throws cohort::Error.
+  /// Takes rank 0's port and opens the store. Throws cohort::Error.
   void open();
   std::uint16_t store_port() const { return store_->endpoint().tcp.port; }
 
-  /// Each agent holds a port for each of its ranks. False: not yet, and those that do not were asked.
+  /// Returns true if each agent holds the ports for its ranks; otherwise asks the agents for them.
   bool have_ports();
   /// Takes an agent's answer. Returns whether all agents have their ports now.
   Result<bool> take_ports(AgentHandle& agent, LeasedPorts leased);
 
-  /// The plan is what agents say that they take. Throws, also where it cannot be.
+  /// Makes the plan from the ranks that agents say they take. Throws, also if no plan is possible.
   void settle_nodes();
-  /// The plan is what the job begins with.
+  /// Notes the plan as the one that the job begins with.
   void note_first_plan();
-  /// To all that start any.
+  /// Sends StartJob to all agents that have processes to start.
   void give() const;
-  /// So many ranks more are to be started by this agent, which runs none: it is ordered, and the plan has them.
+  /// Makes an agent that runs no ranks start `ranks` more of them, and adds them to the plan.
   void start_more(AgentHandle& agent, int ranks);
-  /// And one more by an agent that runs some. Returns its number.
+  /// Makes an agent that already runs ranks start one more. Returns its number.
   int start_one_more(AgentHandle& agent, int local_rank);
 
-  /// For an elastic job whose ranks have failed, or a host of which is missing: for the hosts that there are. nullopt:
-  /// they are too few.
+  /// Returns a plan over the usable hosts, for an elastic job whose ranks have failed or which lacks a host; nullopt if
+  /// the hosts are too few.
   std::optional<Plan> plan_again(bool (*usable)(const AgentHandle&), const std::set<std::string>& barred) const;
   void take(const Plan& plan);
-  /// An agent cannot be had, before anything was ordered: by a plan for the others. False: they are too few.
+  /// Makes a plan without an agent that failed before anything was ordered. Returns false if the others are too few.
   bool plan_without(AgentHandle& agent, const std::set<std::string>& barred);
 
-  /// Writes into an elastic job's store the record, and then that it counts. Throws cohort::Error.
+  /// Writes the membership record into an elastic job's store, and then marks it as valid. Throws cohort::Error.
   void write_members(rendezvous::Membership members);
-  /// The members that have been told to begin anew meet in this epoch of the job's store. Throws cohort::Error.
+  /// Publishes the epoch in which the members that were told to begin anew meet. Throws cohort::Error.
   void announce_epoch();
-  /// A server has ended while ranks run, and how: "exit code 0 after 3.1 s". Who waits for it is told.
+  /// Tells the processes that wait for a server that it has ended, and how: "exit code 0 after 3.1 s".
   void server_ended(int number, const std::string& how);
 
  private:
   JobFacts facts_for(const AgentHandle& agent) const;
-  /// Address of a host, as seen from the others.
+  /// Returns the address of a host, as seen from the others.
   std::string address_of(const AgentHandle& member) const;
   std::shared_ptr<store::Store> own_store() const;
 
@@ -89,7 +89,7 @@ class Orders {
   JobPast& past_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PortLease> port_;
-  int first_ranks_ = 0;  ///< that the job had, with its spares
+  int first_ranks_ = 0;  ///< number of ranks at the start, with its spares
 };
 
 }  // namespace cohort::launch

@@ -21,11 +21,11 @@ namespace cohort::launch {
 namespace {
 
 constexpr const char* kPageFile = "page.url";
-/// Changes within this time of each other are one change of live.json.
+/// Changes within this time are gathered into one write of live.json.
 constexpr std::chrono::milliseconds kGather{30};
-/// Between two lines of usage.jsonl.
+/// Interval between lines of usage.jsonl.
 constexpr std::chrono::seconds kUsageEvery{5};
-/// After the job's end, for its record to get where --track says.
+/// Time after the job's end for the exporters of --track to finish.
 constexpr auto kTrackersTime = std::chrono::seconds(30);
 
 }  // namespace
@@ -123,7 +123,7 @@ void RunOutput::running() {
   start_page();
   write_record();
   if (trackers_ || spec_.track.empty()) return;
-  // They learn from job.json how the job goes on.
+  // The exporters learn from job.json how the job goes on.
   trackers_.emplace(loop_, *this, spec_.track);
 }
 
@@ -146,7 +146,7 @@ std::string RunOutput::start_text() const {
 
 void RunOutput::start_page() {
   if (page_ || !spec_.page) return;
-  // Its address lets in whoever has it: it is for a terminal. What a batch system keeps may be read by others.
+  // The page's address is enough to open it, so only a terminal shows it: batch systems' output may be read by others.
   auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
   page.output = SideCommand::Options::Output::All;
   page.on_output = by_lines([this](const std::string& line) {
@@ -178,7 +178,7 @@ void RunOutput::rank_ended(const Ending& ending) {
   announcer_.rank_ended(ending);
   if (ending.role == Role::Worker && ending.status.success() && ending.last.times.steps > 0)
     state_.trained.push_back(ending);
-  // The stack that an exception or a crash left is long: it is at the end of the log.
+  // The stack of an exception or a crash is long; it is at the end of the log.
   const bool stack = ending.words.find(status::kThrowStack) != std::string::npos ||
                      ending.words.find(status::kNativeStack) != std::string::npos;
   if (!stack || !spec_.keep_logs) return;
@@ -187,7 +187,7 @@ void RunOutput::rank_ended(const Ending& ending) {
   const std::string name = log_name(ending.role, ending.rank, Stream::Stderr);
   const sys::UniqueFd log(::openat(folder->get(), name.c_str(), O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC));
   const std::string text = fmt::format("cohort: its own last words:\n{}", ending.words);
-  if (log) static_cast<void>(!::write(log.get(), text.data(), text.size()));  // a full disk has been told of
+  if (log) static_cast<void>(!::write(log.get(), text.data(), text.size()));  // a full disk has been reported already
 }
 
 void RunOutput::process_ended(int process, bool well, const sys::ExitStatus& status) {
@@ -296,7 +296,7 @@ void RunOutput::on_no_room(int fd, int error) {
   const std::string text =
       fmt::format("{}: {}; the job goes on, and what does not fit there is {}", fd == 1 ? "stdout" : "stderr",
                   errno_text(error), logs.empty() ? "lost" : "only in " + logs);
-  display_.say(text);  // on stderr in any form: stdout may be what is full
+  display_.say(text);  // on stderr in any form: stdout may be the full one
   state_.output_lost = text;
   if (state_.stage != "starting") write_record();
 }
@@ -313,7 +313,7 @@ void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const R
   state_.attempts.push_back(static_cast<const Attempt&>(state_));
   state_.stage = "ended";
   write_live();
-  if (restart.again) {  // its attempts say how this one has ended; who reads the record must not take that for the job
+  if (restart.again) {  // the record lists this attempt's end, which is not the job's
     state_.end.clear();
     state_.exit_status.reset();
   }
@@ -321,7 +321,7 @@ void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const R
 }
 
 std::string RunOutput::advice(const Verdict& verdict) const {
-  constexpr double kFewest = 20;  // steps: of fewer, some were unlike the rest
+  constexpr double kFewest = 20;  // steps: in fewer, some were unlike the rest
   if (verdict.status != 0 || spec_.quiet || !state_.members.empty() ||
       static_cast<int>(state_.trained.size()) != state_.plan.world_size) {
     return {};

@@ -1,6 +1,6 @@
-// Keeps what is known of a run while it goes on, and tells everybody: readers of the terminal or of events, the run's
-// folder (job.json, live.json, warnings), the page, the commands that take the record elsewhere (--track). Lives as
-// long as the job, whose epochs tell it what has happened. Decides nothing. One thread.
+// Keeps the state of a run while it goes on, and publishes it: to the terminal or as events, into the run's folder
+// (job.json, live.json, warnings), to the page, and to the commands that export the record (--track). Lives as long as
+// the job, whose epochs report to it what has happened. Decides nothing. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -30,7 +30,7 @@ namespace cohort::launch {
 
 class RunOutput {
  public:
-  /// Makes the run's folders. `id` makes the job's name, and its folder's, unlike others. `setup` outlives this. Throws
+  /// Makes the run's folders. `id` makes the names of the job and of its folder unique. `setup` outlives this. Throws
   /// cohort::Error.
   RunOutput(Loop& loop, const JobSetup& setup, const std::string& id);
 
@@ -38,68 +38,68 @@ class RunOutput {
   RunState& state() noexcept { return state_; }
   const RunState& state() const noexcept { return state_; }
   const RunFolder& folder() const noexcept { return folder_; }
-  /// Path of the logs of this epoch, as the user would type it; those of a restart lie below the first's. Empty: none
-  /// are kept.
+  /// Returns the path of this epoch's logs, as the user would type it; a restart's logs lie below the first epoch's.
+  /// Empty: no logs are kept.
   std::string shown_logs() const { return logs_below(folder_.shown); }
   void say(const std::string& text);
-  /// But for those that were told a moment ago.
+  /// Delivers the warning, unless it is one that was delivered a moment ago.
   void warn(const Warning& warning) { warnings_.tell(warning); }
   void show(const Warning& warning);
-  /// After each step of the loop: what the display has to say to others.
+  /// Returns the display's news; to be called after each step of the loop.
   Display::News take_news();
 
-  // An epoch, from its beginning to its end. `number`: of restarts before it.
+  // Events of an epoch, from its beginning to its end. `number`: restarts before it.
   void begin_attempt(int number);
-  /// Sets the processes that take part; `shown`: the ranks whose output is shown, empty: all.
+  /// Sets the processes of the epoch; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
-  /// An elastic job has more ranks.
+  /// Called when an elastic job has more ranks.
   void grow(const Plan& plan);
-  /// These run, as `pids`.
+  /// Called when these processes run, with these pids.
   void started(const std::vector<int>& processes, const std::vector<std::int32_t>& pids);
-  /// All ranks run.
+  /// Called when all ranks run.
   void running();
-  /// They are told to end.
+  /// Called when the ranks are told to end.
   void ending();
   void take(const std::string& host, const Reports& reports);
   void take(std::size_t source, const Output& output);
-  /// Before anything follows from it.
+  /// Called before anything else is done about the rank's end.
   void rank_ended(const Ending& ending);
-  /// By its number in the plan's Roles; `well`: it has not failed.
+  /// `process`: number in the plan's Roles; `well`: the process has not failed.
   void process_ended(int process, bool well, const sys::ExitStatus& status);
-  /// A server that has failed.
+  /// Called when a failed server is started again.
   void starts_again(int process, const Ending& ending);
   void started_again(int process, const Ending& before, int pid);
-  /// An elastic job has other members than before; `text` says who, and why.
+  /// Called when an elastic job has changed its members; `text` says who has changed, and why.
   void members_changed(const rendezvous::Membership& now, const std::string& text);
-  /// All of them have formed a world, so much later.
+  /// Called when all members have formed a world, this long after the change.
   void members_formed(std::chrono::milliseconds after);
   void changed();
-  /// No more output comes from its processes.
+  /// Called when the epoch's processes print nothing more.
   void end_lines() { display_.end_lines(); }
-  /// A rank has failed and others take their time to end: the post-mortem before the end.
+  /// Called when a rank has failed and others are slow to end: shows the post-mortem before the end.
   void failed(const PostMortem& post_mortem) { announcer_.failed(post_mortem); }
-  /// The last word on it.
+  /// Reports how the attempt ended.
   void attempt_ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart);
 
-  // The end of the job.
+  // Methods for the end of the job.
   bool reader_gone() const { return display_.reader_gone(); }
-  /// Processes that run beside the ranks, and outlive them.
+  /// Returns the processes that run beside the ranks, and outlive them.
   std::vector<pid_t> helpers() const { return trackers_ ? trackers_->pids() : std::vector<pid_t>(); }
-  /// No warnings come any more: waits a moment for the commands that are told of them.
+  /// Called when no warnings come any more: waits a moment for the commands that get them.
   void finish_warnings() { warnings_.finish(); }
   void finish();
-  /// All is out, or nobody takes it.
+  /// Returns true when all output is written, or nobody reads it.
   bool finished() const { return display_.drained(); }
 
  private:
-  /// As of now.
+  /// Returns the state of the run now.
   LiveRun look() const;
   void write_live();
   void write_usage();
   void write_record();
   void on_no_room(int fd, int error);
   void drain();
-  /// "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
+  /// Returns "4 processes on 1 host (a: ranks 0-3), 2 threads each, run runs/..."
   std::string start_text() const;
   std::string logs_below(const std::string& run_folder) const;
   /// Says what would make the job's steps shorter; empty if that is not known, or nothing would.
@@ -110,24 +110,24 @@ class RunOutput {
   const JobSpec& spec_;
   RunState state_;
   RunFolder folder_;
-  LogFolder logs_;   ///< where they have a folder of their own
-  Display display_;  ///< its sources are the agent pool's members
+  LogFolder logs_;   ///< if the logs have a folder of their own
+  Display display_;  ///< its sources are numbered as the agent pool's members
   Announcer announcer_;
   LiveFile live_file_;
   // By process.
   Figures figures_{0};
   std::vector<LastLine> lines_;
-  std::vector<int> restarts_;                        ///< how often it has been started again, alone
+  std::vector<int> restarts_;                        ///< how often each has been started again, alone
   std::map<std::string, std::vector<GpuUse>> gpus_;  ///< by host
-  Timer soon_;                                       ///< live.json is written
+  Timer soon_;                                       ///< live.json is to be written
   Timer usage_;                                      ///< a line for usage.jsonl is due
   Warnings warnings_;
   std::optional<Trackers> trackers_;
-  bool awaits_trackers_ = false;  ///< that is all that is left
+  bool awaits_trackers_ = false;  ///< only the trackers are left
   std::optional<SideCommand> page_;
 };
 
-/// The cores of this host, where it has more ranks than these; else 0.
+/// Returns the number of this host's cores if it has more ranks than cores; else 0.
 int crowded_cores(const Plan& plan);
 
 }  // namespace cohort::launch

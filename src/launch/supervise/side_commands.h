@@ -1,6 +1,6 @@
-// Processes beside a job that are no part of it: its page, what --track names, the command that is told of warnings.
-// None of their failures is one of the job's, which waits for them only a bounded time after its end. All belong to the
-// supervisor and its thread, and end with it at the latest.
+// Processes beside a job that are no part of it: the server of its page, the exporters of --track, the command that
+// gets warnings. None of their failures is a failure of the job, which waits for them only a bounded time after its
+// end. All belong to the supervisor and its thread, and end with it at the latest.
 #pragma once
 
 #include "base/process.h"
@@ -24,7 +24,7 @@ namespace cohort::launch {
 
 class RunOutput;
 
-/// Hands on by lines what a SideCommand has printed.
+/// Makes a callback that passes on a SideCommand's output line by line.
 template <class Say>
 auto by_lines(Say say) {
   return [lines = LineSplitter(), say](std::string_view bytes) mutable {
@@ -32,22 +32,22 @@ auto by_lines(Say say) {
   };
 }
 
-/// Commands that take a job's run record elsewhere while it runs (--track): `cohort export --follow`, one for each
-/// destination, in sessions of their own.
+/// Exports a job's run record while it runs (--track): by `cohort export --follow`, one command for each destination,
+/// in sessions of their own.
 class Trackers {
  public:
   /// `destinations`: as `cohort export --to` takes them. `run` outlives this.
   Trackers(Loop& loop, RunOutput& run, const std::vector<std::string>& destinations);
 
   std::vector<pid_t> pids() const;
-  /// The job has ended, which job.json says: they have so long, and are killed then.
+  /// Called when the job has ended and job.json says so: the commands may run for `limit`, then they are killed.
   void finish(std::chrono::milliseconds limit);
   bool all_ended() const;
 
  private:
   struct Tracker {
     std::string destination;
-    std::optional<SideCommand> command;  ///< none once it has ended
+    std::optional<SideCommand> command;  ///< empty after it has ended
   };
 
   void start(Tracker& tracker);
@@ -61,25 +61,25 @@ class Trackers {
   Timer limit_, notice_;
 };
 
-/// Tells everybody of a warning: who looks at the screen or reads events, warnings.jsonl, and the command of the user
-/// (`--on-warning`), which is run for each, outside of the ranks. The job never waits for it: a few run at once, each
-/// for so long, more wait, and of too many the rest is left out.
+/// Delivers warnings: to the screen or the events, to warnings.jsonl, and to the user's command (`--on-warning`), which
+/// is run for each, outside of the ranks. The job never waits for the command: a few run at the same time, each for a
+/// bounded time, more are queued, and those beyond the queue's limit are dropped.
 class Warnings {
  public:
   /// `on_warning`: the command; empty: none. `run` and its folder outlive this.
   Warnings(Loop& loop, RunOutput& run, std::string on_warning, std::string job_id);
 
-  /// Lines for usage.jsonl.
+  /// Appends lines to usage.jsonl.
   void record_usage(const std::string& lines) { file_.append("usage.jsonl", lines); }
-  /// But for those that were told a moment ago.
+  /// Delivers the warning, unless it is one that was delivered a moment ago.
   void tell(const Warning& warning);
-  /// The job has ended: waits a moment for commands that run, and kills what is left of them.
+  /// Called when the job has ended: waits a moment for running commands, and kills those that are left.
   void finish();
 
  private:
   struct Call {
     std::vector<std::string> environment;
-    std::string line;  ///< the warning as JSON, which it finds on its stdin
+    std::string line;  ///< the warning as JSON, for the command's stdin
   };
   struct Running {
     std::optional<SideCommand> command;

@@ -21,7 +21,7 @@
 namespace cohort::launch {
 
 Owner::Owner(Loop& loop, int pid) {
-  // A process that has ended leaves its children to another, so that a pid which is in use again is noticed.
+  // A process that has ended leaves its children to another parent, so this check notices a pid that was reused.
   if (::getppid() == pid) process_ = value_or_throw(sys::open_pidfd(pid));
   if (!process_ || ::getppid() != pid) {
     raise(ErrorCode::Unavailable,
@@ -36,7 +36,7 @@ Owner::Owner(Loop& loop, int pid) {
 
 void remove_private_folder(const std::string& path) {
   struct stat info {};
-  // Nothing that others can write into is ever removed as a whole.
+  // A folder that others can write into is never removed with its contents.
   if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::getuid() ||
       (info.st_mode & 077) != 0) {
     return;
@@ -88,7 +88,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-/// An agent has this long for what it does after everything has been killed.
+/// Time for an agent's own work after everything has been killed.
 constexpr auto kAgentEndLimit = std::chrono::seconds(15);
 
 }  // namespace
@@ -98,9 +98,9 @@ Stopping::Order Stopping::begin(const std::string& reason, int signal, Grace gra
   signal_ = signal;
   saving_ = grace.saving;
   began_ = now;
-  // Most jobs end at once; who has to wait is told what for.
+  // Most jobs end quickly; a user who has to wait is told why.
   if (grace.usual > Milliseconds(0)) notice_at_ = now + Milliseconds(1000);
-  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is behind ours.
+  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is later than ours.
   harder_at_.reset();
   limit_ = now + grace.usual;
   if (signal == SIGINT && grace.usual > Milliseconds(0)) {
@@ -120,7 +120,7 @@ void Stopping::they_save(Clock::time_point now) {
 }
 
 Stopping::Order Stopping::hurry(Clock::time_point now) {
-  // INT, then TERM, then KILL; whatever comes while they are ending by TERM is KILL.
+  // SIGINT, then SIGTERM, then SIGKILL; a further request after SIGTERM sends SIGKILL.
   return signal_ == SIGINT ? begin(reason_, SIGTERM, {grace_}, now) : begin(reason_, SIGKILL, {}, now);
 }
 
@@ -154,7 +154,7 @@ std::string Stopping::notice(int ranks, const std::string& others, Clock::time_p
       "{}{} still running, {:.0f} s until {}{}", announced_ || reason_.empty() ? "" : reason_ + "; ", who, left,
       sys::signal_name(signal_ == SIGINT ? SIGTERM : SIGKILL), ::isatty(0) != 0 ? "; Ctrl-C again: now" : "");
   announced_ = true;
-  // A line now and then, however long the grace.
+  // Repeats the notice now and then, however long the grace is.
   notice_at_ = now + Milliseconds(static_cast<std::int64_t>(std::max(2.0, left / 5) * 1000));
   return text;
 }
@@ -202,7 +202,7 @@ void StopOrders::tell(const Stopping::Order& order) {
   asked_ = std::max(asked_, role);
   for (const auto& agent : agents_.members()) {
     if (agent->channel == nullptr) {
-      AgentPool::kill(*agent);  // it has nothing to end but itself
+      AgentPool::kill(*agent);  // the agent runs nothing
     } else if (!agent->started) {
       agent->channel->send(Finish{status_});
     } else {

@@ -1,5 +1,5 @@
-// How a job is brought to its end, and what else comes to it from the caller: the owner's end and stdin. All belong to
-// the supervisor and its thread.
+// How a job is brought to its end, and two further inputs from the caller: the owner's end and stdin. All belong to the
+// supervisor and its thread.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -16,15 +16,15 @@
 
 namespace cohort::launch {
 
-/// The process that a job belongs to (--owner): its end ends the job, and its private folder goes then, which it can no
-/// longer remove itself.
+/// The process that a job belongs to (--owner). Its end ends the job; the job then also removes the owner's private
+/// folder, which the owner can no longer do itself.
 class Owner {
  public:
   /// Throws cohort::Error (Unavailable) if `pid` is not this process's parent.
   Owner(Loop& loop, int pid);
 
   bool gone() const noexcept { return gone_; }
-  /// It has gone, and nobody has asked since.
+  /// Returns true if the owner has gone since the last call.
   bool take_gone() noexcept { return std::exchange(news_, false); }
 
  private:
@@ -33,26 +33,26 @@ class Owner {
   Watch watch_;
 };
 
-/// Removes a folder that is this user's alone (0700); leaves any other.
+/// Removes a folder that only this user can read (0700); leaves any other.
 void remove_private_folder(const std::string& path);
 
-/// Reads this process's stdin for rank 0, no faster than rank 0 reads, where that cannot have it itself: a terminal,
-/// and a rank on another host.
+/// Reads this process's stdin for rank 0, no faster than rank 0 reads. Needed where rank 0 cannot inherit stdin: if it
+/// is a terminal, or if rank 0 is on another host.
 class InputReader {
  public:
-  /// Sends what comes in to the agent of rank 0; empty: the end, once.
+  /// Sends the input to the agent of rank 0; an empty piece, sent once, means its end.
   InputReader(Loop& loop, int fd, AgentHandle& agent);
 
-  /// So many bytes have gone on to the rank.
+  /// Called when this many bytes have been passed on to the rank.
   void taken(std::uint64_t bytes);
-  /// A terminal is read only from the foreground, since reading from the background stops a process; ask again after
+  /// Reads a terminal only from the foreground, since reading from the background stops a process; call this after
   /// SIGCONT.
   void look_again();
 
-  /// False for a closed descriptor and for /dev/null.
+  /// Returns false for a closed descriptor and for /dev/null.
   static bool worth_reading(int fd);
-  /// True for what a rank on this host can have itself: then nothing is taken from the caller that no rank reads. A
-  /// terminal it cannot, since it would read that in the background, too.
+  /// Returns true for an input that a rank on this host can inherit: then no input is taken from the caller that no
+  /// rank reads. A terminal cannot be inherited, since the rank would read it in the background, too.
   static bool may_be_given(int fd);
 
  private:
@@ -66,15 +66,15 @@ class InputReader {
   bool ended_ = false;
 };
 
-/// First as it was asked for (SIGINT, SIGTERM), then harder, each signal with its time, and a line now and then for
-/// whoever waits. Pure: it says when to look again, and what is due then.
+/// Stops a job first with the signal that was asked for (SIGINT, SIGTERM), then with harder ones, each with its grace,
+/// and with a notice now and then for a waiting user. Pure: it says when to look again, and what is due then.
 class Stopping {
  public:
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
   struct Grace {
     Milliseconds usual{0};
-    Milliseconds saving{0};  ///< where ranks save when they are asked, if it is longer
+    Milliseconds saving{0};  ///< if ranks save when they are asked, and if it is longer
   };
   /// Ranks get `signal`, and SIGKILL after the grace if they still run.
   struct Order {
@@ -83,34 +83,34 @@ class Stopping {
   };
   struct Due {
     std::optional<Order> order = {};
-    bool notice = false;   ///< whoever waits is told
-    bool give_up = false;  ///< those that tell ranks have not answered in time
+    bool notice = false;   ///< a notice to the waiting user is due
+    bool give_up = false;  ///< the agents have not answered in time
   };
-  /// `grace`: between one signal and the next, harder one.
+  /// `grace`: time between one signal and the next, harder one.
   explicit Stopping(Milliseconds grace) : grace_(grace) {}
 
-  /// The first reason counts; a further call makes it harder, or not. `grace` 0: at once.
+  /// The first reason is kept; a further call may make the stop harder. A grace of 0 kills immediately.
   Order begin(const std::string& reason, int signal, Grace grace, Clock::time_point now);
-  /// Some ranks save.
+  /// Called when some ranks save.
   void they_save(Clock::time_point now);
-  /// Told once more: SIGTERM after SIGINT, SIGKILL after SIGTERM.
+  /// Called when the user asks again: SIGTERM after SIGINT, SIGKILL after SIGTERM.
   Order hurry(Clock::time_point now);
   void be_quiet() { quiet_ = true; }
-  /// Nothing is left to be stopped.
+  /// Called when nothing is left to be stopped.
   void finish() { notice_at_ = harder_at_ = give_up_at_ = std::nullopt; }
 
   std::optional<Clock::time_point> next_look() const;
   Due look(Clock::time_point now);
-  /// Notice that `ranks` still run, else `others` ("servers 0-1"), and the time left; both empty: ranks' leftovers run.
+  /// Says that `ranks` still run, else `others` ("servers 0-1"), and the time left; neither: leftovers of ranks run.
   std::string notice(int ranks, const std::string& others, Clock::time_point now);
 
-  /// Empty while nothing is being stopped.
+  /// Returns why things are being stopped; empty while nothing is.
   const std::string& reason() const noexcept { return reason_; }
 
  private:
   Milliseconds grace_;
   std::string reason_;
-  int signal_ = 0;  ///< the last one
+  int signal_ = 0;  ///< the last signal sent
   Milliseconds saving_{0};
   Grace harder_;
   Clock::time_point began_;
@@ -120,28 +120,28 @@ class Stopping {
   std::optional<Clock::time_point> notice_at_, harder_at_, give_up_at_;
 };
 
-/// Has agents end what runs, role after role, as Stopping says.
+/// Has agents end the running processes, role after role, as Stopping decides.
 class StopOrders {
  public:
-  /// All outlive this. `grace`: as Stopping has it.
+  /// All arguments outlive this. `grace`: as in Stopping.
   StopOrders(Loop& loop, AgentPool& agents, Members& members, RunOutput& run, Stopping::Milliseconds grace)
       : loop_(loop), agents_(agents), members_(members), run_(run), stopping_(grace) {}
 
-  /// Those of the first role that runs are told to end; agents that run nothing yet: that the job ends with `status`.
+  /// Tells the first running role to end. Agents that run nothing yet are told that the job ends with `status`.
   void begin(const std::string& reason, int signal, Stopping::Grace grace, int status = 1);
-  /// Asks the processes of the role to end, though the job is not being ended.
+  /// Asks the processes of the role to end, even if the job is not being stopped.
   void ask(Role role, Stopping::Milliseconds grace);
-  /// A process of this role has been told to end; of ranks only where the job goes on without them.
+  /// Returns true if processes of this role have been told to end; for ranks only if the job goes on without them.
   bool asked(Role role) const { return role == Role::Worker ? workers_asked_ : asked_ >= role; }
-  /// Those of roles before this one are not to be asked any more.
+  /// Returns true if processes of this role may be asked to end: neither they nor those of later roles have been.
   bool is_next(Role role) const { return role > asked_; }
   void they_save();
   void hurry();
   void be_quiet() { stopping_.be_quiet(); }
   void finish();
-  /// An agent has not answered in time.
+  /// Returns true if an agent has not answered in time.
   bool given_up() const noexcept { return given_up_; }
-  /// Empty while nothing is being stopped.
+  /// Returns why things are being stopped; empty while nothing is.
   const std::string& reason() const noexcept { return stopping_.reason(); }
 
  private:
@@ -155,8 +155,8 @@ class StopOrders {
   RunOutput& run_;
   Stopping stopping_;
   int status_ = 1;
-  Role asked_ = Role::Worker;   ///< those of this role have been told to end; of workers it is not known
-  bool workers_asked_ = false;  ///< since TensorFlow's chief has ended, or an elastic job's training
+  Role asked_ = Role::Worker;   ///< the last role that was told to end; not known for workers
+  bool workers_asked_ = false;  ///< TensorFlow's chief or an elastic job's training has ended
   bool given_up_ = false;
   Timer next_;
 };

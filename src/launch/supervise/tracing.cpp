@@ -7,7 +7,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Good clocks drift by some parts in a million: 1 ms in a minute at the worst, most of which is taken out again.
+/// Good clocks drift by some parts in a million: at worst 1 ms in a minute, most of which is corrected.
 constexpr auto kMeasureEvery = std::chrono::minutes(1);
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
@@ -17,7 +17,7 @@ status::HostTrace host_of(const AgentHandle& agent) { return {agent.host.index, 
 }  // namespace
 
 void Tracing::on_joined(AgentHandle& agent) {
-  // An agent on this host has this very clock.
+  // An agent on this host has the same clock.
   if (agent.host.local) {
     pieces_.keep_offset(host_of(agent), {now_ns(), 0, 0});
     return tell_troubles();
@@ -56,7 +56,7 @@ bool Tracing::take(AgentHandle& agent, const Message& message) {
   } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
     if (clock != clocks_.end()) follow(agent, clock->second.sync.answer(answer->number, answer->now_ns, now_ns()));
   } else {
-    // Its ranks begin to end.
+    // The agent's ranks begin to end.
     if (std::holds_alternative<Exited>(message) && clock != clocks_.end())
       follow(agent, clock->second.sync.begin(now_ns()));
     return false;

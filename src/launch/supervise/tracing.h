@@ -1,5 +1,5 @@
-// The supervisor's part of a trace (--trace): keeps the timelines of ranks that agents send, and measures the hosts'
-// clocks against its own: when they come, each minute, and when their ranks end. One thread.
+// The supervisor's part of a trace (--trace): keeps the ranks' timelines that agents send, and measures the hosts'
+// clocks against its own when the hosts join, each minute, and when their ranks end. One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -19,9 +19,9 @@ class Tracing {
 
   void on_joined(AgentHandle& agent);
   void on_closed(const AgentHandle& agent);
-  /// True: it was for this.
+  /// Takes the message and returns true if it belongs to the trace.
   bool take(AgentHandle& agent, const Message& message);
-  /// Nothing more comes.
+  /// Called when nothing more comes.
   void finish();
 
  private:
@@ -36,7 +36,7 @@ class Tracing {
   Loop& loop_;
   RunOutput& run_;
   TracePieces pieces_;
-  std::map<int, Clock> clocks_;  ///< by host, of those that are elsewhere
+  std::map<int, Clock> clocks_;  ///< by host; only of other hosts
   Timer again_;
 };
 
