@@ -114,20 +114,25 @@ std::vector<rendezvous::Member> Roster::by_rank() const {
   return members;
 }
 
+void Roster::note_members() {
+  for (const rendezvous::Member& member : current_.members) workers_.at(member.worker).was_member = true;
+}
+
 void Roster::begin() {
   current_.members = by_rank();
   current_.cause = "the job's start";
+  note_members();
 }
 
 void Roster::begin_epoch(const std::string& cause) {
-  const auto fresh = std::ranges::count_if(workers_, [this](const auto& one) {
-    return one.second.counted && !is_member(one.first) && one.second.formed_epoch < 0;
-  });
+  const auto fresh =
+      std::ranges::count_if(workers_, [](const auto& one) { return one.second.counted && !one.second.was_member; });
   const int now = size(), before = static_cast<int>(current_.members.size());
   sizes_ = fresh > 0       ? fmt::format("{} workers, {} of them new", now, fresh)
            : now <= before ? fmt::format("{} of {} workers", now, before)
                            : fmt::format("{} workers", now);
   current_ = {current_.epoch + 1, by_rank(), cause};
+  note_members();
 }
 
 }  // namespace cohort::launch

@@ -23,6 +23,7 @@ struct KnownWorker {
   int slot = 0;  ///< local rank on its host
   Stage stage = Stage::Ordered;
   bool first = false;         ///< was a member of the first epoch
+  bool was_member = false;    ///< of any epoch, this one too
   bool counted = false;       ///< the job goes on with it: the worker is in the latest epoch, or will be in the next
   bool leaving = false;       ///< leaves as planned: ends by itself, or is told to end
   bool waits = false;         ///< waits for a world, or to be a member; reported since some worker finished
@@ -96,6 +97,7 @@ class Roster {
   Age age_of(const KnownWorker& worker) const { return {!knows(worker), !is_member(worker.number), worker.number}; }
   std::map<int, Age> ages_of_agents() const;
   std::vector<rendezvous::Member> by_rank() const;
+  void note_members();
 
   std::map<int, KnownWorker> workers_;
   rendezvous::Membership current_;
