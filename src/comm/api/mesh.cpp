@@ -19,7 +19,7 @@ std::string mesh_text(const std::vector<MeshAxis>& axes) {
   return "{" + text + "}";
 }
 
-// Throws if the axes form no mesh; that is the same on all ranks.
+// Throws if the axes form no mesh; all ranks throw the same.
 void check_axes(const std::vector<MeshAxis>& axes, int ranks) {
   const auto refuse = [&](const std::string& why) {
     raise(ErrorCode::InvalidArgument, "Mesh {} of {} ranks: {}", mesh_text(axes), ranks, why);
@@ -38,7 +38,7 @@ void check_axes(const std::vector<MeshAxis>& axes, int ranks) {
   if (product != ranks) refuse(fmt::format("the sizes' product has to be {}", ranks));
 }
 
-// All ranks learn of any difference, and of the same one.
+// If any ranks' axes differ, all ranks throw and name the same difference.
 void require_same_axes(Communicator& comm, const std::string& own) {
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(comm.size()));
   const std::int64_t length = static_cast<std::int64_t>(own.size());
