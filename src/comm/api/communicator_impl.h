@@ -58,7 +58,7 @@ class CommunicatorImpl {
   virtual void set_observer(Observer* observer) noexcept = 0;
   /// Number of each rank's host; empty if all ranks are on one host.
   virtual std::vector<int> hosts() const { return {}; }
-  /// The queue of collectives, for operations that consist of several.
+  /// The queue of collectives, for operations that consist of several others.
   virtual const std::shared_ptr<Queue>& queue() const noexcept = 0;
 };
 
@@ -71,16 +71,16 @@ class OperationLabel {
   virtual std::uint64_t number() const noexcept = 0;  ///< the number of that operation
 };
 
-/// Inputs from which the ranks of a world form it.
+/// Options with which the ranks of a world form it.
 struct FormOptions {
-  std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world; keys are free to use
+  std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world, which may use any keys
   rendezvous::Placement placement;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all ranks are on one host
   bool one_machine = false;                ///< the hosts are fake: loopback reaches all ranks
   std::optional<net::Secret> secret = {};  ///< the job's; if not set, the store's keys are secret enough
-  rendezvous::TransportKind transport = rendezvous::TransportKind::Tcp;  ///< between hosts
+  rendezvous::TransportKind transport = rendezvous::TransportKind::Tcp;  ///< transport between hosts
   std::shared_ptr<const OperationLabel> label = {};                      ///< set if this is part of a larger world
   bool background = false;                                               ///< as in GroupOptions
 };
@@ -102,7 +102,7 @@ std::span<const Backend> backends() noexcept;
 /// The best backend for worlds on one host, or on several.
 const Backend& usual_backend(bool several_hosts) noexcept;
 
-// Worlds whose ranks are threads, on a backend that the caller names. Any thread.
+// Forming worlds whose ranks are threads, on a given backend. Any thread.
 
 /// Like `form_thread_world`, on the given backend. `hosts` is as in FormOptions.
 std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
@@ -128,7 +128,7 @@ void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffe
 void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);
-/// Checks the format in which elements travel between hosts.
+/// Checks the format in which elements are sent between hosts.
 void check_wire_format(const Caller& caller, DType dtype, ReduceOp op, WireFormat format, const float* residual);
 void check_timeout(const Caller& caller, const std::optional<std::chrono::milliseconds>& timeout);
 void check_root(const Caller& caller, int root);

@@ -273,8 +273,8 @@ bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
   return true;
 }
 
-/// Forms the world of the job's latest epoch. A member that is lost meanwhile is no error here: the supervisor begins
-/// another epoch without it.
+/// Forms the world of the job's latest epoch. If a member is lost meanwhile, tries again in the next epoch, which the
+/// supervisor begins without that member.
 Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
   const std::string host = rendezvous::host_identity().name;
   for (std::uint64_t least = 0;;) {

@@ -12,7 +12,7 @@
 namespace cohort {
 namespace {
 
-// Names are quoted, since they may hold anything.
+// Describes the axes. Names are quoted, since they may contain any characters.
 std::string mesh_text(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) text += fmt::format("{}'{}' {}", text.empty() ? "" : ", ", axis.name, axis.size);
@@ -68,7 +68,7 @@ Mesh::Mesh(Communicator comm, std::vector<MeshAxis> axes) : comm_(std::move(comm
   check_axes(axes_, comm_.size());
   int stride = comm_.size();
   for (const MeshAxis& axis : axes_) {
-    const int outer = comm_.rank() / stride * stride;  // all slower coordinates
+    const int outer = comm_.rank() / stride * stride;  // rank with the same slower coordinates and 0 for the others
     stride /= axis.size;
     const int coordinate = comm_.rank() / stride % axis.size;
     along_.push_back(comm_.split({.color = outer + comm_.rank() % stride, .key = coordinate}));

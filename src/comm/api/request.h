@@ -47,7 +47,7 @@ enum class Kind : std::uint8_t {
   Recv,
 };
 
-/// "all_reduce", ...
+/// Name of the operation: "all_reduce", ...
 std::string_view name_of(Kind kind) noexcept;
 
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
@@ -55,14 +55,14 @@ constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce
 /// True if a program may load these bytes as code: pickles are sent as uint8, and nothing tells them from other bytes.
 constexpr bool may_be_object(DType dtype) noexcept { return dtype == DType::UInt8; }
 
-/// Kind of an operation's memory, as far as ranks have to agree on it.
+/// Kind of an operation's memory, as far as the ranks have to agree on the memory.
 enum class MemoryKind : std::uint8_t {
   Host,
   Device,
-  DeviceFast,  ///< a reduction whose bits may be those of the devices' own library
+  DeviceFast,  ///< memory of devices, for a reduction whose bits may be those of the devices' own library
 };
 
-/// "", " of a GPU's memory", ...
+/// Text for messages: "", " of a GPU's memory", ...
 std::string_view name_of(MemoryKind kind) noexcept;
 
 /// Elements per rank, for the variants of operations with counts.
@@ -88,7 +88,7 @@ struct Round {
 // caller ensures that the other ranks do not write there meanwhile; the plane does not stop them after the operation.
 // Plain values.
 struct Borrowed {
-  std::size_t at = 0;  ///< bytes from the result's beginning
+  std::size_t at = 0;  ///< offset in the result, in bytes
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
   std::shared_ptr<const sys::Mapping> memory = {};  ///< keeps a peer's memory mapped; null for this rank's own memory
@@ -134,7 +134,7 @@ struct DeviceRequest : Request {
   std::optional<GpuSums> gpu_sums = {};  ///< if not set, COHORT_GPU_SUMS decides
 };
 
-// How the elements of a buffer are divided among ranks: contiguous slices. Pure.
+// Division of a buffer's elements among ranks, into contiguous slices. Pure.
 struct Slice {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -162,7 +162,7 @@ inline Slice part_of(std::span<const std::int64_t> counts, int part) noexcept {
   return {begin, begin + counts[static_cast<std::size_t>(part)]};
 }
 
-/// The part of a reduce_scatter that a rank keeps, in elements of the input.
+/// Returns the elements of a reduce_scatter's input that a rank keeps.
 inline Slice kept_by(const Request& request, int rank) noexcept {
   if (request.kind == Kind::ReduceScatter) return {rank * request.output_count, (rank + 1) * request.output_count};
   return part_of(request.counts->input, rank);

@@ -86,7 +86,7 @@ class UnfinishedWork : public WorkState {
   std::vector<std::function<void()>> callbacks_;
 };
 
-/// An operation that failed before it was started, or in the caller.
+/// The state of an operation that failed before it was started, or while the caller itself ran it.
 class FailedWork final : public WorkState {
  public:
   explicit FailedWork(Error error) : outcome_(std::move(error)) {}

@@ -15,7 +15,7 @@
 namespace cohort::comm {
 namespace {
 
-// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+// Mixes bits by the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 std::uint64_t mix(std::uint64_t x) noexcept {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
@@ -89,7 +89,7 @@ Descriptor describe(const Request& request) noexcept {
     case Kind::AllToAll: own.count = request.input_count; break;
     case Kind::Split:
       own.count = request.input_count;
-      if (request.counts) own.detail = digest(request.counts->input);  // the listed ranks
+      if (request.counts) own.detail = digest(request.counts->input);  // the ranks of a group given as a list
       break;
     case Kind::AllReduce:
     case Kind::Broadcast:
@@ -312,7 +312,7 @@ void Contributors::set(const Agreement& agreement) {
   } else {
     ranks_ = agreement.active;
   }
-  divisor_ = scales_.empty() ? std::max<std::int64_t>(count(), 1) : 1;  // fractions add up to 1
+  divisor_ = scales_.empty() ? std::max<std::int64_t>(count(), 1) : 1;  // no divisor for fractions, which add up to 1
   if (agreed.prescale != 1 && is_scalable(agreed.dtype)) {
     scales_.resize(ranks_.size(), 1);
     for (double& scale : scales_) scale *= agreed.prescale;

@@ -1,4 +1,4 @@
-// Ranks' contributions to an operation, their description, and the decision that all ranks derive from them.
+// The ranks' descriptions of an operation, and the decision that all ranks derive from them.
 #pragma once
 
 #include "comm/api/request.h"
@@ -46,14 +46,14 @@ struct Descriptor {
   std::uint32_t output_segment = 0;
   std::uint64_t input_offset = 0;
   std::uint64_t output_offset = 0;
-  std::uint64_t announcements = 0;  ///< messages about segments that the rank has sent to each peer so far
+  std::uint64_t announcements = 0;  ///< number of messages about segments that the rank has sent to each peer so far
 
   Location input() const noexcept { return {input_segment, input_offset}; }
   Location output() const noexcept { return {output_segment, output_offset}; }
 };
 static_assert(sizeof(Descriptor) == 80);
 
-// How operations are described in announcements and messages. Pure.
+// Description of operations in announcements and messages. Pure.
 
 /// The request with which a rank that has joined serves the operation of the others.
 Request request_to_serve(const Descriptor& agreed) noexcept;
@@ -66,7 +66,7 @@ std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
 std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 /// True if the descriptors may describe the same operation. The descriptor of a rank that has joined agrees with all.
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
-/// "all_reduce(float32[10], sum)".
+/// Text for messages: "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);
 /// Bytes of the largest payload that a rank sends inline, with its descriptor, if the operation is small.
 std::size_t inline_bytes(const Request& request, int ranks) noexcept;
@@ -104,10 +104,10 @@ struct Agreement {
   const std::vector<int> everyone;
 };
 
-/// Makes a Round of the agreement on an operation that is carried out elsewhere.
+/// Returns the Round of an agreement, for an operation that is carried out elsewhere.
 Round round_of(const Agreement& agreement);
 
-/// The error of an operation that is refused: Mismatch.
+/// Returns the error of an operation that is refused, a Mismatch.
 Error refusal(const std::string& operation, int rank, const std::string& host, std::uint64_t number,
               Disagreement disagreement);
 

@@ -32,7 +32,7 @@ class Members {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual const std::string& host_name(int rank) const noexcept = 0;
-  /// "pid 12"; empty if the rank is in this process or its pid means nothing here.
+  /// The rank's process, as "pid 12"; empty if the rank is in this process or its pid means nothing here.
   virtual std::string pid_text(int rank) const = 0;
   /// True if there are more ranks than cores.
   virtual bool crowded() const noexcept = 0;
@@ -44,7 +44,7 @@ class Members {
   virtual void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) = 0;
   /// If the world has ended, reports that to all that need to know. Nobody accesses the memory of messages afterwards.
   virtual void tell_if_ended() = 0;
-  /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
+  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
   /// Reason why nothing will come from a peer any more; nullopt if messages may still come.
   virtual std::optional<std::string> lost(int rank) const = 0;
@@ -60,7 +60,7 @@ enum class HeaderKind : std::uint8_t {
   Grant,      ///< answer: the sender may send the offered payload
   Done,       ///< answer: the offered payload has been received
   Refused,    ///< answer: the offered or eager (offer 0) message does not fit its receive
-  OfChannel,  ///< for the channel itself: the matcher does not see it
+  OfChannel,  ///< a header for the channel itself, which the matcher does not see
 };
 inline constexpr int kHeaderKinds = 7;
 
@@ -108,7 +108,7 @@ struct Message {
   int named_peer() const noexcept { return peer == kAnySource ? -1 : peer; }
 };
 
-/// "send(float32[4], to rank 1, tag 0)".
+/// Text for messages to people: "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
 
 class Transfer;
@@ -131,7 +131,7 @@ class MessageWork final : public PendingWork {
   friend class Matcher;
   Clock::time_point deadline() const noexcept { return called_ + message_.timeout; }
 
-  Message message_;  // only the peer changes, once
+  Message message_;  // constant, except that a receive from any source sets the peer once
   const bool any_source_;
   const Clock::time_point called_;
   Clock::time_point met_{};             // when the peer's side came; set for observers only

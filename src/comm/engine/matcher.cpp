@@ -231,7 +231,7 @@ void Matcher::answer(PeerState& peer_state, const MessageHeader& header, WorkPtr
   flush(peer_state);
 }
 
-/// Puts headers on the channel while they fit.
+/// Puts headers of the outbox on the channel while there is space. Returns true if any was put.
 bool Matcher::flush(PeerState& peer_state) {
   bool moved = false;
   while (!peer_state.outbox.empty()) {

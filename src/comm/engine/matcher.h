@@ -65,7 +65,7 @@ class Matcher final : public Carrier {
     std::uint64_t arrival = 0;  // its number among the unexpected messages of all peers
     std::vector<std::byte> payload;
   };
-  /// A header to be put on the channel to the peer once it fits.
+  /// A header that waits for space on the channel to the peer.
   struct Outgoing {
     MessageHeader header;  // None: a message, which becomes Eager or an Offer when it is put on the channel
     WorkPtr work;          // the send of a message, or the receive that ends with an answer
@@ -149,7 +149,7 @@ class Matcher final : public Carrier {
   std::vector<std::unique_ptr<PeerState>> peer_states_;  // by peer; made at the first use
   std::vector<PeerState*> opened_;
   std::deque<WorkPtr> any_receives_;  // receives from any source that have no message yet
-  std::vector<WorkPtr> finished_;     // to be reported to observers and callbacks
+  std::vector<WorkPtr> finished_;     // works that are over, to be reported to observers and callbacks
   std::uint64_t submitted_ = 0;
   std::uint64_t arrivals_ = 0;
   Clock::time_point looked_{};

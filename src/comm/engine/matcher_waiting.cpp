@@ -1,4 +1,4 @@
-// Waiting, the thread that works when nobody waits, and reports of works that are over.
+// Waiting, the thread that works when no other thread waits, reports of works that are over, and failures.
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/engine/matcher.h"
@@ -70,7 +70,7 @@ bool Matcher::stirred(const PeerState* peer_state) const noexcept {
 bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   if (waited.done()) return true;
   auto& work = static_cast<MessageWork&>(waited);
-  const PeerState* peer_state = nullptr;  // null: all
+  const PeerState* peer_state = nullptr;  // null: all peers
   Message message;
   {
     const Lock lock(mutex_);
@@ -92,7 +92,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   for (int turn = 1; !work.done(); ++turn) {
     if (stirred(peer_state) && attempt()) continue;
     if (turn <= spins) {
-      if (turn % 64 == 0) attempt();  // others' messages progress as well, and the world may have ended
+      if (turn % 64 == 0) attempt();  // lets other messages progress, and notices the end of the world
       sys::cpu_relax();
       continue;
     }
@@ -236,7 +236,7 @@ void Matcher::stop(bool waits) {
   }
   const Lock lock(mutex_);
   for (PeerState* const peer_state : opened_) {
-    if (!here) take_answers(*peer_state);  // a refusal may have come since the last operation
+    if (!here) take_answers(*peer_state);  // gets refusals that have come since the last operation
     if (peer_state->late_refusal) log::warn("comm", "{}", peer_state->late_refusal->what());
   }
 }
@@ -321,7 +321,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kLook = 20ms;
 
-/// " (pid 12)", or nothing.
+/// Returns " (pid 12)" for "pid 12", and nothing for nothing.
 std::string in_brackets(const std::string& pid) { return pid.empty() ? "" : fmt::format(" ({})", pid); }
 
 }  // namespace
@@ -475,7 +475,7 @@ void Matcher::fail_all() {
 /// Fails a work whose payload could not be moved: its peer is lost, or reading the peer's memory is not allowed.
 void Matcher::fail_moving(Lock& lock, const WorkPtr& work, const Error& why) {
   const int peer = work->message_.peer;
-  work->transfer_->busy = true;  // no other thread tries meanwhile
+  work->transfer_->busy = true;  // so that no other thread continues the transfer meanwhile
   // The memory of a process that dies is gone shortly before the process is seen as dying.
   std::optional<std::string> how;
   for (int i = 0; i < 100 && !how && !members_.ended(); ++i) {

@@ -111,7 +111,7 @@ class Deadline {
     limit_.store(limit.time_since_epoch().count(), std::memory_order_relaxed);
   }
   Clock::time_point when() const noexcept;
-  /// "after 300 ms".
+  /// Text for messages: "after 300 ms".
   std::string after() const;
 
  private:
@@ -143,7 +143,7 @@ std::string lost_text(const RunningOperation& operation, int peer, std::string_v
 // waits for its peers leaves the core to threads that compute. Any thread, except for the deadline.
 struct Waiters {
   std::atomic<int> attended{0};        ///< threads that wait for results
-  std::atomic<int> awaited{0};         ///< of these, the program's own
+  std::atomic<int> awaited{0};         ///< threads of the program itself, among those in `attended`
   std::atomic<bool> in_caller{false};  ///< a caller runs an operation itself and so waits, without being counted above
   Deadline deadline;                   ///< deadline of the running operation
 };

@@ -82,7 +82,7 @@ class QueuedWork final : public PendingWork {
 
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;                        // the first request has been announced already
+  bool announced_;                        // true if the first request has been announced already
   std::shared_ptr<Composite> composite_;  // until it has run; the request then only names the operation in messages
 };
 
@@ -96,7 +96,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// operation, even if no thread waits for it yet.
   Work submit(std::shared_ptr<Composite> composite, const Request& whole, bool now);
   int join(std::chrono::milliseconds patience);
-  /// Any thread.
+  /// Ends the world. Any thread.
   virtual void abort(std::string_view reason) = 0;
   /// Ends the threads after the operations under way.
   virtual void stop();
@@ -113,7 +113,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   }
 
   // For work that a composite operation begins in its turn and that ends after it:
-  /// Runs `body(event)` and reports to the observer if the body returns true. Errors are returned.
+  /// Runs `body(event)`. Reports the operation to the observer if it is over: `body` returned true or threw. Returns
+  /// the error that `body` threw.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
   /// Reports to the observer an operation that ends now.
@@ -143,10 +144,10 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   bool is_in_callback();
 
  protected:
-  /// `timed`: operations count for COHORT_TIMES.
+  /// `timed`: operations are counted for COHORT_TIMES.
   explicit Queue(bool timed) noexcept : timed_(timed) {}
 
-  // Implemented by a plane:
+  // Implemented by planes:
   /// Runs an operation. Returns false if ranks have not come by `limit`: then the operation has been announced, and
   /// `run_one` is called again.
   virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
@@ -171,7 +172,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// The error with which an operation fails because the world has ended.
   virtual Error recorded(const std::string& doing) const = 0;
 
-  // Available to a plane:
+  // Used by planes:
   Work enqueue(std::shared_ptr<QueuedWork> work, bool now = false);
   Work enqueue(const Request& request, Clock::time_point called, bool announced);
   /// Runs the first operation in the queue. The lock is held on entry and on return, but not during the operation. If
@@ -189,7 +190,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
 
   std::mutex mutex_;
   std::condition_variable work_to_do_;
-  std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
+  std::deque<std::shared_ptr<QueuedWork>> queue_;  // the first work may be running
   bool running_ = false;                           // an operation of the queue runs, or its callbacks do
   bool stopping_ = false;
   Clock::time_point active_{};  // when an operation last began or ended

@@ -41,7 +41,8 @@ constexpr std::uint16_t kInfiniteFloat16 = 0x7C00;
 constexpr std::uint16_t kInfiniteBFloat16 = 0x7F80;
 constexpr std::uint32_t kInfiniteFloat32 = 0x7F800000;
 constexpr std::uint64_t kInfiniteFloat64 = 0x7FF0000000000000;
-/// The first float32 that rounds to an infinite bfloat16: half a step above the largest finite one, the tie going up.
+/// The smallest float32 that rounds to an infinite bfloat16: half a step above the largest finite bfloat16, since that
+/// tie rounds up.
 constexpr std::uint32_t kInfiniteAsBFloat16 = 0x7F7F8000;
 
 /// True if an element, or a component of a complex element, is NaN or infinite. Always false for integers.

@@ -46,7 +46,7 @@ struct FloatCodec {
 };
 
 // Complex product: (a, b) times (c, d) is (ac - bd, ad + bc).
-#if HWY_TARGET == HWY_SCALAR  // vectors of one lane hold no pair
+#if HWY_TARGET == HWY_SCALAR  // vectors of one lane cannot hold the two parts of a number
 template <class T>
 void fold_complex_product(const FoldJob& job) {
   using Codec = FloatCodec<T>;

@@ -20,7 +20,7 @@ namespace cohort::comm::HWY_NAMESPACE {
 // With N bits, 2^L <= divisor < 2^(L+1) and t = floor(2^(N+L) / divisor), every quotient of N bits is
 // (x * factor + addend) >> (N + L). (factor, addend) is (t + 1, 0) if t + 1 is near enough, else (t, t). See
 // A. D. Robison, "N-Bit Unsigned Division Via N-Bit Multiply-Add", ARITH 2005.
-#if HWY_TARGET == HWY_SCALAR  // vectors of one lane hold no halves
+#if HWY_TARGET == HWY_SCALAR  // vectors of one lane cannot be divided into lanes of other sizes
 template <class T>
 class Divide {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;

@@ -1,5 +1,5 @@
-// The loop that all kernels of `fold` are made of, over a Codec and a Step. Included once per instruction set by the
-// files fold_*.cpp, which is why the guard toggles; nothing else includes it.
+// The loop of all kernels of `fold`, over a Codec and a Step. Only the files fold_*.cpp include this header, once per
+// instruction set, which is why the guard toggles.
 //
 // A Codec converts between elements in memory and the Values of the computation. It has Element, Accumulator,
 // kScalable, the tag D of a vector of elements, `widen` and `narrow` between such a vector and a Value, `one_nan`,
@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace cohort::comm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Finishes a total: divide, then multiply. Dividing by a power of two is multiplying by its inverse, to the bit.
+// Finishes a total: divides, then multiplies. Instead of dividing by a power of two, multiplies by its inverse, which
+// gives the same bits.
 template <class Codec>
 class Finish {
   using T = typename Codec::Accumulator;

@@ -55,7 +55,7 @@ std::optional<Disagreement> disagreement(const Context& context);
 
 /// Decides whether payloads of the request are sent inline; all ranks decide alike.
 void choose_inline(Context& context, const Request& request) noexcept;
-/// Notes the location of the request's memory, so that peers can reach it.
+/// Writes the location of the request's memory in the descriptor, so that peers can access that memory.
 void note_memory(const Context& context, const Request& request, Descriptor& own);
 /// Publishes the descriptor that is in this rank's slot. `with`: the request whose input is sent inline, or null.
 void publish_descriptor(Context& context, const Request* with);

@@ -130,7 +130,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
       agreement(world.size()) {
   if (size == 1) return;
   deadline().begin(Clock::now(), options.join_timeout);
-  waiters.attended = 1;  // forming is waited for
+  waiters.attended = 1;  // this thread waits for the world to form
   note_cores();
   state(rank).reads_peers.store(world.try_reading_peers() ? 1 : 2);
   world.ring();

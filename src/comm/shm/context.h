@@ -31,7 +31,7 @@ namespace cohort::comm::local {
 // without spinning if there are more ranks than cores. If the wait takes longer, the rank sleeps on the world's bell,
 // in slices between which it checks deadlines and whether the peers live.
 
-/// Decides what the next step of waiting is.
+/// Chooses the next step of a wait.
 class Pacer {
  public:
   enum class Step { Spin, Yield, Sleep };
@@ -158,7 +158,7 @@ class Waiter {
   /// Makes this Waiter serve a larger world: uses its `waiters` from now on, and calls `meanwhile` at least every 2 ms
   /// in a wait that takes long.
   void serve(Waiters& waiters, std::function<void()> meanwhile);
-  /// Time spent waiting since the last call, without spinning.
+  /// Returns the time spent waiting since its last call, without spinning.
   std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
   /// Status in which this rank reports the operation in which it waits.
   status::LaneStatus& lane() const noexcept { return world.collectives(); }
@@ -185,7 +185,7 @@ class Waiter {
   std::chrono::milliseconds slice_ = Pacer::kSlice;  // the longest sleep between two calls of `meanwhile`
   std::chrono::nanoseconds waited_{0};
   Clock::time_point attended_{};
-  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
+  int spins_ = Pacer::kMostSpins;  // number of spins before yielding; adapts
 };
 
 template <class Ready, class Missing>
@@ -339,7 +339,7 @@ class Context final : public Waiter {
 
   // --- buffers in the control memory ---
 
-  /// Memory beside a rank's descriptor.
+  /// Memory for a rank's inline payload in this operation.
   std::byte* payload(int which) const noexcept { return layout.payload(world.control(), which, sequence); }
   bool has_room_inline(std::size_t bytes) const noexcept { return bytes <= layout.payload_bytes(); }
   const std::byte* inline_input(int which) const noexcept { return is_tiny ? slot(which).tiny : payload(which); }
@@ -364,7 +364,7 @@ class Context final : public Waiter {
   bool mapped(int which) const noexcept { return brought(which).input_segment != 0; }
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
-  /// Addresses in registered memory.
+  /// Addresses of a rank's input or output in registered memory.
   const std::byte* input_of(int which, const Request& request);
   std::byte* output_of(int which, const Request& request);
   std::byte* remote(int which, const Location& location, std::size_t bytes);

@@ -144,8 +144,8 @@ struct alignas(kApart) RankState {
   Counter probe;     ///< turn in the measurement of the cores' distance
   alignas(kApart) std::atomic<std::uint32_t> ready;  ///< 1 after this rank has mapped the control memory
   std::atomic<std::uint32_t> left;                   ///< 1 after this rank's communicator was destroyed
-  std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
-  std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
+  std::atomic<std::uint32_t> reads_peers;            ///< 1: may read all peers' memory; 2: may not; 0: not known yet
+  std::atomic<std::uint32_t> away;                   ///< not 0 while this rank waits for another host in a larger world
   std::atomic<std::uint64_t> over;                   ///< number of operations that have ended after their turn (Queue)
   /// Sequences of the last operations, by parity, in which a check was asked for and this rank has made a result that
   /// is not finite. Written before the counter that shows that this rank has made its results.
@@ -154,7 +154,7 @@ struct alignas(kApart) RankState {
   /// Written before `staged`.
   std::uint64_t borrowed[2];
   std::uint64_t control_address;  ///< address of the control memory in this rank's process; written before `ready`
-  sys::CoreSet cores;             ///< written before `ready`
+  sys::CoreSet cores;             ///< cores on which this rank may run; written before `ready`
   Slot slots[2];
 
   /// Sequence of the last operation that this rank has announced. Any thread.
@@ -172,7 +172,7 @@ struct AbortRecord {
   char text[1024];
 };
 
-/// A threshold that no size reaches.
+/// A limit that no size reaches.
 inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 /// Decisions that rank 0 makes for all ranks (plan.h). Written before `plan_ready`.

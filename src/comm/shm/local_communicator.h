@@ -103,7 +103,7 @@ class Core final : public Queue {
   std::optional<ShmChannels> channels_;
   std::optional<messages::Matcher> matcher_;
   bool dozing_ = false;                   // the thread sleeps, but soon looks for operations without being woken
-  std::shared_ptr<sys::Mapping> fusing_;  // registered memory
+  std::shared_ptr<sys::Mapping> fusing_;  // registered memory in which small buffers are carried out together
 };
 
 // The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.

@@ -11,7 +11,7 @@
 
 namespace cohort::comm::local {
 
-/// A fence between words of this type.
+/// The memory fence that goes with words of this type.
 template <class Word>
 struct FenceOf {
   static void set(std::memory_order order) noexcept { std::atomic_thread_fence(order); }

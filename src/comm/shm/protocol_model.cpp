@@ -67,7 +67,7 @@ namespace {
 
 void wait_a_turn() { rl::yield(1, $); }
 
-/// Plain memory: an access that may race with another one is an error.
+/// Memory without synchronization: an access that may race with another access is an error.
 class Plain {
  public:
   void write(int value) { value_($) = value; }

@@ -373,7 +373,7 @@ class Gathering {
       throw_system("accept");
     }
     const auto pid = trusted_pid(socket.get());
-    if (!pid) {  // another user's process
+    if (!pid) {  // the peer is a process of another user
       if (Clock::now() >= deadline_) check(missing());
       return;
     }

@@ -48,7 +48,7 @@ class World final : public messages::Members {
   Header& header() const noexcept { return ControlLayout::header(control_.data()); }
   RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
   pid_t pid(int rank) const noexcept;
-  /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
+  /// The rank's process, as "pid 12"; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const override;
   /// The world's id, the same on all ranks; 0 in a part of a larger world.
   std::uint64_t group() const noexcept { return status_->id.load(std::memory_order_relaxed); }
@@ -81,7 +81,7 @@ class World final : public messages::Members {
     record(code, peer, sequence, text);
   }
   void tell_if_ended() override {}  // all ranks see the end in the control memory
-  /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
+  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
   /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may still come.
   std::optional<std::string> lost(int rank) const override;
