@@ -42,7 +42,8 @@ class Members {
   virtual bool ended() const noexcept = 0;
   /// Ends the world and records the reason, unless the world has ended already.
   virtual void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) = 0;
-  /// If the world has ended, reports that to all that need to know. Nobody accesses the memory of messages afterwards.
+  /// If the world has ended, reports that to all threads that need to know it; none of them accesses the memory of
+  /// messages afterwards.
   virtual void tell_if_ended() = 0;
   /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
@@ -66,10 +67,10 @@ inline constexpr int kHeaderKinds = 7;
 
 struct MessageHeader {
   HeaderKind kind = HeaderKind::Eager;
-  DType dtype = DType::Float32;     ///< as sent
+  DType dtype = DType::Float32;     ///< type of the sent elements
   DType expected = DType::Float32;  ///< Refused: as the receive expects
   std::int32_t tag = 0;
-  std::int64_t count = 0;  ///< elements, as sent
+  std::int64_t count = 0;  ///< number of sent elements
   std::int64_t expected_count = 0;
   std::uint64_t offer = 0;    ///< the sender's number of this offer, or of the offer that this answers
   std::uint64_t address = 0;  ///< Offer: address of the payload in the sender's process
@@ -108,7 +109,7 @@ struct Message {
   int named_peer() const noexcept { return peer == kAnySource ? -1 : peer; }
 };
 
-/// Text for messages to people: "send(float32[4], to rank 1, tag 0)".
+/// Text for errors: "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
 
 class Transfer;

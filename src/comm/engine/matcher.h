@@ -3,8 +3,8 @@
 // message that has come. A small message is sent with its header, and its send ends immediately; a larger one is
 // offered. Headers are read from a channel while a receive or a send waits for one. A message without a receive is kept
 // aside, so that it does not block the messages behind it. Any thread may call. All state is under one mutex, which is
-// locked before those of channels. Any waiting thread makes all messages progress. When no thread waits, the matcher's
-// own thread, which sleeps until a peer wakes it, and `attend` do.
+// locked before those of channels. Any waiting thread makes all messages progress. If no thread waits, calls of
+// `attend` and the matcher's own thread do; that thread sleeps until a peer wakes it.
 #pragma once
 
 #include "comm/engine/channel.h"

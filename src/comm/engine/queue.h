@@ -112,15 +112,15 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
     work.add_callback(mutex_, std::move(callback));
   }
 
-  // For work that a composite operation begins in its turn and that ends after it:
+  // For work that a composite operation begins in its turn and that ends after the turn:
   /// Runs `body(event)`. Reports the operation to the observer if it is over: `body` returned true or threw. Returns
   /// the error that `body` threw.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
   /// Reports to the observer an operation that ends now.
   void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
-  /// From now on, callers queue all operations instead of running some themselves, until `release_caller` has been
-  /// called as often. Called in a turn.
+  /// Makes callers queue all operations instead of running some themselves, until every `keep_from_caller` has had its
+  /// `release_caller`. Called in a turn.
   void keep_from_caller();
   void release_caller();
   /// Checks on the other ranks. Does nothing if an operation runs, which checks itself, or if callers may run one.
@@ -133,7 +133,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// True if `number` such operations are over on all other ranks of this host that are not lost, or if the world has
   /// ended.
   virtual bool are_over(std::uint64_t number) const noexcept = 0;
-  /// Keeps the queue's thread until `unkeep` has been called as often.
+  /// Keeps the queue's thread alive until every `keep` has had its `unkeep`.
   void keep();
   void unkeep();
   /// True if the queue is to stop and no operation is left.

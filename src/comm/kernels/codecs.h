@@ -1,6 +1,6 @@
 // Formats in which float32 is sent between hosts (WireFormat): blocks of elements, each block with a scale. Pure
 // functions over memory that the caller owns; any thread may call. All dispatch targets give the same bytes and values,
-// whatever the thread's floating-point mode.
+// independently of the thread's floating-point mode.
 //
 //   Int8        scale (float32), then a code of 8 bits for each element, two's complement
 //   Int4        scale (bfloat16), then two codes in a byte: of n elements, number i in the lower half of byte i and
@@ -29,7 +29,7 @@ std::size_t encoded_bytes(WireFormat format, std::size_t count) noexcept;
 /// to what encoding has lost, divided by `unit`. Values that are not finite set it to 0.
 void encode(WireFormat format, const float* from, std::byte* to, std::size_t count, float* residual = nullptr,
             float unit = 1);
-/// Decodes any bytes; none are invalid.
+/// Decodes. All bytes are valid.
 void decode(WireFormat format, const std::byte* from, float* to, std::size_t count);
 /// Changes the values in place, as encoding and decoding would.
 void round_trip(WireFormat format, float* values, std::size_t count, float* residual = nullptr, float unit = 1);

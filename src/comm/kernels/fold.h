@@ -1,8 +1,8 @@
 // The arithmetic of reductions: folds p inputs element by element, by ascending position in `inputs`, in one pass, and
 // writes the result to all outputs. Pure functions over memory that the caller owns; any thread may call. All dispatch
-// targets give the same bits: no fused multiply-add; denormals are kept, whatever the thread's flags; every NaN becomes
-// the one NaN (quiet, no sign, no payload); 16-bit floats are widened exactly, folded in float32, and rounded once, to
-// nearest even.
+// targets give the same bits: there is no fused multiply-add; denormals are kept in every floating-point mode; every
+// NaN becomes the one NaN (quiet, no sign, no payload); 16-bit floats are widened exactly, folded in float32, and
+// rounded once, to nearest even.
 //
 // Let A be the accumulation type: float32 for float16, bfloat16, float32 and complex64; float64 for float64 and
 // complex128. Each element is computed as follows, with each step rounded to A:

@@ -29,7 +29,7 @@ void Waiter::serve(Waiters& waiters, std::function<void()> meanwhile) {
   slice_ = kSliceOfServer;
 }
 
-// --- what messages say ---
+// --- texts for messages ---
 
 std::string Waiter::doing() const {
   if (sequence == 0) return "forming the world";

@@ -134,7 +134,7 @@ class Waiter {
   /// Returns false at about `limit`, if `ready()` is still false.
   template <class Ready, class Missing>
   bool wait_until(Ready ready, Missing missing, Clock::time_point limit = Clock::time_point::max());
-  /// Blocks until `reached(rank)` is true for every rank, likewise.
+  /// Blocks until `reached(rank)` is true for every rank, with the same conditions and result as `wait_until`.
   template <class Reached>
   bool wait_for_all(Reached reached, Clock::time_point limit = Clock::time_point::max());
   /// Like `wait_for_all`, but does not sleep. Returns false after about `patience` of waiting.

@@ -16,7 +16,7 @@ namespace cohort::comm::local {
 
 // The distance between the cores of two ranks, measured by the threads that run operations: the round trip of a cache
 // line, and the time of a buffer to the other core through the caches, past them, and by reading through the kernel.
-// Virtual cores move over a host, so all but the last are measured repeatedly. These decide only how stores are made,
+// Virtual cores move within a host, so all but the last are measured repeatedly. These decide only how stores are made,
 // never the results, so ranks need not agree on them. Used by the thread that runs operations.
 
 /// Shortest buffer that is read through the kernel; also the limit if nothing could be measured.

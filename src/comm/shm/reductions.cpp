@@ -8,7 +8,7 @@ namespace cohort::comm::local {
 
 namespace {
 
-// Folding the inputs of a reduction's contributors, by ascending rank, in whatever memory they are.
+// Folding the inputs of a reduction's contributors, by ascending rank, in any kind of memory.
 
 /// Folds the context's `fold_inputs` to its `fold_outputs`.
 void fold_collected(Context& context, std::int64_t count, Stores stores = Stores::Cached) {

@@ -94,7 +94,7 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
                                            next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     // If there is no space, or too many descriptors are in flight, the message is sent later. Any other failure means
-    // that the peer is gone; whoever waits for the peer reports that.
+    // that the peer is gone, which is reported by the operation that waits for it.
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS)) return;
     if (sent < 0) {
       queue.clear();
