@@ -38,7 +38,7 @@ Availability probe_local() {
   return result;
 }
 
-// The ranks of each host are a world of the local backend.
+// Needs the local backend, since the ranks of each host form a world on it.
 Availability probe_hosts() {
   Availability result = probe_local();
   result.version = "shared memory and TCP, 1";
@@ -72,7 +72,7 @@ std::chrono::milliseconds timeout_of(const ThreadWorldOptions& options) {
   return options.across ? options.across.timeout() : std::chrono::minutes(30);
 }
 
-// Each rank waits for the others to come, so each forms on a thread of its own.
+// Each rank waits for the others, so each one forms its communicator on a thread of its own.
 std::vector<Communicator> form_each(int size, const std::function<Communicator(int)>& form_rank) {
   std::vector<Communicator> world(static_cast<std::size_t>(size));
   std::exception_ptr failed;
@@ -93,7 +93,7 @@ std::vector<Communicator> form_each(int size, const std::function<Communicator(i
   return world;
 }
 
-/// Throws on all processes if any of them cannot.
+/// Throws on all processes if their numbers of threads differ, or if any of them has no secret to meet other hosts by.
 void require_alike(int threads, Communicator& across) {
   const RendezvousMethod way = rendezvous_method(across.rank(), across.size());
   const bool cannot_meet =
@@ -118,8 +118,8 @@ void require_alike(int threads, Communicator& across) {
   }
 }
 
-/// The ranks learn where to meet through the world of their processes. The secret does not go that way: it is the
-/// job's, or the one that processes have since they met through their launcher.
+/// The ranks learn where to meet through the world of their processes. The secret is not sent through that world: it is
+/// the job's, or the one that the processes have from meeting through their launcher.
 std::vector<Communicator> form_across(int threads, Communicator across, std::chrono::milliseconds timeout) {
   require_alike(threads, across);
   if (threads < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", threads);
@@ -128,11 +128,11 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   const std::shared_future<std::string> told = telling.get_future();
   JoinOptions options;
   options.share = [&](const std::string&, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
-    // One thread of each process calls: in rank 0's process that of rank 0, elsewhere the first that asks.
+    // One thread of each process broadcasts: in rank 0's process the thread of rank 0, elsewhere the first that asks.
     if (mine || across.rank() != 0) {
       std::call_once(once, [&] {
         try {
-          std::vector<std::uint8_t> text(4000);  // as long as ShareFunction's can be
+          std::vector<std::uint8_t> text(4000);  // the longest text that ShareFunction allows
           if (mine) std::copy(mine->begin(), mine->end(), text.begin());
           across.broadcast(std::span(text), {.timeout = patience}).wait();
           telling.set_value({text.begin(), std::find(text.begin(), text.end(), 0)});
@@ -147,7 +147,7 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   };
   options.share_name = "the world of the processes";
   options.group_name = "threads";
-  options.program = "threads";  // the processes have compared what they run
+  options.program = "threads";  // the processes have compared their programs already
   options.world_size = across.size() * threads;
   options.timeout = timeout;
   return form_each(threads, [&](int number) {

@@ -32,7 +32,7 @@ Request make_request(const Caller& caller, const ConstBuffer& input, const Buffe
   request.input_count = input.count;
   request.output_count = output.count;
   request.timeout = options.timeout.value_or(std::chrono::milliseconds(0));
-  // A rank without input and output is still on a device, which has to be the others'.
+  // A rank without input and output still names a device, which has to be the same as the other ranks'.
   const bool by_output = output.count > 0 || (input.count == 0 && output.device.type != DeviceType::CPU);
   request.device = by_output ? output.device : input.device;
   request.input_stream = input.count > 0 ? input.device.stream : request.device.stream;
@@ -77,7 +77,7 @@ std::shared_ptr<const comm::Counts> keep(std::span<const std::int64_t> input,
       comm::Counts{{input.begin(), input.end()}, {output.begin(), output.end()}});
 }
 
-/// Offset of a part in a buffer of parts.
+/// Offset in bytes of a part in a buffer of parts.
 std::size_t offset_of(std::span<const std::int64_t> counts, int part, DType dtype) {
   std::int64_t before = 0;
   for (const std::int64_t count : counts.first(static_cast<std::size_t>(part))) before += count;
@@ -106,7 +106,7 @@ Request reduce_scatter_request(const Caller& caller, ConstBuffer input, Buffer o
                                const ReduceScatterOptions& options) {
   check_buffers(caller, input, output);
   comm::check_parts(caller, "the input", input.count, "the output", output.count);
-  // In place: the output is this rank's part of the input.
+  // The operation is in place if the output is this rank's part of the input.
   const void* const own = at(input.data, static_cast<std::size_t>(caller.rank()) * output.bytes());
   comm::check_apart(caller, input, output, output.data == own ? input.data : nullptr);
   Request request = make_request(caller, input, output, options);

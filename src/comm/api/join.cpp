@@ -36,9 +36,9 @@ namespace {
 using rendezvous::JoinPlan;
 using rendezvous::MeetingPlace;
 
-// A process may join again at the same place under the same name; every time is a meeting of its own. Ranks count
-// alike, because they join alike, and anew in each epoch of a job, so that members of an earlier epoch and new
-// processes meet. (By rank, since ranks may be threads of one process.)
+// A process may join again at the same place under the same name; each join is a meeting of its own. All ranks number
+// their meetings alike because they make the same joins. The numbers begin anew in each epoch of a job, so that members
+// of an earlier epoch and new processes meet. Counted by rank, since ranks may be threads of one process.
 std::string next_meeting(const JoinPlan& plan, const std::string& group, int epoch) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int, int>, int> meetings;
@@ -47,7 +47,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   const bool comes_again = earlier != meetings.end() && std::get<0>(earlier->first) == plan.place_name &&
                            std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
   const int started_in = env::number(env::kRestart).value_or(epoch);
-  // In an elastic job the membership determines who takes part.
+  // In an elastic job the membership determines which processes are ranks, so the attempt is not checked.
   if (!comes_again && plan.place == JoinPlan::Place::Job && !plan.worker && started_in < epoch) {
     raise(ErrorCode::Unavailable,
           "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
@@ -57,7 +57,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
   return fmt::format("{}#{}.{}", group, epoch, ++meetings[{plan.place_name, group, plan.rank, epoch}]);
 }
 
-// Adds to errors what a person needs to know about this process.
+// Adds this process's rank, host and meeting place to errors.
 std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
                                     const std::string& host) {
   try {
@@ -101,8 +101,8 @@ std::string make_nonce() {
   return {reinterpret_cast<const char*>(random.bytes().data()), 16};
 }
 
-/// Keeps local_rank() when ranks of a host leave and others come: no GPU is to change hands. Not if one host plays
-/// several nodes: these count alike.
+/// Keeps local_rank() when ranks of a host leave and others come, so that no rank changes its GPU. Changes nothing if
+/// one host stands for several nodes, each of which numbers its ranks from 0.
 void keep_local_rank(const JoinPlan& plan, rendezvous::Placement& placement) {
   if (plan.kept_local_rank && plan.local_size == placement.local_size) placement.local_rank = *plan.kept_local_rank;
 }
@@ -131,8 +131,8 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
   const bool differs = (plan.local_rank && *plan.local_rank != placement.local_rank) ||
                        (plan.local_size && *plan.local_size != placement.local_size);
   if (!differs) return;
-  // Legitimate where one host plays several nodes; what is used is what was found. `cohort run` lets it do so when
-  // asked to (--starter local), and says itself which names are one host.
+  // A difference is legitimate if one host stands for several nodes; the placement found here is used. `cohort run`
+  // allows that if asked to (--starter local), and itself reports which names are one host.
   const std::string text = fmt::format(
       "rank {}: the launcher says local rank {} of {}, but on this host (by boot id, name and namespaces) it is {} of "
       "{}; "
@@ -145,14 +145,14 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
     log::warn("comm", "{}", text);
 }
 
-// Reports the join to the launcher: ranks that wait here for a rank that has ended wait in vain.
+// Reports the join to the launcher: if a rank has ended, ranks that wait for it here wait in vain.
 class Joining {
  public:
   explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
   ~Joining() { status::StatusPage::own().end_join(formed_, epoch_); }
   Joining(const Joining&) = delete;
   Joining& operator=(const Joining&) = delete;
-  /// `epoch`: of an elastic job's members; -1: it is not their world.
+  /// `epoch` is the epoch of an elastic job if this is the world of its members, else -1.
   void set_formed(std::int64_t epoch = -1) {
     formed_ = true;
     epoch_ = epoch;
@@ -163,7 +163,7 @@ class Joining {
   std::int64_t epoch_ = -1;
 };
 
-// Rank 0 says what the process's first world is, as `cohort run` has done where it has started the ranks.
+// Rank 0 logs the process's first world. `cohort run` logs it itself if it has started the ranks.
 void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
   static std::atomic<bool> said{false};
   if (plan.rank != 0) return;
@@ -174,7 +174,7 @@ void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
             launcher.empty() ? "" : ", started by " + launcher);
 }
 
-/// The host that a rank takes itself to be on: one machine may play several.
+/// The host that this rank reports. One machine may be divided into several fake hosts.
 struct Here {
   rendezvous::HostIdentity host = rendezvous::host_identity();
   std::vector<int> fake;
@@ -187,7 +187,7 @@ struct Here {
   }
 };
 
-/// Meets the others of the plan in `store` and forms the communicator with them.
+/// Meets the other ranks of the plan in `store` and forms the communicator with them.
 Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingStore>& store, const JoinPlan& plan,
                      const Here& here, const std::string& meeting, net::Deadline deadline) {
   rendezvous::MemberInfo info;
@@ -260,7 +260,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   throw Error(ErrorCode::Timeout, text, context);
 }
 
-/// Sets this process's rank in an epoch; false: it has none yet, or none any more.
+/// Sets this process's rank in an epoch. Returns false if the process has no rank yet, or none any more.
 bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
   if (!place) return false;
@@ -273,19 +273,20 @@ bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
   return true;
 }
 
-/// Forms the world of the job's latest epoch. A member that is lost meanwhile is no error here: the supervisor begins
-/// another epoch without it.
+/// Forms the world of the job's latest epoch. If a member is lost meanwhile, tries again in the next epoch, which the
+/// supervisor begins without that member.
 Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
   const std::string host = rendezvous::host_identity().name;
   for (std::uint64_t least = 0;;) {
-    const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // the supervisor has just decided
+    const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // begins anew in each epoch
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
-    // A new process reports by its page that it is here; the supervisor then begins an epoch with it.
+    // A new process reports in its status page that it is here; the supervisor then begins an epoch with it.
     const bool member = become_member(plan, membership);
     Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {
-      // A process that leaves is a member again if the others are lost before they have formed a world without it.
+      // A process that was removed becomes a member again if the others are lost before they have formed a world
+      // without it.
       if (rendezvous::was_member(*place->store, membership.epoch, *plan.worker)) {
         if (rendezvous::await_formed(*place->store, membership.epoch, deadline))
           raise_no_member(plan, membership, true);
@@ -385,7 +386,7 @@ struct Preemption::State {
   PreemptionOptions options;
   sys::SignalLatch latch;
   std::int64_t calls = 0;
-  int signal = 0;  ///< of the answer
+  int signal = 0;  ///< the signal on which the ranks have agreed; 0: none
 };
 
 Preemption::Preemption(PreemptionOptions options) {

@@ -12,14 +12,14 @@
 namespace cohort {
 namespace {
 
-// Names are quoted, since they may hold anything.
+// Describes the axes. Names are quoted, since they may contain any characters.
 std::string mesh_text(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) text += fmt::format("{}'{}' {}", text.empty() ? "" : ", ", axis.name, axis.size);
   return "{" + text + "}";
 }
 
-// Throws if the axes form no mesh; that is the same on all ranks.
+// Throws if the axes form no mesh; all ranks throw the same.
 void check_axes(const std::vector<MeshAxis>& axes, int ranks) {
   const auto refuse = [&](const std::string& why) {
     raise(ErrorCode::InvalidArgument, "Mesh {} of {} ranks: {}", mesh_text(axes), ranks, why);
@@ -38,7 +38,7 @@ void check_axes(const std::vector<MeshAxis>& axes, int ranks) {
   if (product != ranks) refuse(fmt::format("the sizes' product has to be {}", ranks));
 }
 
-// All ranks learn of any difference, and of the same one.
+// If any ranks' axes differ, all ranks throw and name the same difference.
 void require_same_axes(Communicator& comm, const std::string& own) {
   std::vector<std::int64_t> lengths(static_cast<std::size_t>(comm.size()));
   const std::int64_t length = static_cast<std::int64_t>(own.size());
@@ -68,7 +68,7 @@ Mesh::Mesh(Communicator comm, std::vector<MeshAxis> axes) : comm_(std::move(comm
   check_axes(axes_, comm_.size());
   int stride = comm_.size();
   for (const MeshAxis& axis : axes_) {
-    const int outer = comm_.rank() / stride * stride;  // all slower coordinates
+    const int outer = comm_.rank() / stride * stride;  // rank with the same slower coordinates and 0 for the others
     stride /= axis.size;
     const int coordinate = comm_.rank() / stride % axis.size;
     along_.push_back(comm_.split({.color = outer + comm_.rank() % stride, .key = coordinate}));

@@ -53,7 +53,7 @@ std::string_view name_of(MemoryKind kind) noexcept {
 namespace cohort::comm::times {
 namespace {
 
-thread_local bool left_out = false;  // of ours, or within an Exposed
+thread_local bool left_out = false;  // this thread is Cohort's own, or within an Exposed
 
 std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
   return duration.count() > 0 ? static_cast<std::uint64_t>(duration.count()) : 0;
@@ -95,7 +95,7 @@ void Exposed::end() noexcept {
   left_out = false;
   const Clock::time_point ended = Clock::now();
   status::StatusPage::own().times().exposed_ns.fetch_add(count_of(ended - begun_), std::memory_order_relaxed);
-  // Asking for what has ended already is no waiting.
+  // A call for an operation that has ended already is not shown as a wait.
   if (ended - begun_ < std::chrono::microseconds(1) || !status::timeline::on()) return;
   using status::TimelineKind;
   status::timeline::add({TimelineKind::Wait, "wait", begun_, ended, status::timeline::this_thread(), 0, 0, {}});
@@ -106,19 +106,19 @@ void Exposed::end() noexcept {
 namespace cohort {
 namespace {
 
-/// `by_stream`: a stream waits for it.
+/// Drops a Work that the program has not waited for. `by_stream`: a stream waits for the operation.
 void give_up(std::shared_ptr<comm::WorkState>& state, bool by_stream) noexcept {
   if (!state) return;
   try {
     if (!state->at_home()) {
-      // In a forked child: what it refers to belongs to the parent's threads, so it is left as it is.
+      // This is a forked child: the state belongs to the parent's threads, so it is leaked.
       static_cast<void>(new std::shared_ptr<comm::WorkState>(std::move(state)));
       return;
     }
     if (by_stream && !state->done()) return state.reset();
     state->wait();
     const auto& error = state->outcome();
-    // In a world that has ended all operations fail; one of them is already being reported.
+    // In a world that has ended all operations fail, and the error of one of them is already being reported.
     const bool another_is_told = std::uncaught_exceptions() > 0 || std::current_exception() != nullptr;
     const bool ended = error && (error->code() == ErrorCode::PeerLost || error->code() == ErrorCode::Aborted);
     if (error && !state->reported.exchange(true) && !(ended && another_is_told)) {

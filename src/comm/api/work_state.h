@@ -1,5 +1,5 @@
-// The state behind a Work. A backend derives from it to say how its operations are waited for.
-// Any thread may call; one at a time waits.
+// The state behind a Work. Each backend derives a class that says how its operations are waited for.
+// Any thread may call; only one thread at a time waits.
 #pragma once
 
 #include "comm/kernels/arrays.h"
@@ -19,54 +19,54 @@
 
 namespace cohort::comm {
 
-/// State of putting a stream after a result.
+/// Result of making a GPU stream wait for an operation.
 enum class Ordering {
   Done,
-  NotYet,  ///< nobody has been given the operation so far
-  Never,   ///< there is nothing to wait for but the result itself, or it is there
+  NotYet,  ///< the operation has not been submitted to a GPU so far
+  Never,   ///< a stream cannot wait for the operation, or the result is there already
 };
 
 class WorkState {
  public:
   virtual ~WorkState() = default;
 
-  /// Returns once the operation has finished, which its deadline makes sure of.
+  /// Blocks until the operation has finished; its deadline ensures that it does.
   virtual void wait() = 0;
-  /// The same, but for at most `limit`; true if it has finished.
+  /// Blocks until the operation has finished, for at most `limit`. Returns true if it has finished.
   virtual bool wait_for(std::chrono::nanoseconds limit) = 0;
-  /// Puts what this stream of a GPU is given from now on after the result, as soon as the GPU has been given the
-  /// operation, for which it waits until `limit`. May carry out operations meanwhile. Throws Internal.
+  /// Makes what is submitted to this GPU stream from now on wait for the result. Blocks until the operation itself has
+  /// been submitted to the GPU, but not beyond `limit`; may carry out operations meanwhile. Throws Internal.
   virtual Ordering order(const Device& /*stream*/, std::chrono::steady_clock::time_point /*limit*/) {
     return Ordering::Never;
   }
-  /// True if this is the stream of all its buffers.
+  /// True if all buffers of the operation belong to this stream.
   virtual bool is_given_in(const Device& /*stream*/) const noexcept { return false; }
   virtual bool done() const noexcept = 0;
-  /// Outcome of a finished operation. It does not change any more.
+  /// Outcome of a finished operation: an error, or nothing. The outcome does not change any more.
   virtual const std::optional<Error>& outcome() const noexcept = 0;
   virtual void on_done(std::function<void()> callback) = 0;
-  /// Rank whose message a finished receive from any source took.
+  /// Sender of the message that a finished receive from any source has received.
   virtual std::optional<int> source() const noexcept { return std::nullopt; }
-  /// False in a forked child of the process that started it: then nothing of it may be touched.
+  /// False in a forked child of the process that started the operation: then no other member may be used.
   virtual bool at_home() const noexcept { return true; }
 
-  /// Somebody has been given the error.
+  /// True once the error has been reported to the program.
   std::atomic<bool> reported{false};
 };
 
-/// Work that ends later, and the callbacks it then calls. Protected by its carrier's mutex, but for `done` and, once
-/// it is done, the outcome.
+/// Work that ends later, and the callbacks that are called then. Protected by its carrier's mutex, except `done` and,
+/// after the end, `outcome`.
 class UnfinishedWork : public WorkState {
  public:
   bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
   const std::optional<Error>& outcome() const noexcept final { return outcome_; }
 
   void set_outcome(std::optional<Error> outcome) noexcept { outcome_ = std::move(outcome); }
-  /// Its outcome has been set.
+  /// Called after `set_outcome`.
   void set_done() noexcept { done_.store(true, std::memory_order_release); }
   bool has_callbacks() const noexcept { return !callbacks_.empty(); }
   std::vector<std::function<void()>> take_callbacks() noexcept { return std::exchange(callbacks_, {}); }
-  /// Takes the mutex. Calls at once where it is done: false.
+  /// Adds the callback under the mutex and returns true. If the work is done, calls `callback` and returns false.
   template <class Mutex>
   bool add_callback(Mutex& mutex, std::function<void()> callback) {
     {
@@ -86,7 +86,7 @@ class UnfinishedWork : public WorkState {
   std::vector<std::function<void()>> callbacks_;
 };
 
-/// An operation that failed before it was started, or in the caller.
+/// The state of an operation that failed before it was started, or while the caller itself ran it.
 class FailedWork final : public WorkState {
  public:
   explicit FailedWork(Error error) : outcome_(std::move(error)) {}
@@ -100,27 +100,30 @@ class FailedWork final : public WorkState {
   const std::optional<Error> outcome_;
 };
 
-// Answers whether the result of an operation is finite. Shared by the request, on which a backend that has seen all
-// results while they were made notes the answer, and by the Work. One thread notes, before the operation is done; any
-// thread may ask after that.
+// Answers whether the result of an operation is finite. Shared by the request and the Work: a backend that sees all
+// results while it computes them notes the answer on the request. One thread notes, before the operation is done; any
+// thread may call `finite` after that.
 class FiniteCheck {
  public:
   explicit FiniteCheck(ConstBuffer result) noexcept : result_(result) {}
 
-  /// The result is here, too, as long as `keep` lives: until `let_go`. Before the operation is done.
+  /// Names a copy of the result, to be read instead. `keep` keeps the copy alive until `let_go`. Called before the
+  /// operation is done.
   void read_instead(ConstBuffer result, std::shared_ptr<void> keep) noexcept {
     result_ = result;
     keep_ = std::move(keep);
   }
-  /// Before the operation is done: reads what is to be read there, unless it has failed.
+  /// Checks the copy, unless the operation has failed or the answer is known, and releases the copy. Called before the
+  /// operation is done.
   void let_go(bool failed) {
     if (!keep_) return;
     if (!failed && seen_.load(std::memory_order_relaxed) == Seen::Nothing) note(finite());
     keep_.reset();
   }
-  /// Called by the backend, on the results of all ranks together. If no backend does, the result is read once more.
+  /// Called by a backend, with the answer for the results of all ranks together. If no backend calls `note`, `finite`
+  /// reads the result once more.
   void note(bool finite) noexcept { seen_.store(finite ? Seen::Finite : Seen::NonFinite, std::memory_order_relaxed); }
-  /// For a finished operation, whose result is still as it was.
+  /// Called after the operation has finished, while its result is unchanged.
   bool finite() const {
     const Seen seen = seen_.load(std::memory_order_relaxed);
     if (seen == Seen::Nothing) return !has_non_finite(result_.data, result_.count, result_.dtype);
@@ -138,22 +141,22 @@ class FiniteCheck {
 
 namespace cohort::comm::times {
 
-// Times of this process's collectives, for readers: added up in the rank's status page (COHORT_TIMES), and one by one
-// in its timeline (`cohort run --trace`), both of which its agent reads. The program's waits for them are always added
-// up: two looks at the clock for each wait that does not end at once. Any thread.
+// Times of this process's collectives, read by the rank's agent: the status page has the sums (COHORT_TIMES), the
+// timeline has each collective (`cohort run --trace`). The time that the program waits for collectives is always added
+// up, which costs two reads of the clock for each wait that does not end immediately. Any thread.
 
-/// True if the environment, or the agent, asks for them.
+/// True if the environment or the agent asks for these times.
 bool wanted() noexcept;
 
-/// An operation has ended.
+/// Adds an operation that has ended.
 void add(const CollectiveEvent& event) noexcept;
-/// Does not count this thread's waits as the program's: it is a thread of ours.
+/// Excludes the waits of this thread, which is Cohort's own, from the program's.
 void leave_out_this_thread() noexcept;
 
-/// The program has waited so long, which is in no Exposed.
+/// Adds time that the program has waited outside of an Exposed.
 void add_exposed(std::uint64_t ns) noexcept;
 
-/// The program does nothing but wait as long as this lives. Within another one, nothing.
+/// Counts its lifetime as time in which the program only waits. An Exposed within another one counts nothing.
 class Exposed {
  public:
   Exposed() noexcept { begin(); }

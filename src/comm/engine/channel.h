@@ -1,5 +1,5 @@
-// Interface beneath the matcher of sends and receives: the members of a world, messages and what two ranks report to
-// each other about them, and the channels that carry both.
+// Interface beneath the matcher of sends and receives: the members of a world, messages, the headers that two ranks
+// exchange about them, and channels.
 #pragma once
 
 #include "base/records.h"
@@ -25,59 +25,60 @@
 
 namespace cohort::comm::messages {
 
-// Members of a world, as far as sends and receives have to know, and how it ends. Any thread.
+// The members and the end of a world, as far as sends and receives need them. Any thread.
 class Members {
  public:
   virtual ~Members() = default;
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual const std::string& host_name(int rank) const noexcept = 0;
-  /// "pid 12"; empty if the rank is in this process or its pid means nothing here.
+  /// The rank's process, as "pid 12"; empty if the rank is in this process or its pid means nothing here.
   virtual std::string pid_text(int rank) const = 0;
-  /// More ranks than cores.
+  /// True if there are more ranks than cores.
   virtual bool crowded() const noexcept = 0;
-  /// Status in which this rank reports the message that it waits for.
+  /// Status in which this rank reports the message for which it waits.
   virtual status::LaneStatus& messages() const noexcept = 0;
 
   virtual bool ended() const noexcept = 0;
-  /// Writes down why the world ends, unless it has ended.
+  /// Ends the world and records the reason, unless the world has ended already.
   virtual void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) = 0;
-  /// Reports the world's end, if it has ended, to all who need it. Then nobody touches the memory of messages any more.
+  /// If the world has ended, reports that to all threads that need to know it; none of them accesses the memory of
+  /// messages afterwards.
   virtual void tell_if_ended() = 0;
-  /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
+  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
-  /// Reason why nothing will come from a peer any more; nullopt if something may.
+  /// Reason why nothing will come from a peer any more; nullopt if messages may still come.
   virtual std::optional<std::string> lost(int rank) const = 0;
 };
 
 // Headers that two ranks exchange about a message. A small message comes with its payload. A larger one is offered, and
-// then its receiver reads the payload, or asks for it, or refuses it. Plain data; both ends are of one build.
+// then its receiver reads the payload, asks for it, or refuses it. Plain data; both ends have the same build.
 
 enum class HeaderKind : std::uint8_t {
   None = 0,
   Eager,      ///< a message with its payload: its send is over
   Offer,      ///< a message whose payload is still at its sender
-  Grant,      ///< back: the offered payload may come
-  Done,       ///< back: what was offered has been received
-  Refused,    ///< back: what was offered, or an eager message (offer 0), does not fit its receive
-  OfChannel,  ///< for the channel itself: the matcher does not see it
+  Grant,      ///< answer: the sender may send the offered payload
+  Done,       ///< answer: the offered payload has been received
+  Refused,    ///< answer: the offered or eager (offer 0) message does not fit its receive
+  OfChannel,  ///< a header for the channel itself, which the matcher does not see
 };
 inline constexpr int kHeaderKinds = 7;
 
 struct MessageHeader {
   HeaderKind kind = HeaderKind::Eager;
-  DType dtype = DType::Float32;     ///< as sent
-  DType expected = DType::Float32;  ///< of Refused: by the receive
+  DType dtype = DType::Float32;     ///< type of the sent elements
+  DType expected = DType::Float32;  ///< Refused: as the receive expects
   std::int32_t tag = 0;
-  std::int64_t count = 0;  ///< elements, as sent
+  std::int64_t count = 0;  ///< number of sent elements
   std::int64_t expected_count = 0;
-  std::uint64_t offer = 0;    ///< the sender's number of the offer that it is or that it answers
-  std::uint64_t address = 0;  ///< of an offer: where the payload lies, in the sender's process
+  std::uint64_t offer = 0;    ///< the sender's number of this offer, or of the offer that this answers
+  std::uint64_t address = 0;  ///< Offer: address of the payload in the sender's process
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
 };
 
-/// Fields between processes that share no memory: all but the address.
+/// Fields sent between processes that share no memory: all except the address.
 void visit_fields(auto& m, auto& archive, const MessageHeader*) {
   archive(codec::below(m.kind, kHeaderKinds, "a message header of unknown kind"),
           codec::below(m.dtype, kDTypeCount, "a type that does not exist"),
@@ -87,28 +88,28 @@ void visit_fields(auto& m, auto& archive, const MessageHeader*) {
 }
 inline constexpr std::size_t kHeaderBytes = 31;
 
-/// The header at the beginning of `bytes`; behind it is its payload, if it is Eager, of at most `longest` bytes.
+/// Reads the header at the beginning of `bytes`. If it is Eager, the rest is its payload, of at most `longest` bytes.
 Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest);
 
-// A send or receive as it was asked for, and the Work of one that was not over at once. Everything of the Work but
-// `done` belongs to the matcher's mutex.
+// A send or receive as it was called, and the Work of one that is not over when the call returns. All members of the
+// Work except `done` are protected by the matcher's mutex.
 struct Message {
   Kind kind = Kind::Send;
   DType dtype = DType::Float32;
   std::int32_t peer = 0;  ///< kAnySource: not known yet
   std::int32_t tag = 0;
-  const std::byte* from = nullptr;  ///< of a send
-  std::byte* to = nullptr;          ///< of a receive
+  const std::byte* from = nullptr;  ///< send: the data
+  std::byte* to = nullptr;          ///< receive: the memory for the data
   std::int64_t count = 0;           ///< elements
   std::chrono::milliseconds timeout{0};
-  std::uint64_t number = 0;  ///< among the sends and receives of its rank, from 1
+  std::uint64_t number = 0;  ///< its number among the sends and receives of its rank, from 1
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
-  /// The peer as errors and the status page have it: -1 if it is not known.
+  /// The peer as errors and the status page name it: -1 if it is not known.
   int named_peer() const noexcept { return peer == kAnySource ? -1 : peer; }
 };
 
-/// "send(float32[4], to rank 1, tag 0)".
+/// Text for errors: "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
 
 class Transfer;
@@ -131,30 +132,30 @@ class MessageWork final : public PendingWork {
   friend class Matcher;
   Clock::time_point deadline() const noexcept { return called_ + message_.timeout; }
 
-  Message message_;  // only the peer changes, once
+  Message message_;  // constant, except that a receive from any source sets the peer once
   const bool any_source_;
   const Clock::time_point called_;
-  Clock::time_point met_{};             // when the peer's side had come; taken for observers only
+  Clock::time_point met_{};             // when the peer's side came; set for observers only
   std::uint64_t offer_ = 0;             // the sender's number of the message, if it was offered
-  std::unique_ptr<Transfer> transfer_;  // of its payload
-  std::optional<Error> refusal_;        // with which it ends once the peer has the report
+  std::unique_ptr<Transfer> transfer_;  // transfer of the payload
+  std::optional<Error> refusal_;        // the error with which the work ends after the peer has been sent the refusal
 };
 
 // Interface beneath the matcher of sends and receives: headers and payloads from rank to rank. A Channel leads to one
-// peer; `Channels` are all of one kind, and can sleep until something comes over one of them. Shared memory is one kind
-// (shm/local_communicator.h), a Transport between hosts the other (hosts/hosts_communicator.h). All functions are
-// called under the matcher's mutex, but for those that say otherwise.
+// peer. `Channels` are all channels of one kind; a thread can sleep on them until something comes over one of them.
+// Shared memory is one kind (shm/local_communicator.h), a Transport between hosts the other
+// (hosts/hosts_communicator.h). All functions are called under the matcher's mutex, unless they say otherwise.
 
 using Lock = std::unique_lock<std::mutex>;
 
-/// A header that has come. The memory it points to is there until it is taken.
+/// A header that has come. The payload is valid until `Channel::take`.
 struct Arrival {
   MessageHeader header;
-  const std::byte* payload = nullptr;  ///< of Eager
+  const std::byte* payload = nullptr;  ///< Eager: the payload
 };
 
-/// A payload on its way, out or in: made by the channel that moves it. Its message and memory stay until it is
-/// destroyed.
+/// The transfer of a payload, sent or received, made by the channel that carries it. The message and its memory outlive
+/// the transfer.
 class Transfer {
  public:
   enum class Step : std::uint8_t { Still, Moved, Over };
@@ -164,12 +165,11 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  /// Moves what can be moved now. May give the mutex back meanwhile; then it is `busy`.
+  /// Moves as much as can be moved now. May unlock the mutex meanwhile; then the transfer is `busy`.
   virtual Result<Step> step(Lock& lock) = 0;
 
-  bool busy = false;  ///< a thread moves some of it without the mutex: it may not end meanwhile
-  const bool
-      asks_sender;  ///< an incoming one: its sender has to be asked for it, and does not wait for a report of the end
+  bool busy = false;       ///< a thread moves data without the mutex: the transfer may not end meanwhile
+  const bool asks_sender;  ///< receive: a Grant asks the sender for the payload, and the sender does not wait for Done
 };
 
 class Channel {
@@ -179,28 +179,28 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// True if something may go on now. Without the mutex.
+  /// True if messages may progress now. Called without the mutex.
   virtual bool stirred() const noexcept = 0;
-  /// The first header that has come and has not been taken, if there is one.
+  /// Gets the first header that has come and has not been taken. Returns false if there is none.
   virtual bool peek(Arrival& arrival) noexcept = 0;
   virtual void take() noexcept = 0;
-  /// False if it does not fit: then again when something stirs. `payload`: of Eager.
+  /// Sends a header. Returns false if there is no space: to be tried again when `stirred`. `payload`: if it is Eager.
   virtual bool put(const MessageHeader& header, const std::byte* payload = nullptr) = 0;
 
-  /// An eager message of the peer has met its receive.
+  /// Called when an eager message of the peer has met its receive.
   virtual void note_met() = 0;
-  /// How many of the eager messages to the peer are known to have met theirs.
+  /// How many of the eager messages to the peer are known to have met their receives.
   virtual std::uint64_t met() const noexcept = 0;
 
-  /// A payload that was asked for.
+  /// Begins to send a payload that the peer has asked for.
   virtual std::unique_ptr<Transfer> send_payload(const Message& message, std::uint64_t offer) = 0;
-  /// A payload that was offered and fits. It is not empty.
+  /// Begins to receive a payload that was offered and fits. The payload is not empty.
   virtual std::unique_ptr<Transfer> receive_payload(const Message& message, const MessageHeader& offer) = 0;
 
   const std::size_t eager_bytes;  ///< messages up to this size may be Eager
 };
 
-/// Any thread, but for `open`.
+/// All channels of one kind. Any thread, except `open`.
 class Channels {
  public:
   explicit Channels(bool driven) noexcept : is_driven(driven) {}
@@ -210,21 +210,22 @@ class Channels {
 
   virtual bool leads_to(int peer) const noexcept = 0;
   virtual std::unique_ptr<Channel> open(int peer) = 0;
-  /// Brings in what has come, where somebody has to. True if there was anything.
+  /// Receives what has come, if these channels are driven. Returns true if there was anything.
   virtual bool look() = 0;
-  /// The value that `sleep` compares with, so that no `wake` after this is missed.
+  /// The value that is passed to `sleep`, which then misses no `wake` after this call.
   virtual std::uint32_t bell() noexcept = 0;
-  /// Makes peers wake threads that sleep here from now on, or no longer.
+  /// Sets whether peers wake threads that sleep here.
   virtual void arm(bool on) noexcept = 0;
   virtual void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) = 0;
   virtual void wake() noexcept = 0;
 
-  /// Somebody has to call `look`: waiting threads do, and when nobody waits a thread of the communicator. Otherwise
-  /// peers put headers where they are found, and a thread of the matcher looks after them when nobody waits.
+  /// True if `look` has to be called: waiting threads call it, or, if no thread waits, a thread of the communicator.
+  /// False if peers put headers directly into this rank's memory; a thread of the matcher handles them if no thread
+  /// waits.
   const bool is_driven;
   std::atomic<int> attended{0};  ///< threads that wait here
-  std::atomic<int> asleep{0};    ///< of these
-  std::size_t pending = 0;       ///< works that are waited for here; under the mutex
+  std::atomic<int> asleep{0};    ///< threads that sleep here, among those that wait
+  std::size_t pending = 0;       ///< works of these channels that are not over; under the mutex
 };
 
 }  // namespace cohort::comm::messages

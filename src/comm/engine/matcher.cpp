@@ -13,7 +13,7 @@ Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest) {
   if (!header) return header;
   const bool eager = header->kind == HeaderKind::Eager;
   const std::size_t payload = bytes.size() - kHeaderBytes;
-  // The count alone could be so large that its bytes are few.
+  // The count is checked by itself, since its bytes may overflow to a small number.
   if (payload > longest || (eager && static_cast<std::size_t>(header->count) > longest) ||
       payload != (eager ? header->bytes() : 0)) {
     return fail(ErrorCode::Corrupt, "a message of another length than it says");
@@ -26,12 +26,12 @@ Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest) {
 
 namespace {
 
-// Calls and matching. Waiting is in matcher_waiting.cpp, how messages fail in matcher_faults.cpp.
+// Calls and matching. Waiting and failures are in matcher_waiting.cpp.
 
-// Messages that were sent before anyone receives them lie in the receiver's memory. After so many, sends wait for
-// theirs.
+// Limit of eager messages to a peer that have not met a receive, since the receiver has to keep them in its memory.
+// Further messages are offered instead.
 constexpr std::uint64_t kMostUnmet = 256;
-// Size from which the thread is woken at once: it has more to do than being woken costs.
+// Size from which a message wakes the thread immediately: moving it takes longer than waking the thread.
 constexpr std::size_t kWorthWaking = std::size_t{256} << 10;
 
 bool is_answer(HeaderKind kind) noexcept {
@@ -91,7 +91,7 @@ void Matcher::open_all() {
 Work Matcher::submit(const Request& request) {
   Message message = message_of(request);
   const bool any = message.peer == kAnySource;
-  for (Channels* const kind : owner_.kinds) {  // there may be news of the peer
+  for (Channels* const kind : owner_.kinds) {  // something may have come from the peer
     if (kind->is_driven && kind->attended.load(std::memory_order_relaxed) == 0 && (any || kind->leads_to(message.peer)))
       kind->look();
   }
@@ -130,7 +130,7 @@ bool Matcher::may_be_eager(PeerState& peer_state, std::size_t bytes) const noexc
   return peer_state.eager - peer_state.eager_met < kMostUnmet;
 }
 
-/// Takes the answers that nothing else stands before.
+/// Takes the answers at the front of the channel, up to the first other header.
 void Matcher::take_answers(PeerState& peer_state) {
   Arrival arrival;
   while (peer_state.channel->peek(arrival) && is_answer(arrival.header.kind)) take(peer_state, arrival);
@@ -194,7 +194,7 @@ void Matcher::receive(PeerState& peer_state, const WorkPtr& work) {
   drain(peer_state);
 }
 
-/// Takes in turns what has come from each peer by now, so that the first message can be determined.
+/// Takes all headers that have come, from each peer in turn, to determine the first message with the receive's tag.
 void Matcher::receive_any(const WorkPtr& work) {
   open_all();
   for (bool moved = true; moved;) {
@@ -225,13 +225,13 @@ void Matcher::receive_any(const WorkPtr& work) {
 
 // --- headers out ---
 
-/// `ends`: a receive that is over once the peer has the answer.
+/// Sends an answer. `ends`: a receive that is over when the answer has been put on the channel.
 void Matcher::answer(PeerState& peer_state, const MessageHeader& header, WorkPtr ends) {
   peer_state.outbox.push_back({header, std::move(ends)});
   flush(peer_state);
 }
 
-/// Puts headers on the channel while they fit.
+/// Puts headers of the outbox on the channel while there is space. Returns true if any was put.
 bool Matcher::flush(PeerState& peer_state) {
   bool moved = false;
   while (!peer_state.outbox.empty()) {
@@ -279,7 +279,7 @@ bool Matcher::drain(PeerState& peer_state) {
   return moved;
 }
 
-/// The receive that was started first of those that a message of the peer with this tag may meet.
+/// Takes the receive that was started first among those that match a message of the peer with this tag.
 Matcher::WorkPtr Matcher::take_receive(PeerState& peer_state, std::int32_t tag) {
   const auto fits = [&](const WorkPtr& work) { return work->message_.tag == tag; };
   auto found = std::find_if(peer_state.receives.begin(), peer_state.receives.end(), fits);
@@ -314,7 +314,7 @@ Matcher::WorkPtr Matcher::take_offered(PeerState& peer_state, std::uint64_t offe
   return work;
 }
 
-/// Takes what has come first.
+/// Takes the first header that has come, and handles it.
 void Matcher::take(PeerState& peer_state, const Arrival& arrival) {
   const MessageHeader& header = arrival.header;
   switch (header.kind) {
@@ -363,7 +363,7 @@ void Matcher::take(PeerState& peer_state, const Arrival& arrival) {
   peer_state.channel->take();
 }
 
-/// A receive and its message.
+/// Handles a receive and the message that matches it.
 void Matcher::meet(PeerState& peer_state, const WorkPtr& work, const MessageHeader& header, const std::byte* payload) {
   mark_met(*work);
   const Message& own = work->message_;
@@ -406,7 +406,7 @@ bool Matcher::move_payloads(PeerState& peer_state, Lock& lock) {
   for (std::size_t i = 0; i < peer_state.moving.size(); ++i) {
     const WorkPtr work = peer_state.moving[i];
     if (work->transfer_->busy) continue;
-    const auto step = work->transfer_->step(lock);  // the list may be another one afterwards, if it has moved
+    const auto step = work->transfer_->step(lock);  // the list may have changed if the step moved anything
     if (members_.ended()) {
       fail_all();
       return true;
@@ -431,7 +431,7 @@ bool Matcher::move_payloads(PeerState& peer_state, Lock& lock) {
   return false;
 }
 
-/// Moves what can be moved now. The mutex is held on entry and on return, but not all the time.
+/// Makes all messages progress as far as possible. The mutex is held on entry and on return, but not all the time.
 bool Matcher::progress(Lock& lock) {
   if (members_.ended()) {
     if (pending_ == 0) return false;

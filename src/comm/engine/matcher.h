@@ -1,10 +1,10 @@
-// Send and receive, apart from the collectives: the one place where a message finds its receive, whatever channel it
-// takes (channel.h). Messages of a peer are matched by tag, with one tag in order; a receive from any source takes what
-// has come first. Small messages travel with their header and their send is over at once; larger ones are offered. A
-// header is taken out as long as a receive waits or a send wants its answer, and what nobody waits for yet is kept
-// aside, so that no message blocks another. Any thread may call; all state is under one mutex, which comes before those
-// of channels. Any waiting thread makes everything progress; when there is none, a thread of its own, which sleeps
-// until a peer wakes it, and `attend`.
+// Send and receive, apart from the collectives: matches messages with receives, over all kinds of channels (channel.h).
+// Messages of a peer are matched by tag, and in order among those of one tag; a receive from any source gets the first
+// message that has come. A small message is sent with its header, and its send ends immediately; a larger one is
+// offered. Headers are read from a channel while a receive or a send waits for one. A message without a receive is kept
+// aside, so that it does not block the messages behind it. Any thread may call. All state is under one mutex, which is
+// locked before those of channels. Any waiting thread makes all messages progress. If no thread waits, calls of
+// `attend` and the matcher's own thread do; that thread sleeps until a peer wakes it.
 #pragma once
 
 #include "comm/engine/channel.h"
@@ -29,13 +29,13 @@ namespace cohort::comm::messages {
 
 class Matcher final : public Carrier {
  public:
-  /// State that the matcher shares with its owner. All of it outlives the matcher.
+  /// State that the matcher shares with its owner, and that outlives the matcher.
   struct Owner {
     Members& members;
-    std::vector<Channels*> kinds;  ///< to all peers; those that are not driven first
+    std::vector<Channels*> kinds;  ///< channels to all peers; the kinds that are not driven come first
     const ForkGuard& guard;
     const std::atomic<Observer*>& observer;
-    std::function<std::shared_ptr<void>()> keep;  ///< keeps the matcher alive as long as it is held
+    std::function<std::shared_ptr<void>()> keep;  ///< returns a pointer that keeps the matcher alive
   };
 
   explicit Matcher(Owner owner);
@@ -44,7 +44,7 @@ class Matcher final : public Carrier {
 
   /// Starts a checked send or receive, whose timeout is set.
   Work submit(const Request& request);
-  /// Goes on with what has come. For code that drives a channel, after it has.
+  /// Makes messages progress. Called by code that drives a channel, after it has driven it.
   void attend();
   bool idle() const noexcept { return pending_.load() == 0; }
   bool wait_until(PendingWork& work, Clock::time_point limit) override;
@@ -52,8 +52,8 @@ class Matcher final : public Carrier {
     work.add_callback(mutex_, std::move(callback));
   }
   bool in_child() const noexcept override { return owner_.guard.in_child(); }
-  /// Ends the thread; nothing may be submitted afterwards. `waits`: for what is under way first; not where the caller
-  /// is needed for that.
+  /// Ends the thread; nothing may be submitted afterwards. `waits`: first waits for the messages under way; to be false
+  /// if these need the caller to progress.
   void stop(bool waits = true);
 
  private:
@@ -62,27 +62,27 @@ class Matcher final : public Carrier {
   /// A message that came before its receive.
   struct Unexpected {
     MessageHeader header;
-    std::uint64_t arrival = 0;  // among those of all peers
+    std::uint64_t arrival = 0;  // its number among the unexpected messages of all peers
     std::vector<std::byte> payload;
   };
-  /// A header to be put on the channel to the peer once it fits.
+  /// A header that waits for space on the channel to the peer.
   struct Outgoing {
-    MessageHeader header;  // None: a message; eager or an offer is decided once it fits
-    WorkPtr work;          // of a message; of an answer: the receive that it ends
+    MessageHeader header;  // None: a message, which becomes Eager or an Offer when it is put on the channel
+    WorkPtr work;          // the send of a message, or the receive that ends with an answer
   };
-  /// State between this rank and a peer. A work stands in one of the lists, or among `any_receives_`.
+  /// State between this rank and a peer. A work that is not over is in one of these lists, or in `any_receives_`.
   struct PeerState {
     int peer = 0;
     Channels* kind = nullptr;
     std::unique_ptr<Channel> channel;
     std::uint64_t offers = 0;
-    std::uint64_t eager = 0;  // messages sent with their payload, and how many of them have been met
-    std::uint64_t eager_met = 0;
+    std::uint64_t eager = 0;      // messages sent with their payload
+    std::uint64_t eager_met = 0;  // how many of these are known to have met their receive
     std::deque<Unexpected> unexpected;
-    std::deque<WorkPtr> receives;  // from this peer, without a message yet
+    std::deque<WorkPtr> receives;  // receives from this peer that have no message yet
     std::deque<Outgoing> outbox;
     std::vector<WorkPtr> offered;  // sends that have been offered
-    std::vector<WorkPtr> moving;   // works whose payload is on its way
+    std::vector<WorkPtr> moving;   // works whose payload is being transferred
     std::optional<Error> late_refusal;
   };
 
@@ -112,7 +112,7 @@ class Matcher final : public Carrier {
   bool move_payloads(PeerState& peer_state, Lock& lock);
   bool progress(Lock& lock);
 
-  // matcher_waiting.cpp: waiting, the thread, and reports of works that are over
+  // matcher_waiting.cpp: waiting, the thread, reports of works that are over, and failures
   void start_thread();
   void run();
   bool attempt();
@@ -127,7 +127,7 @@ class Matcher final : public Carrier {
   void report(const Message& message, Clock::time_point called, Clock::time_point met, Clock::time_point ended,
               bool failed) const noexcept;
 
-  // matcher_faults.cpp: how they fail
+  // failures of messages
   Error refusal(const Message& own, const MessageHeader& header) const;
   Error late(PeerState& peer_state, const Message& message) const;
   void look_after(Lock& lock);
@@ -143,13 +143,13 @@ class Matcher final : public Carrier {
   const Owner owner_;
   Members& members_;
   const int rank_;
-  Channels& home_;  // where the thread sleeps, and receives from any source wait
+  Channels& home_;  // channels on which the thread sleeps and receives from any source wait
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<PeerState>> peer_states_;  // by peer; made at the first use
   std::vector<PeerState*> opened_;
-  std::deque<WorkPtr> any_receives_;  // without a message yet
-  std::vector<WorkPtr> finished_;     // to be reported to observers and callbacks
+  std::deque<WorkPtr> any_receives_;  // receives from any source that have no message yet
+  std::vector<WorkPtr> finished_;     // works that are over, to be reported to observers and callbacks
   std::uint64_t submitted_ = 0;
   std::uint64_t arrivals_ = 0;
   Clock::time_point looked_{};
@@ -157,9 +157,9 @@ class Matcher final : public Carrier {
   bool dozing_ = false;  // the thread sleeps until it is woken
   std::thread thread_;
 
-  std::atomic<std::size_t> pending_{0};  // written under the mutex
+  std::atomic<std::size_t> pending_{0};  // works that are not over; written under the mutex
   std::atomic<int> tellers_{0};          // threads whose waiting is reported in the status page
-  std::atomic<int> spins_;               // before yielding; adapts
+  std::atomic<int> spins_;               // number of spins before yielding; adapts
 };
 
 }  // namespace cohort::comm::messages

@@ -1,4 +1,4 @@
-// Waiting, the thread that works when nobody waits, and reports of works that are over.
+// Waiting, the thread that works when no other thread waits, reports of works that are over, and failures.
 #include "base/log.h"
 #include "base/thread.h"
 #include "comm/engine/matcher.h"
@@ -20,14 +20,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// While messages come and go the thread looks at intervals whether anybody attends to them, instead of being woken for
-// each: so a message that nobody waits for may be late by this, the first time.
+// Interval at which the thread checks whether any thread waits for messages, instead of being woken for each message.
+// A message for which no thread waits may be late by this interval, the first time.
 constexpr auto kTick = 1ms;
-// The first sleep is short: peers read whether to ring without a fence, and their last store may not be seen yet.
+// The first sleep is short: without a fence, a peer may have read that no thread sleeps before this one went to sleep.
 constexpr auto kFirstSleep = 200us;
 constexpr auto kSlice = 10ms;
 constexpr auto kDoze = 1h;
-// Waiting spins as long as that has paid, then yields, then sleeps.
+// Waiting spins, for a number of times that adapts to the success of spinning, then yields, then sleeps.
 constexpr int kMostSpins = 4000;
 constexpr int kLeastSpins = 30;
 constexpr auto kYielding = 200us;
@@ -52,7 +52,7 @@ void Matcher::attend() {
   settle(lock);
 }
 
-/// Progresses unless another thread does; true if something has moved.
+/// Makes messages progress, unless another thread does. Returns true if anything moved.
 bool Matcher::attempt() {
   Lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
@@ -61,7 +61,7 @@ bool Matcher::attempt() {
   return moved;
 }
 
-/// Null: of all peers. They have all been opened by then, so the list does not change any more.
+/// True if messages of a peer may progress; null stands for all peers, which are all open then: the list is constant.
 bool Matcher::stirred(const PeerState* peer_state) const noexcept {
   if (peer_state != nullptr) return peer_state->channel->stirred();
   return std::any_of(opened_.begin(), opened_.end(), [](const PeerState* each) { return each->channel->stirred(); });
@@ -70,7 +70,7 @@ bool Matcher::stirred(const PeerState* peer_state) const noexcept {
 bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   if (waited.done()) return true;
   auto& work = static_cast<MessageWork&>(waited);
-  const PeerState* peer_state = nullptr;  // null: all
+  const PeerState* peer_state = nullptr;  // null: all peers
   Message message;
   {
     const Lock lock(mutex_);
@@ -78,7 +78,8 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
     if (!work.any_source_) peer_state = peer_states_[static_cast<std::size_t>(message.peer)].get();
   }
   Channels& at = peer_state != nullptr ? *peer_state->kind : home_;
-  // A receive from any source sleeps at home; the communicator's thread drives the others meanwhile, and wakes it.
+  // A receive from any source sleeps on `home_`. The communicator's thread drives the other channels meanwhile, and
+  // wakes it.
   Channels* const last = peer_state != nullptr ? &at : owner_.kinds.back();
   Channels* const driven = last->is_driven ? last : nullptr;
   const bool limited = limit != Clock::time_point::max();
@@ -91,7 +92,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   for (int turn = 1; !work.done(); ++turn) {
     if (stirred(peer_state) && attempt()) continue;
     if (turn <= spins) {
-      if (turn % 64 == 0) attempt();  // others' messages progress as well, and the world may have ended
+      if (turn % 64 == 0) attempt();  // lets other messages progress, and notices the end of the world
       sys::cpu_relax();
       continue;
     }
@@ -122,7 +123,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
     if (work.done()) break;
     attend();
   }
-  // Ranks may share a core although there are enough: then the peer comes only when this one yields, and spinning
+  // Ranks may share a core although there are enough cores: then the peer runs only when this rank yields, and spinning
   // before that is lost time.
   if (spins > 0 && yields == 0) spins_.store(std::min(spins * 2, kMostSpins), std::memory_order_relaxed);
   if (spins > 0 && (yields == 1 || yields == 2))
@@ -132,8 +133,8 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
   return work.done();
 }
 
-/// For observers of this rank from outside. If several threads wait, the last to begin is seen. (The number of a
-/// message is given when it is queued, which one that is waited for has been.)
+/// Reports the wait in the status page, for observers outside of the process. If several threads wait, the last one to
+/// begin is shown. A message that is waited for has been queued, and so has its number.
 void Matcher::tell_waiting(const Message& message) noexcept {
   tellers_.fetch_add(1);
   status::LaneStatus& lane = members_.messages();
@@ -144,7 +145,7 @@ void Matcher::tell_waiting(const Message& message) noexcept {
   lane.waiting.store(1, std::memory_order_relaxed);
 }
 
-/// Threads of this rank, for a work is over.
+/// Wakes threads of this rank after the end of a work.
 void Matcher::wake_sleepers() noexcept {
   for (Channels* const kind : owner_.kinds) {
     if (kind->asleep.load() > 0) kind->wake();
@@ -164,8 +165,8 @@ void Matcher::start_thread() {
 
 void Matcher::run() {
   ::pthread_setname_np(::pthread_self(), "cohort-p2p");
-  bool armed = false;  // peers ring
-  bool fresh = false;  // since a moment ago
+  bool armed = false;  // peers wake this thread
+  bool fresh = false;  // messages have just moved, or `armed` has just changed
   std::uint64_t seen_submitted = 0;
   const auto arm = [&](bool on) {
     if (armed == on) return;
@@ -176,7 +177,7 @@ void Matcher::run() {
   while (home_.pending > 0 || !stopping_) {
     const std::uint32_t bell = home_.bell();
     std::chrono::nanoseconds nap = kTick;
-    // While it stops, the attending thread may be the one that stops it, in a callback.
+    // While the matcher stops, the attending thread may be the one that stops it, in a callback.
     const bool attended = home_.attended.load(std::memory_order_relaxed) > 0 && !stopping_;
     arm(home_.pending > 0 && !attended);
     if (armed) {
@@ -216,7 +217,7 @@ void Matcher::stop(bool waits) {
     Lock lock(mutex_);
     stopping_ = true;
     here = thread_.get_id() == std::this_thread::get_id();
-    while (waits && !thread_.joinable() && pending_ > 0) {  // it could not be started
+    while (waits && !thread_.joinable() && pending_ > 0) {  // the thread could not be started
       const bool moved = progress(lock);
       look_after(lock);
       settle(lock);
@@ -228,14 +229,14 @@ void Matcher::stop(bool waits) {
   if (thread_.joinable()) {
     home_.wake();
     if (here || !waits) {
-      thread_.detach();  // the last handle went in a callback; the thread keeps the matcher and ends by itself
+      thread_.detach();  // a callback destroyed the last handle; the thread keeps the matcher alive and ends by itself
     } else {
       thread_.join();
     }
   }
   const Lock lock(mutex_);
   for (PeerState* const peer_state : opened_) {
-    if (!here) take_answers(*peer_state);  // a refusal may have come since the last operation
+    if (!here) take_answers(*peer_state);  // gets refusals that have come since the last operation
     if (peer_state->late_refusal) log::warn("comm", "{}", peer_state->late_refusal->what());
   }
 }
@@ -247,18 +248,18 @@ bool Matcher::observed() const noexcept {
   return owner_.observer.load(std::memory_order_acquire) != nullptr || status::timeline::on();
 }
 
-/// Notes the time, for observers.
+/// Notes the time at which a receive and its message met, for observers.
 void Matcher::mark_met(MessageWork& work) const noexcept {
   if (observed()) work.met_ = Clock::now();
 }
 
-/// Null: from any source.
+/// Changes the counts of works that are not over. `peer_state` is null for a receive from any source.
 void Matcher::count(const PeerState* peer_state, int works) noexcept {
   (peer_state != nullptr ? *peer_state->kind : home_).pending += static_cast<std::size_t>(works);
   pending_.store(pending_.load(std::memory_order_relaxed) + static_cast<std::size_t>(works), std::memory_order_release);
 }
 
-/// The last of a work: it stands in no list any more.
+/// Ends a work, which is in no list any more.
 void Matcher::complete(const WorkPtr& work, std::optional<Error> error) {
   const int peer = work->message_.peer;
   PeerState* const peer_state = peer == kAnySource ? nullptr : peer_states_[static_cast<std::size_t>(peer)].get();
@@ -274,7 +275,7 @@ void Matcher::complete(const WorkPtr& work, std::optional<Error> error) {
   wake_sleepers();
 }
 
-/// Reports to observers and callbacks, without the mutex.
+/// Reports finished works to observers, sets them done and calls their callbacks. Unlocks the mutex meanwhile.
 void Matcher::settle(Lock& lock) {
   while (!finished_.empty()) {
     const std::vector<WorkPtr> finished = std::exchange(finished_, {});
@@ -291,7 +292,7 @@ void Matcher::settle(Lock& lock) {
     wake_sleepers();
     lock.unlock();
     for (const auto& callback : callbacks) callback();
-    callbacks.clear();  // freeing what they keep may do anything
+    callbacks.clear();  // without the mutex, since destructors of what callbacks hold may do anything
     lock.lock();
   }
 }
@@ -314,13 +315,13 @@ void Matcher::report(const Message& message, Clock::time_point called, Clock::ti
 
 namespace {
 
-// How sends and receives fail: refusals, deadlines, peers that are gone, the end of the world.
+// Failures of sends and receives: refusals, deadlines, lost peers, the end of the world.
 
 using namespace std::chrono_literals;
 
 constexpr auto kLook = 20ms;
 
-/// " (pid 12)", or nothing.
+/// Returns " (pid 12)" for "pid 12", and nothing for nothing.
 std::string in_brackets(const std::string& pid) { return pid.empty() ? "" : fmt::format(" ({})", pid); }
 
 }  // namespace
@@ -331,7 +332,7 @@ std::string to_string(const Message& message) {
                      message.count, message.kind == Kind::Send ? "to" : "from", peer, message.tag);
 }
 
-/// For either side: what was sent, and what its receiver expected.
+/// The error of either side of a refused message, with the sent and the expected type and count.
 Error Matcher::refusal(const Message& own, const MessageHeader& header) const {
   const bool sends = own.kind == Kind::Send;
   const std::string& host = members_.host_name(rank_);
@@ -352,7 +353,7 @@ Error Matcher::refusal(const Message& own, const MessageHeader& header) const {
                std::move(context));
 }
 
-/// A send that was over before its receiver refused it is reported by the next operation with that rank, once.
+/// The error of a send that was over before its receiver refused it. The next operation with that rank reports it.
 Error Matcher::late(PeerState& peer_state, const Message& message) const {
   const Error refused = *std::exchange(peer_state.late_refusal, std::nullopt);
   return Error(
@@ -362,7 +363,7 @@ Error Matcher::late(PeerState& peer_state, const Message& message) const {
       refused.context());
 }
 
-/// All works that wait for the peer.
+/// Returns all works that wait for the peer, including receives from any source.
 std::vector<Matcher::WorkPtr> Matcher::waiting(const PeerState& peer_state) const {
   std::vector<WorkPtr> all(peer_state.receives.begin(), peer_state.receives.end());
   all.insert(all.end(), peer_state.offered.begin(), peer_state.offered.end());
@@ -390,11 +391,11 @@ std::string Matcher::timed_out(const PeerState& peer_state, const Message& messa
       to_string(message), message.timeout.count(), rank_, members_.host_name(rank_), why);
 }
 
-/// Names the ranks that a receive from any source has waited for, and their messages that did not fit.
+/// Names the ranks for which a receive from any source has waited, and their messages that wait to be received.
 std::string Matcher::sources_text() const {
   std::string text = "none of the ranks";
   std::string others;
-  for (const auto& peer_state : peer_states_) {  // all but this rank's are open by then
+  for (const auto& peer_state : peer_states_) {  // the receive has opened all except this rank's own
     if (!peer_state) continue;
     text += fmt::format("{} {}{}", text.back() == 's' ? "" : ",", peer_state->peer,
                         in_brackets(members_.pid_text(peer_state->peer)));
@@ -405,15 +406,15 @@ std::string Matcher::sources_text() const {
   return text + " sent it" + others;
 }
 
-/// True if the loss of a peer ends a work of its peer_state. From any source, others may still send if the peer only
-/// left.
+/// True if the loss of a peer ends a work that waits for the peer. A receive from any source goes on if the peer left
+/// in order and another peer may still send.
 bool Matcher::ends_with(const MessageWork& work, std::string_view how) const {
   if (work.message_.peer != kAnySource || how != transport::kLeft) return true;
   return std::all_of(opened_.begin(), opened_.end(),
                      [&](const PeerState* other) { return members_.lost(other->peer).has_value(); });
 }
 
-/// Called from time to time: ends the world if a peer is gone that something waits for, or if a deadline has passed.
+/// Called repeatedly. Ends the world if a peer for which a work waits is lost, or if a deadline has passed.
 void Matcher::look_after(Lock& lock) {
   if (members_.ended()) return fail_all();
   const auto now = Clock::now();
@@ -423,7 +424,7 @@ void Matcher::look_after(Lock& lock) {
     PeerState& peer_state = *opened_[i];
     if (waiting(peer_state).empty()) continue;
     if (const auto how = members_.lost(peer_state.peer)) {
-      progress(lock);  // it may have done its part and then gone
+      progress(lock);  // the peer may have sent everything before it ended
       if (members_.ended()) return fail_all();
       const auto still = waiting(peer_state);
       const auto found =
@@ -452,7 +453,7 @@ void Matcher::end_lost(const Message& message, int peer, const std::string& how)
                   pid.empty() ? "" : ", " + pid, how, peer));
 }
 
-/// The world has ended. Data that a thread moves right now fails when that thread is back.
+/// Fails all works after the end of the world. A work whose data a thread is moving fails when that thread returns.
 void Matcher::fail_all() {
   members_.tell_if_ended();
   std::vector<WorkPtr> all(any_receives_.begin(), any_receives_.end());
@@ -471,11 +472,11 @@ void Matcher::fail_all() {
   }
 }
 
-/// A payload could not be moved: its peer is gone, or that is not allowed after all.
+/// Fails a work whose payload could not be moved: its peer is lost, or reading the peer's memory is not allowed.
 void Matcher::fail_moving(Lock& lock, const WorkPtr& work, const Error& why) {
   const int peer = work->message_.peer;
-  work->transfer_->busy = true;  // no other thread tries meanwhile
-  // A process that dies loses its memory a little before it shows as dying.
+  work->transfer_->busy = true;  // so that no other thread continues the transfer meanwhile
+  // The memory of a process that dies is gone shortly before the process is seen as dying.
   std::optional<std::string> how;
   for (int i = 0; i < 100 && !how && !members_.ended(); ++i) {
     lock.unlock();

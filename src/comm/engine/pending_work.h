@@ -1,6 +1,6 @@
-// The Work of an operation that was not over at once, in either carrier: the queue of collectives, or a matcher of
-// sends and receives. All of it but `done` belongs to the carrier's mutex; the outcome does not change once it is done.
-// Any thread may call.
+// The Work of an operation that is not over when it is submitted, in either carrier: the queue of collectives, or a
+// matcher of sends and receives. All members except `done` are protected by the carrier's mutex; the outcome does not
+// change after the work is done. Any thread may call.
 #pragma once
 
 #include "base/thread.h"
@@ -26,12 +26,12 @@ namespace cohort::comm {
 
 class PendingWork;
 
-/// Carries operations out, and lets threads wait for them.
+/// Carries out operations, and lets threads wait for them.
 class Carrier {
  public:
   using Clock = std::chrono::steady_clock;
   virtual ~Carrier() = default;
-  /// False if the work is not done by then. May carry out operations meanwhile.
+  /// Blocks until the work is done. Returns false if it is not done by `limit`. May carry out operations meanwhile.
   virtual bool wait_until(PendingWork& work, Clock::time_point limit) = 0;
   virtual void add_callback(PendingWork& work, std::function<void()> callback) = 0;
   virtual bool in_child() const noexcept = 0;
@@ -66,8 +66,8 @@ class PendingWork : public UnfinishedWork {
 
 namespace cohort::comm {
 
-// Detects a forked child of the process that made the object: a page that the kernel clears in children. Costs one load
-// to ask. Any thread.
+// Detects that the process is a forked child of the one that made the object, by a page that the kernel clears in
+// children. A query costs one load. Any thread.
 class ForkGuard {
  public:
   ForkGuard() noexcept {
@@ -91,13 +91,14 @@ class ForkGuard {
   std::uint32_t* word_ = nullptr;
 };
 
-// Deadline until which the running operation may wait for others, and the error about those who do not come. Belongs to
-// the thread that runs operations; `limit` from any.
+// Deadline until which the running operation may wait for other ranks, and the error about ranks that do not come.
+// Belongs to the thread that runs operations; `limit` may be called from any thread.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `called` zero: from `begin_now` on, since taking the time takes as long as a small operation.
+  /// Begins the timeout at `called`, or, if that is zero, at `begin_now`: reading the clock takes as long as a small
+  /// operation.
   void begin(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
     called_ = called;
     timeout_ = timeout;
@@ -105,12 +106,12 @@ class Deadline {
   void begin_now() noexcept {
     if (called_ == Clock::time_point{}) called_ = Clock::now();
   }
-  /// No wait may take longer than this: operations behind this one have deadlines too. Any thread.
+  /// Sets a time that no wait may exceed, since operations behind the running one have deadlines too. Any thread.
   void limit(Clock::time_point limit) noexcept {
     limit_.store(limit.time_since_epoch().count(), std::memory_order_relaxed);
   }
   Clock::time_point when() const noexcept;
-  /// "after 300 ms".
+  /// Text for messages: "after 300 ms".
   std::string after() const;
 
  private:
@@ -123,7 +124,7 @@ class Deadline {
   std::atomic<Clock::rep> limit_{std::numeric_limits<Clock::rep>::max()};
 };
 
-/// An operation and the rank that waits in it, as messages speak of them.
+/// An operation and the rank that waits in it, as they are named in messages.
 struct RunningOperation {
   std::string text;  ///< "all_reduce(float32[10], sum)"
   std::uint64_t number = 0;
@@ -131,23 +132,23 @@ struct RunningOperation {
   std::string_view host;
 };
 
-/// `described` of each rank that is missing; of many, some.
+/// Lists `described` of the missing ranks, at most the first few.
 std::string list_missing(const std::vector<int>& missing, const std::function<std::string(int)>& described);
 std::string timeout_text(const RunningOperation& operation, const Deadline& deadline, const std::string& missing);
-/// `pid`: "pid 12", or empty. `how`: what shows that the peer will not come.
+/// `pid`: "pid 12", or empty. `how`: the reason why the peer will not come.
 std::string lost_text(const RunningOperation& operation, int peer, std::string_view host, std::string_view pid,
                       std::string_view how);
 
-// How many threads wait for what a communicator does, and until when: with none, ranks that wait for their peers leave
-// the core to threads that compute. Any thread, but for the deadline.
+// Counts of the threads that wait for a communicator's operations, and the deadline. If no thread waits, a rank that
+// waits for its peers leaves the core to threads that compute. Any thread, except for the deadline.
 struct Waiters {
   std::atomic<int> attended{0};        ///< threads that wait for results
-  std::atomic<int> awaited{0};         ///< of these, the program's own
-  std::atomic<bool> in_caller{false};  ///< the caller runs an operation itself: the same, without the cost of a count
-  Deadline deadline;                   ///< of the running operation
+  std::atomic<int> awaited{0};         ///< threads of the program itself, among those in `attended`
+  std::atomic<bool> in_caller{false};  ///< a caller runs an operation itself and so waits, without being counted above
+  Deadline deadline;                   ///< deadline of the running operation
 };
 
-/// Counts the caller among the waiting threads, as long as it lives.
+/// Counts the calling thread among the waiting threads for its lifetime.
 class WaiterCount {
  public:
   explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {

@@ -49,11 +49,11 @@ std::string lost_text(const RunningOperation& operation, int peer, std::string_v
 
 namespace {
 
-// Larger buffers gain nothing from being copied together.
+// Limit of a buffer that is copied together with others; larger ones gain nothing.
 constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
-  // In a format with a scale for each block, an element would depend on its neighbours.
+  // In a format with a scale for each block, an element's result would depend on its neighbours.
   return (request.kind == Kind::AllReduce || request.kind == Kind::Broadcast) && request.input == request.output &&
          request.input_bytes() <= kFusedBuffer && request.wire_format <= WireFormat::BFloat16;
 }
@@ -64,11 +64,11 @@ bool alike(const Request& a, const Request& b) noexcept {
          a.postscale == b.postscale;
 }
 
-/// The operation that carries them out, in place in `buffer`, which is large enough for all their inputs and gets them
-/// here. The counts of all are in its fingerprint, so ranks that group otherwise are refused.
+/// Copies all inputs to `buffer`, which is large enough, and returns the one operation that carries out the requests in
+/// place there. Its fingerprint has the counts of all, so ranks that put other requests together are refused.
 Request fuse(std::span<const Request> requests, std::byte* buffer) {
   Request together = requests.front();
-  together.finite_check = nullptr;  // each looks at its own result, which is small
+  together.finite_check = nullptr;  // each request's check reads its own result, which is small
   together.input = together.output = buffer;
   together.input_count = 0;
   Counts counts;
@@ -83,7 +83,7 @@ Request fuse(std::span<const Request> requests, std::byte* buffer) {
   return together;
 }
 
-/// Gives each its result.
+/// Copies each request's result from `buffer` to its output.
 void unfuse(std::span<const Request> requests, const std::byte* buffer) {
   for (const Request& request : requests) {
     if (request.input_count > 0) std::memcpy(request.output, buffer, request.input_bytes());
@@ -91,7 +91,7 @@ void unfuse(std::span<const Request> requests, const std::byte* buffer) {
   }
 }
 
-// A shorter wait does not run operations meanwhile.
+// A caller that waits for less than this runs no operations meanwhile.
 constexpr auto kWorthRunning = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -226,8 +226,8 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
   while (!work.done()) {
-    // Operations that are quick once all have come are run here while there is time for them to come. The rest is left
-    // to the thread: a caller with a deadline cannot take on what may take longer.
+    // Without a deadline, this caller runs any operation. With one, it runs only operations that are quick after all
+    // ranks have come, while time is left for the ranks to come; others may take too long and are left to the thread.
     const bool idle = !running_ && !queue_.empty();
     if (idle && patient) {
       run_front(lock);
@@ -243,7 +243,7 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   return true;
 }
 
-/// Asked about the first operation, under the mutex.
+/// Called with the first operation in the queue, under the mutex.
 bool Queue::may_be_quick(const QueuedWork& work) const noexcept {
   if (work.composite_) return work.composite_->is_quick() && is_quick({});
   return work.requests_.size() == 1 && is_quick(work.requests_.front());
@@ -274,7 +274,7 @@ void Queue::stop() {
   rouse();
   if (!thread_.joinable()) return;
   if (is_in_callback()) {
-    thread_.detach();  // the last handle went in a callback; the thread keeps the queue and ends by itself
+    thread_.detach();  // a callback destroyed the last handle; the thread keeps the queue alive and ends by itself
   } else {
     thread_.join();
   }
@@ -316,7 +316,7 @@ void Queue::attend_if_idle() {
   std::unique_lock lock(mutex_);
   if (running_ || kept_from_caller_ == 0) return;
   running_ = true;
-  pending_.fetch_add(1, std::memory_order_relaxed);  // also once nothing else keeps it from the caller
+  pending_.fetch_add(1, std::memory_order_relaxed);  // callers queue until this ends, even after `release_caller`
   lock.unlock();
   std::exception_ptr failed;
   try {
@@ -354,10 +354,10 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   work->set_done();
   auto callbacks = work->take_callbacks();
   work_done_.notify_all();
-  if (!callbacks.empty()) {  // still running, so that callbacks come in the order of the operations
+  if (!callbacks.empty()) {  // `running_` is still set, so that callbacks are called in the order of the operations
     lock.unlock();
     for (const auto& callback : callbacks) callback();
-    callbacks.clear();  // freeing what they keep may do anything
+    callbacks.clear();  // without the mutex, since destructors of what callbacks hold may do anything
     lock.lock();
   }
   running_ = false;
@@ -368,7 +368,7 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   if (!queue_.empty()) work_to_do_.notify_one();
 }
 
-// False: ranks have not come by `limit`.
+// Returns false if ranks have not come by `limit`.
 bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>& error) noexcept {
   bool finished = true;
   if (work.composite_) {
@@ -385,9 +385,9 @@ bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>&
   return finished || error.has_value();
 }
 
-// One operation after the other, where neighbours that are small and alike travel in one buffer. Ranks whose groups
-// differ anywhere differ in the first operation and are refused there. They leave the rest, so that a group counts as
-// one call and what follows it still meets, also where one group is longer than the other.
+// Runs one operation after the other; neighbours that are small and alike are carried out in one buffer. Ranks whose
+// groups differ anywhere disagree on the first operation, which is refused. They skip the rest of the group, so that
+// the operations after it still match on all ranks, even if one group is longer than the other.
 std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
   Turn turn(*this, work, Clock::time_point::max());
   for (std::span<const Request> left(work.requests_); !left.empty();) {
@@ -412,7 +412,7 @@ void Queue::tell(CollectiveEvent& event, const Request& request, Clock::time_poi
   if (Observer* const observer = observer_.load(std::memory_order_acquire)) observer->on_collective(event);
 }
 
-// Operations behind the running one have deadlines as well.
+// Limits waits to the earliest deadline, since operations behind the running one have deadlines as well.
 void Queue::set_limit() noexcept {
   auto earliest = Clock::time_point::max();
   for (const auto& work : queue_) earliest = std::min(earliest, work->deadline());

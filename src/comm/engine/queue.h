@@ -1,7 +1,7 @@
-// The operations of a communicator, in order: a thread that waits for one runs what is in front of it, else a thread of
-// the communicator does. A plane derives from it, and says how one operation is carried out and where its thread
-// sleeps. Operations run without the mutex; `running_` makes it one at a time. Operations on other memory than the
-// host's are put into it as Composites.
+// The operations of a communicator, in order. A thread that waits for an operation runs those in front of it and the
+// operation itself; if no thread waits, a thread of the communicator runs them. Each plane derives a Queue that says
+// how an operation is carried out and where the communicator's thread sleeps. Operations run without the mutex, one at
+// a time (`running_`). Operations on memory other than the host's are queued as Composites.
 #pragma once
 
 #include "comm/api/request.h"
@@ -31,26 +31,27 @@ namespace cohort::comm {
 class Queue;
 class QueuedWork;
 
-/// Lets a composite operation work with the other ranks in its turn. Functions throw what has ended the world, and
-/// Mismatch. Belongs to the thread that runs the operation.
+/// Lets a composite operation work with the other ranks in its turn. Functions throw Mismatch, and the error that has
+/// ended the world. Belongs to the thread that runs the operation.
 class Turn {
  public:
   using Clock = Carrier::Clock;
 
   Turn(Queue& queue, QueuedWork& work, Clock::time_point limit) noexcept : queue_(queue), work_(work), limit_(limit) {}
-  /// The ranks agree on an operation (Request::round), and do no more. False: not all have come within the turn's time;
-  /// then `Composite::run` is not finished, and is called again.
+  /// Lets the ranks agree on an operation (Request::round), but does not carry it out. Returns false if not all ranks
+  /// have come within the turn's time: then `Composite::run` returns unfinished, and is called again.
   bool agree(const Request& whole, Round& round, CollectiveEvent* event);
-  /// Carries out an operation of host memory, as a part of this one. Its costs are added to `event`, if any.
+  /// Carries out an operation on host memory, as a part of this one. The costs are added to `event`, if not null.
   void carry_out(const Request& part, CollectiveEvent* event);
-  /// How many of these, from the first on, travel as one; at least 1. Then those.
+  /// Returns how many of the requests, from the first on, are carried out in one buffer; at least 1.
   static std::size_t count_together(std::span<const Request> requests) noexcept;
+  /// Carries out requests that `count_together` has counted.
   void carry_out(std::span<const Request> together, CollectiveEvent* event);
-  /// Every rank's `bytes` bytes, by rank.
+  /// Gathers `bytes` bytes of every rank, by rank.
   void exchange(const void* own, void* all, std::size_t bytes);
-  /// Checks on the other ranks, and drives their messages: to be called again and again while something is waited for.
+  /// Checks on the other ranks, and drives their messages: to be called repeatedly while the operation waits.
   void attend();
-  /// Deadline of the operation; it may come nearer, since the operations behind it have deadlines as well.
+  /// Deadline of the operation; may come nearer, since the operations behind this one have deadlines as well.
   Clock::time_point deadline() const noexcept;
 
  private:
@@ -59,17 +60,17 @@ class Turn {
   const Clock::time_point limit_;
 };
 
-/// An operation that consists of others, of host memory, and of what is done between them.
+/// An operation that consists of several operations on host memory and of work between them.
 class Composite {
  public:
   virtual ~Composite() = default;
-  /// Runs it in its turn. Not `finished`: ranks have not come, and it is run again.
+  /// Runs the operation in its turn. Sets `finished` to false if ranks have not come: then `run` is called again.
   virtual std::optional<Error> run(Turn& turn, bool& finished) noexcept = 0;
-  /// True if it is over soon once all ranks have come.
+  /// True if the operation takes little time after all ranks have come.
   virtual bool is_quick() const noexcept = 0;
 };
 
-/// An operation in the queue, or several of a group.
+/// An operation in the queue, or all operations of a group.
 class QueuedWork final : public PendingWork {
  public:
   QueuedWork(std::shared_ptr<Queue> queue, std::vector<Request> requests, Clock::time_point called, bool announced);
@@ -81,24 +82,26 @@ class QueuedWork final : public PendingWork {
 
   const std::vector<Request> requests_;
   const Clock::time_point called_;
-  bool announced_;                        // the first request has been announced already
-  std::shared_ptr<Composite> composite_;  // the request is what it is called in messages; until it has run
+  bool announced_;                        // true if the first request has been announced already
+  std::shared_ptr<Composite> composite_;  // until it has run; the request then only names the operation in messages
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
  public:
-  /// Starts a checked request, or those of a group, whose timeouts are set.
+  /// Starts a checked request whose timeout is set.
   virtual Work submit(const Request& request) = 0;
+  /// Starts the checked requests of a group, whose timeouts are set.
   Work submit_group(std::vector<Request> requests);
-  /// `whole` has its name and timeout. `now`: it is not left to its waiter.
+  /// Starts a composite operation. `whole` has its name and timeout. `now`: the communicator's thread is to run the
+  /// operation, even if no thread waits for it yet.
   Work submit(std::shared_ptr<Composite> composite, const Request& whole, bool now);
   int join(std::chrono::milliseconds patience);
-  /// Any thread.
+  /// Ends the world. Any thread.
   virtual void abort(std::string_view reason) = 0;
-  /// Ends the threads once nothing is under way.
+  /// Ends the threads after the operations under way.
   virtual void stop();
-  /// The error that has ended the world, as far as this rank can know by now, for an operation of this name; nullopt:
-  /// the world goes on. Any thread.
+  /// Returns the error that has ended the world, as far as this rank knows, for an operation of this name; nullopt if
+  /// the world has not ended. Any thread.
   std::optional<Error> why_ended(std::string_view doing) {
     return ended() ? std::optional(recorded(std::string(doing))) : std::nullopt;
   }
@@ -109,84 +112,88 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
     work.add_callback(mutex_, std::move(callback));
   }
 
-  // For what a composite operation has begun and what ends after its turn:
-  /// Runs `body(event)` and reports to the observer if the body returns true. Errors are returned.
+  // For work that a composite operation begins in its turn and that ends after the turn:
+  /// Runs `body(event)`. Reports the operation to the observer if it is over: `body` returned true or threw. Returns
+  /// the error that `body` threw.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
-  /// Reports an operation to the observer that ends now.
+  /// Reports to the observer an operation that ends now.
   void tell(CollectiveEvent& event, const Request& request, Clock::time_point called, bool failed) noexcept;
-  /// Lets nothing run in callers without the queue from now on; in a turn, until as many calls of `release_caller`.
+  /// Makes callers queue all operations instead of running some themselves, until every `keep_from_caller` has had its
+  /// `release_caller`. Called in a turn.
   void keep_from_caller();
   void release_caller();
-  /// Checks on the other ranks, unless an operation runs, which does, or the caller may run one. Throws what has ended
-  /// the world.
+  /// Checks on the other ranks. Does nothing if an operation runs, which checks itself, or if callers may run one.
+  /// Throws the error that has ended the world.
   void attend_if_idle();
-  /// The world has, as far as this rank can know by now. Any thread.
+  /// True if the world has ended, as far as this rank knows. Any thread.
   virtual bool ended() noexcept = 0;
   /// Reports to the ranks of this host how many operations that end after their turn are over.
   virtual void tell_over(std::uint64_t number) noexcept = 0;
-  /// True if so many are over on the other ranks of this host, or these have gone, or the world has ended.
+  /// True if `number` such operations are over on all other ranks of this host that are not lost, or if the world has
+  /// ended.
   virtual bool are_over(std::uint64_t number) const noexcept = 0;
-  /// Its thread stays until as many calls of `unkeep`.
+  /// Keeps the queue's thread alive until every `keep` has had its `unkeep`.
   void keep();
   void unkeep();
-  /// It is to stop, and no operation is left.
+  /// True if the queue is to stop and no operation is left.
   bool is_leaving();
-  /// Calls what belongs to an operation that has ended: the last handle of the communicator may go in there.
+  /// Calls `body`, a callback of an operation that has ended. It may destroy the communicator's last handle.
   void call_back(const std::function<void()>& body);
-  /// The calling thread is in a callback of an operation.
+  /// True if the calling thread is in a callback of an operation.
   bool is_in_callback();
 
  protected:
-  /// `timed`: operations count for COHORT_TIMES.
+  /// `timed`: operations are counted for COHORT_TIMES.
   explicit Queue(bool timed) noexcept : timed_(timed) {}
 
-  // Implemented by a plane:
-  /// Runs an operation. False if ranks have not come by `limit`: then it has been announced, and is run again.
+  // Implemented by planes:
+  /// Runs an operation. Returns false if ranks have not come by `limit`: then the operation has been announced, and
+  /// `run_one` is called again.
   virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
                        CollectiveEvent* event) = 0;
   virtual int run_join(std::chrono::milliseconds patience) = 0;
-  /// Memory of kFusedTotal bytes in which small buffers travel together.
+  /// Memory of kFusedTotal bytes in which small buffers are carried out together.
   virtual std::byte* fusing() = 0;
-  /// May run in a caller that waits with a deadline.
+  /// True if the operation may run in a caller that waits with a deadline.
   virtual bool is_quick(const Request&) const noexcept { return false; }
   /// Number of ranks in the world.
   virtual int ranks() const noexcept = 0;
-  /// True if the thread has to be roused for an operation; called under the mutex, before it is queued.
+  /// True if the thread has to be woken for an operation. Called under the mutex, before the operation is queued.
   virtual bool wants_rousing() = 0;
-  /// The thread may sleep, and there is something to do.
+  /// Wakes the thread, if it sleeps, since there is something to do.
   virtual void rouse() noexcept = 0;
-  /// Called under the mutex: an operation is left to the thread, whose waiter has a deadline.
+  /// Makes the thread run an operation that no waiting thread runs. Called under the mutex.
   virtual void leave_to_thread() noexcept = 0;
-  /// True if it leaves data that only moves where it is for callers that ask for that (Request::borrowed).
+  /// True if the plane returns borrowed buffers to callers that ask for them (Request::borrowed).
   virtual bool lends() const noexcept { return false; }
-  /// Does as Turn::attend.
+  /// Implements Turn::attend.
   virtual void attend() = 0;
-  /// Reason why the world has ended, for an operation that fails with it.
+  /// The error with which an operation fails because the world has ended.
   virtual Error recorded(const std::string& doing) const = 0;
 
-  // Available to a plane:
+  // Used by planes:
   Work enqueue(std::shared_ptr<QueuedWork> work, bool now = false);
   Work enqueue(const Request& request, Clock::time_point called, bool announced);
-  /// Runs the first operation in the queue. The lock is held on entry and on return, not while it runs. If ranks have
-  /// not come by `limit`, the operation stays in the queue for the next thread that takes it on.
+  /// Runs the first operation in the queue. The lock is held on entry and on return, but not during the operation. If
+  /// ranks have not come by `limit`, the operation stays in the queue for the next thread that runs it.
   void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
-  /// When the first operation in the queue was asked for.
+  /// Time of the call that started the first operation in the queue.
   Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
-  /// True if nothing is left to do, and nothing comes; under the mutex.
+  /// True if no operation is left and no more can come. Called under the mutex.
   bool is_finished() const noexcept { return stopping_ && queue_.empty() && keepers_ == 0; }
 
   Waiters waiters_;
   std::atomic<Observer*> observer_{nullptr};
   const bool timed_;
-  std::atomic<int> pending_{0};  // in the queue or running from it; 0: the caller may run one itself
+  std::atomic<int> pending_{0};  // operations queued or running, and reasons to queue; 0: callers may run their own
 
   std::mutex mutex_;
   std::condition_variable work_to_do_;
-  std::deque<std::shared_ptr<QueuedWork>> queue_;  // the front one may be running
-  bool running_ = false;                           // an operation of the queue, or its callbacks
+  std::deque<std::shared_ptr<QueuedWork>> queue_;  // the first work may be running
+  bool running_ = false;                           // an operation of the queue runs, or its callbacks do
   bool stopping_ = false;
-  Clock::time_point active_{};  // when something was last begun or ended
+  Clock::time_point active_{};  // when an operation last began or ended
   std::thread thread_;
 
  private:
@@ -197,7 +204,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   void set_limit() noexcept;
 
   std::condition_variable work_done_;
-  std::thread::id runner_;  // of an operation of the queue
+  std::thread::id runner_;  // thread that runs an operation of the queue
   std::thread::id caller_back_;
   int kept_from_caller_ = 0;
   int keepers_ = 0;
@@ -223,7 +230,7 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
   return failed;
 }
 
-/// Neighbours in a group of operations that are small and alike travel as one, in one buffer: no more than this.
+/// Limit of one buffer, in which neighbours in a group that are small and alike are carried out together.
 inline constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
 
 }  // namespace cohort::comm

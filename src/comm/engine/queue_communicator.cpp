@@ -12,7 +12,7 @@ namespace cohort::comm {
 
 QueueCommunicator::~QueueCommunicator() {
   if (queue_->in_child()) {
-    // A forked child: the threads and the world are the parent's. Nothing is touched.
+    // In a forked child the threads and the world belong to the parent, so the queue is leaked.
     static_cast<void>(new std::shared_ptr<Queue>(std::move(queue_)));
     return;
   }

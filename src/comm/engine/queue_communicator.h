@@ -1,5 +1,5 @@
-// A Communicator over a queue: checks that it is used in the process that formed it, and hands operations on. Planes
-// derive from it, to form groups and to make memory. One thread at a time; `abort` from any.
+// A Communicator over a queue: checks that it is used in the process that formed it, and passes operations on to the
+// queue. Planes derive classes that form groups and allocate memory. One thread at a time; `abort` from any.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -42,10 +42,10 @@ class QueueCommunicator : public CommunicatorImpl {
   QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
       : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
 
-  /// Sets the request's timeout, if it has none.
+  /// Returns the request with the communicator's timeout, if it has none of its own.
   Request timed(Request request) const;
-  /// Forms the group of the ranks that give this color; null where it is kNoColor. `listed`: its ranks, where they were
-  /// given as a list.
+  /// Forms the group of the ranks that give this color; returns null if it is kNoColor. `listed`: the group's ranks, if
+  /// they were given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
                                                        std::chrono::milliseconds timeout, bool background) = 0;
 
@@ -54,18 +54,18 @@ class QueueCommunicator : public CommunicatorImpl {
   std::shared_ptr<Queue> queue_;
 };
 
-// Exchange between ranks of what they need to form groups: every rank's description, with `color` and `key`, goes to
-// all. Backends add what they meet by. A rank that cannot prepare it says why in its description: no rank waits for one
-// that has left, and all throw the same. Pure; any thread.
+// Exchange of the data that ranks need to form groups: every rank's description, with `color` and `key`, is sent to
+// all. Backends add the addresses by which ranks meet. A rank that cannot prepare its description says why in it: so no
+// rank waits for one that has left, and all throw the same error. Pure; any thread.
 
-/// The head of every backend's description.
+/// The beginning of every backend's description.
 struct GroupInfoHead {
   static constexpr std::int32_t kPrepared = -1;
   std::int32_t color = 0;
   std::int32_t key = 0;
-  std::int32_t failure = kPrepared;  // else the ErrorCode
+  std::int32_t failure = kPrepared;  // or the ErrorCode of the failure
   std::uint32_t entry_length = 0;
-  char entry[180] = {};  // where ranks of its host meet it, or what failed
+  char entry[180] = {};  // the entry by which ranks of the host meet this one, or the text of the failure
   void set_entry(std::string_view text) noexcept {
     entry_length = static_cast<std::uint32_t>(std::min(text.size(), sizeof entry));
     std::memcpy(entry, text.data(), entry_length);
@@ -77,7 +77,7 @@ struct GroupInfoHead {
   }
 };
 
-/// Runs `work`, which fills in `own`.
+/// Runs `work`, which fills in `own`, and records its failure there.
 template <class Work>
 void prepare(GroupInfoHead& own, const Work& work) {
   try {
@@ -89,7 +89,7 @@ void prepare(GroupInfoHead& own, const Work& work) {
   }
 }
 
-/// Throws if a rank could not prepare. `name_of`: a rank's number in messages.
+/// Throws if a rank could not prepare its description. `name_of`: gives a rank's number in messages.
 template <class Info, class NameOf>
 void check_prepared(const std::vector<Info>& infos, const NameOf& name_of) {
   for (std::size_t rank = 0; rank < infos.size(); ++rank) {
@@ -103,8 +103,8 @@ void check_prepared(const std::vector<Info>& infos, const NameOf& name_of) {
   }
 }
 
-/// The operation that fills `infos` (one for each rank) with all ranks' `own`. `listed`: the ranks of a group that was
-/// given as a list, which all have to give alike.
+/// Returns the operation that gathers all ranks' `own` in `infos`, which has one element for each rank. `listed`: the
+/// ranks of a group that was given as a list; all have to give the same list.
 template <class Info>
 Request exchange_of(const Info& own, std::vector<Info>& infos, std::span<const int> listed,
                     std::chrono::milliseconds timeout) {
@@ -120,7 +120,7 @@ Request exchange_of(const Info& own, std::vector<Info>& infos, std::span<const i
   return exchange;
 }
 
-/// The ranks of this color, in the order of their keys, then of their numbers.
+/// Returns the ranks of this color, in the order of their keys, then of their numbers.
 template <class Info>
 std::vector<int> members_of(const std::vector<Info>& infos, int color) {
   std::vector<int> members;

@@ -22,7 +22,7 @@ void copy_non_temporal(void* to, const void* from, std::size_t bytes) {
   const std::size_t vector = hn::Lanes(d);
   auto* target = static_cast<std::uint8_t*>(to);
   const auto* source = static_cast<const std::uint8_t*>(from);
-  // Whole cache lines: a line that is streamed in part costs a read of the memory.
+  // Streams whole cache lines only: a line that is streamed in part costs a read of the memory.
   constexpr std::size_t kLine = 64;
   const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
   if (bytes < head + kLine) {
@@ -44,7 +44,7 @@ void copy_non_temporal(void* to, const void* from, std::size_t bytes) {
       hn::Stream(e, d, target + i + j + 3 * vector);
     }
   }
-  const std::size_t least = std::max(kLine, vector);  // SVE's may be longer than a line
+  const std::size_t least = std::max(kLine, vector);  // vectors of SVE may be longer than a line
   for (; i + least <= bytes; i += least) {
     for (std::size_t j = 0; j < least; j += vector) hn::Stream(hn::LoadU(d, source + i + j), d, target + i + j);
   }
@@ -55,7 +55,7 @@ using DU = hn::ScalableTag<std::uint32_t>;
 using DF = hn::RebindToFloat<DU>;
 using DH = hn::Rebind<std::uint16_t, DU>;
 
-// Computed in integers: the conversion instructions flush denormals, whatever the mode says.
+// Rounds in integers, since the conversion instructions flush denormals in every mode.
 static HWY_INLINE hn::Vec<DU> rounded(hn::Vec<DU> bits) {
   const DU d;
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));
@@ -68,7 +68,7 @@ static HWY_INLINE hn::Vec<DU> load(const float* from) { return hn::BitCast(DU(),
 
 void narrow(const float* from, std::uint16_t* to, std::size_t count) {
   const std::size_t lanes = hn::Lanes(DU());
-  const hn::RebindToSigned<DU> di;  // none is negative, so that demoting saturates nothing
+  const hn::RebindToSigned<DU> di;  // no value is negative, so demoting saturates nothing
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
     const auto words = hn::BitCast(di, rounded(load(from + i)));
@@ -117,7 +117,8 @@ static HWY_INLINE bool reaches(const T* element, T limit) {
   return static_cast<T>(bits & (std::numeric_limits<T>::max() >> 1)) >= limit;
 }
 
-// A maximum over a block says whether it is worth a closer look: two instructions for each vector, and no branch.
+// Computes a maximum over each block first, which shows whether the block has such an element: two instructions for
+// each vector, and no branch.
 template <class T>
 static HWY_INLINE std::size_t first_of(const T* bits, std::size_t count, T limit) {
   const hn::ScalableTag<T> d;
@@ -141,7 +142,7 @@ static HWY_INLINE std::size_t first_of(const T* bits, std::size_t count, T limit
     const auto largest = hn::Max(hn::Max(a, b), hn::Max(c, e));
     if (!hn::AllTrue(d, hn::Eq(hn::Max(largest, too_large), too_large))) break;
   }
-  // The block that has it, or the vectors that fill no block.
+  // Searches the block that has the element, or the vectors after the last whole block.
   for (; i + lanes <= count; i += lanes) {
     const auto vector = hn::And(without_sign, hn::LoadU(d, bits + i));
     if (!hn::AllTrue(d, hn::Eq(hn::Max(vector, too_large), too_large))) break;

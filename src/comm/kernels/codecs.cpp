@@ -21,13 +21,13 @@ namespace cohort::comm::codecs {
 
 constexpr std::uint32_t kSign = 0x80000000;
 constexpr std::uint32_t kInfinity = 0x7F800000;
-constexpr std::uint32_t kLeast = 0x0D800000;  // 2^-100: what is smaller is zero, so that no scale is denormal
+constexpr std::uint32_t kLeast = 0x0D800000;  // 2^-100: smaller blocks are zero, so that no scale is denormal
 constexpr float kNaN = std::bit_cast<float>(std::uint32_t{0x7FC00000});
 
 inline std::uint32_t magnitude(float value) noexcept { return std::bit_cast<std::uint32_t>(value) & ~kSign; }
 
-// Formats, element by element. `kMost` is the largest code's value, `kMostBeside` that of codes in a block where the
-// largest stands for infinity. Encoding takes an element divided by the scale.
+// The formats' codes of single elements. `kMost` is the value of the largest code, `kMostBeside` that of the largest
+// code of a finite element in a block that has NaN or infinities. `code` takes an element divided by the scale.
 
 struct Int8 {
   static constexpr std::size_t kBlock = 256, kScaleBytes = 4;
@@ -56,10 +56,10 @@ struct Float8 {
   static constexpr bool kPairs = false;
   static constexpr float kMost = 448, kMostBeside = 416;
   static constexpr std::uint8_t kInfinite = 0x7E, kMinusInfinite = 0xFE, kNotANumber = 0x7F;
-  // float32's exponents are 120 larger, and its mantissas have 20 bits more.
+  // Exponents of float32 are larger by 120, and its mantissas have 20 bits more.
   static constexpr std::uint32_t kBias = 120U << 3;
   static constexpr std::uint32_t kLeastNormal = 0x3C800000;  // 2^-6
-  static constexpr float kDenormals = 512;                   // 1 over the least
+  static constexpr float kDenormals = 512;                   // 1 over the smallest denormal
   static std::uint8_t code(float value) noexcept {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), sign = (bits >> 24) & 0x80, size = bits & ~kSign;
     const std::uint32_t code = size < kLeastNormal
@@ -87,7 +87,7 @@ float scale_for(std::uint32_t largest, float most) noexcept {
   std::uint32_t bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / most);
   constexpr std::uint32_t kStep = Format::kScaleBytes == 2 ? 0x10000 : 1;
   bits = (bits + kStep - 1) & ~(kStep - 1);
-  // Finite values stay finite.
+  // Lowers a scale with which finite values would become infinite.
   while (magnitude(std::bit_cast<float>(bits) * most) >= kInfinity) bits -= kStep;
   return std::bit_cast<float>(bits);
 }
@@ -116,7 +116,7 @@ float get_scale(const std::byte* from) noexcept {
   }
 }
 
-// Blocks that are short or not finite: one element after the other.
+// Encodes blocks that are short or not finite, one element after the other.
 template <class Format>
 void encode_slowly(const float* values, std::byte* to, std::size_t count, float* residual) noexcept {
   std::uint32_t largest = 0;
@@ -189,7 +189,7 @@ using DB = hn::Rebind<std::uint8_t, DI>;  // a code for each lane
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 
-// Codes as 32-bit numbers, and what they stand for, of whole vectors of finite elements.
+// Conversion between whole vectors of finite elements and their codes as 32-bit numbers.
 template <class Format>
 static HWY_INLINE VI codes_of(VF scaled) {
   const DI di;
@@ -214,7 +214,7 @@ static HWY_INLINE VI codes_of(VF scaled) {
   }
 }
 
-/// Integers as they are, with their sign.
+/// Values of codes; the codes of integer formats are signed numbers here.
 template <class Format>
 static HWY_INLINE VF values_of(VI code) {
   const DF df;
@@ -235,7 +235,7 @@ static HWY_INLINE VF values_of(VI code) {
 
 template <class Format>
 static HWY_INLINE std::uint32_t largest_of(const float* values) {
-  const DI di;  // magnitudes are no negative numbers
+  const DI di;  // signed numbers will do, since magnitudes are not negative
   const auto without_sign = hn::Set(di, 0x7FFFFFFF);
   auto largest = hn::Zero(di);
   for (std::size_t i = 0; i < Format::kBlock; i += hn::Lanes(di)) {
@@ -244,7 +244,7 @@ static HWY_INLINE std::uint32_t largest_of(const float* values) {
   return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
 }
 
-/// A whole block of finite elements.
+/// Encodes a whole block of finite elements.
 template <class Format>
 static HWY_INLINE void encode_block(const float* values, std::uint32_t largest, std::byte* to, float* residual) {
   const DF df;
@@ -404,7 +404,7 @@ void decode(WireFormat format, const std::byte* from, float* to, std::size_t cou
 }
 
 void round_trip(WireFormat format, float* values, std::size_t count, float* residual, float unit) {
-  constexpr std::size_t kAtOnce = 1024;  // whole blocks
+  constexpr std::size_t kAtOnce = 1024;  // a multiple of all block sizes
   std::byte encoded[kAtOnce * sizeof(float)];
   for (std::size_t i = 0; i < count; i += kAtOnce) {
     const std::size_t length = std::min(kAtOnce, count - i);

@@ -1,4 +1,4 @@
-// The thread's floating-point mode, for kernels whose bits must not depend on it. One thread's own state.
+// The thread's floating-point mode, for kernels whose results must not depend on it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace cohort::comm {
 
 // Sets the thread's floating-point mode to IEEE defaults (round to nearest, denormals kept) for a scope. Numerical
-// libraries switch denormals off per thread, and the bits of a sum must not depend on which did. One thread's own
-// state. If the mode is right already, which is nearly always, it is only read: writing costs as much as a small sum.
+// libraries switch denormals off for some threads, and the bits of a sum must not depend on that. Used by one thread.
+// If the mode is right already, as it nearly always is, it is only read: writing costs as much as a small sum.
 class FloatEnvironment {
  public:
   FloatEnvironment() noexcept : saved_(read()), changed_((saved_ & kControl) != kDefault) {
@@ -26,7 +26,7 @@ class FloatEnvironment {
  private:
 #if defined(__x86_64__) || defined(__i386__)
   using Word = unsigned;
-  static constexpr Word kControl = 0xFFC0;  // all but the flags of what has happened, which nothing here depends on
+  static constexpr Word kControl = 0xFFC0;  // all bits except the exception flags, which do not change results
   static constexpr Word kDefault = 0x1F80;  // all exceptions masked, nearest, no FTZ, no DAZ
   static Word read() noexcept { return _mm_getcsr(); }
   static void write(Word word) noexcept { _mm_setcsr(word); }

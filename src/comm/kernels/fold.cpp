@@ -15,14 +15,14 @@ namespace cohort::comm {
 namespace {
 
 constexpr std::int64_t kLargestDivisor = 1 << 24;
-constexpr std::size_t kTargets = HWY_MAX_DYNAMIC_TARGETS + 2;  // as Highway numbers them
+constexpr std::size_t kTargets = HWY_MAX_DYNAMIC_TARGETS + 2;  // number of Highway's target indices
 
 FoldKernel find_kernel(DType dtype, ReduceOp op) {
   if (dtype == DType::Float16 || dtype == DType::BFloat16) return find_half_kernel(dtype, op);
   return is_scalable(dtype) ? find_float_kernel(dtype, op) : find_integer_kernel(dtype, op);
 }
 
-// Each kernel is looked for once, so that a small fold is one load and one call away from it.
+// Looks up each kernel only once, so that a small fold finds it with one load.
 FoldKernel kernel_for(DType dtype, ReduceOp op) {
   static std::atomic<FoldKernel> found[kTargets][kDTypeCount][kReduceOpCount];
   if (static_cast<std::size_t>(dtype) >= kDTypeCount || static_cast<std::size_t>(op) >= kReduceOpCount) return nullptr;
@@ -60,8 +60,8 @@ void look_at(const void* results, std::int64_t count, const FoldJob& job) {
   if (job.non_finite != nullptr && !*job.non_finite) *job.non_finite = has_non_finite(results, count, job.dtype);
 }
 
-// Calls `fold_block(part, offset)` for blocks of so many bytes of the job's results, from the byte `offset` on, with
-// the outputs of the job, or with one in their place. Up to kInputsAtOnce inputs and outputs.
+// Calls `fold_block(part, offset)` for each block of `bytes` bytes of the job's results; the block begins at byte
+// `offset`. `part` has the job's outputs, or only `output` if it is not null. Up to kInputsAtOnce inputs and outputs.
 template <class Body>
 void for_each_block(const FoldJob& job, std::size_t bytes, void* output, const Body& fold_block) {
   const std::size_t element = size_of(job.dtype);
@@ -85,8 +85,8 @@ void for_each_block(const FoldJob& job, std::size_t bytes, void* output, const B
   }
 }
 
-// Folds through a buffer that stays in the first-level cache: streaming out of the kernels themselves would cost every
-// one of them a second loop and gain nothing over this.
+// Folds through a buffer that stays in the first-level cache. Streaming in the kernels themselves would need a second
+// loop in each of them, and would not be faster.
 void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
   constexpr std::size_t kBlock = 4096;
   alignas(64) std::byte block[kBlock];
@@ -95,7 +95,7 @@ void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
     look_at(block, part.count, job);
     const std::size_t bytes = static_cast<std::size_t>(part.count) * size_of(job.dtype);
     for (void* const to : job.outputs) {
-      // An output that is an input has just been read into the caches: past them it would have to be thrown out first.
+      // An output that is also an input has just been read into the caches, and would have to be evicted to stream it.
       const bool in_place = std::find(job.inputs.begin(), job.inputs.end(), to) != job.inputs.end();
       copy_unfenced(static_cast<std::byte*>(to) + offset, block, bytes,
                     in_place ? Stores::Cached : Stores::NonTemporal);
@@ -104,7 +104,8 @@ void fold_non_temporal(const FoldJob& job, FoldKernel kernel) {
   fence(Stores::NonTemporal);
 }
 
-// Block by block only as far as results are looked at while they are in the first-level cache.
+// Works in blocks only if results are checked for non-finite values: each block is then checked while it is in the
+// first-level cache.
 void fold_cached(const FoldJob& job, FoldKernel kernel) {
   constexpr std::size_t kBlock = 16384;
   const bool few = job.inputs.size() <= kInputsAtOnce && job.outputs.size() <= kInputsAtOnce;
@@ -158,7 +159,7 @@ void weigh(std::span<const double> weights, Weighting& into) {
     into.members.push_back(static_cast<int>(i));
   }
   if (equal) return;
-  double total = 0;  // relative to the largest, so that no weights can overflow it
+  double total = 0;  // sum of weights relative to the largest, so that it cannot overflow
   for (const int member : into.members) total += weights[static_cast<std::size_t>(member)] / largest;
   for (const int member : into.members) {
     into.fractions.push_back(weights[static_cast<std::size_t>(member)] / largest / total);

@@ -1,4 +1,4 @@
-// float32, float64 and complex numbers of them. Compiled once per instruction set by foreach_target.h.
+// Kernels of float32, float64, complex64 and complex128. Compiled once per instruction set by foreach_target.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/fold_floats.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -45,8 +45,8 @@ struct FloatCodec {
   static HWY_INLINE Value divide(Value value, T divisor) { return hn::Div(value, hn::Set(D(), divisor)); }
 };
 
-// (a, b) times (c, d): (ac - bd, ad + bc).
-#if HWY_TARGET == HWY_SCALAR  // vectors of one lane hold no pair
+// Complex product: (a, b) times (c, d) is (ac - bd, ad + bc).
+#if HWY_TARGET == HWY_SCALAR  // vectors of one lane cannot hold the two parts of a number
 template <class T>
 void fold_complex_product(const FoldJob& job) {
   using Codec = FloatCodec<T>;

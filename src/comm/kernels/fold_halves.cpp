@@ -1,5 +1,5 @@
-// float16 and bfloat16: widened to float32, which is exact, folded there, rounded once. Compiled once per instruction
-// set by foreach_target.h. A vector of them becomes two vectors of float32.
+// Kernels of float16 and bfloat16, which are widened to float32 exactly, folded there, and rounded once. A vector of
+// these elements becomes two vectors of float32. Compiled once per instruction set by foreach_target.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/fold_halves.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -19,7 +19,7 @@ struct HalfCodec {
   using DF = hn::ScalableTag<float>;
   using F = hn::Vec<DF>;
 #if HWY_ARCH_ARM && HWY_TARGET < HWY_NEON
-  using Value = svfloat32x2_t;  // its vectors cannot be members
+  using Value = svfloat32x2_t;  // vectors of SVE cannot be members
   static HWY_INLINE Value pair(F a, F b) { return svcreate2_f32(a, b); }
   static HWY_INLINE F first(Value value) { return svget2_f32(value, 0); }
   static HWY_INLINE F second(Value value) { return svget2_f32(value, 1); }
@@ -33,13 +33,14 @@ struct HalfCodec {
   static HWY_INLINE F second(Value value) { return value.b; }
 #endif
   static constexpr bool kScalable = true;
-  // The many instructions per line keep the processor from running far enough ahead by itself: without this, elements
-  // in memory are folded 1.2 times slower. Plain float32 gains nothing.
+  // Prefetches this many elements ahead. The processor does not run far enough ahead by itself, as it executes many
+  // instructions per cache line: without prefetching, elements in memory are folded 1.2 times slower. Plain float32
+  // gains nothing.
   static constexpr std::size_t kPrefetch = 2048 / sizeof(Element);
   using DU = hn::RebindToUnsigned<DF>;
   using U = hn::Vec<DU>;
 
-  // Two elements per word, the one with even index in the lower half. With one lane there is no second element.
+  // Words of two elements, the one with even index in the lower half. With one lane there is no second element.
 #if HWY_TARGET == HWY_SCALAR
   static HWY_INLINE U words(Raw raw) { return hn::PromoteTo(DU(), raw); }
   static HWY_INLINE Raw elements(U words) {
@@ -63,7 +64,7 @@ struct HalfCodec {
     return pair(hn::Div(first(value), by), hn::Div(second(value), by));
   }
   static HWY_INLINE void one_nan(Value& value) { value = pair(only_nan(first(value)), only_nan(second(value))); }
-  // NaN is rare, and one comparison finds it in two vectors.
+  // Tests all four values together first, since NaN is rare and one comparison finds it in two vectors.
   static HWY_INLINE void one_nan(Value& a, Value& b, Value& c, Value& e) {
     const auto some = hn::Or(hn::Or(either_nan(a), either_nan(b)), hn::Or(either_nan(c), either_nan(e)));
     if (HWY_LIKELY(hn::AllFalse(DF(), some))) return;
@@ -88,7 +89,7 @@ struct HalfCodec {
   }
 };
 
-// The elements with even and those with odd index, so that none has to move to another lane.
+// Separates the elements with even and those with odd index, so that no element has to move to another lane.
 struct BFloat16Codec : HalfCodec {
   static HWY_INLINE Value load(const Element* from) { return widen(hn::LoadU(D(), from)); }
   static HWY_INLINE Value widen(Raw raw) {
@@ -96,7 +97,7 @@ struct BFloat16Codec : HalfCodec {
     return pair(hn::BitCast(DF(), hn::ShiftLeft<16>(pairs)),
                 hn::BitCast(DF(), hn::And(pairs, hn::Set(DU(), 0xFFFF0000u))));
   }
-  // Computed in integers: the conversions (VCVTNE2PS2BF16, VCVTNEPS2BF16) flush denormals, whatever the mode says.
+  // Rounds in integers, since the conversions (VCVTNE2PS2BF16, VCVTNEPS2BF16) flush denormals in every mode.
   static HWY_INLINE Raw narrow(Value value) {
     const hn::RebindToUnsigned<DF> du;
     const auto rounded = [&](F x) HWY_ATTR {
@@ -116,7 +117,7 @@ struct BFloat16Codec : HalfCodec {
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
 struct Float16Codec : HalfCodec {
-  static HWY_INLINE Value load(const Element* from) {  // the conversions read memory themselves
+  static HWY_INLINE Value load(const Element* from) {  // the conversion instructions read from memory
     const hn::Half<D> half;
     const hn::Rebind<hwy::float16_t, DF> dh;
     return {hn::PromoteTo(DF(), hn::BitCast(dh, hn::LoadU(half, from))),
@@ -135,8 +136,8 @@ struct Float16Codec : HalfCodec {
   }
 };
 #else
-// After F. Giesen, "Half to float done quick" and its inverse (public domain), since Highway's own conversions truncate
-// and do not know infinities. Elements with even index first, as above.
+// Converts as in F. Giesen, "Half to float done quick", and its inverse (public domain), since Highway's own
+// conversions truncate and do not handle infinities. Separates even and odd index, as above.
 struct Float16Codec : HalfCodec {
   static HWY_INLINE Value load(const Element* from) { return widen(hn::LoadU(D(), from)); }
   static HWY_INLINE Value widen(Raw raw) {
@@ -176,7 +177,7 @@ struct Float16Codec : HalfCodec {
     const auto normal = hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, rebias), odd));
     const auto magic = hn::Set(du, ((127u - 15u) + (23u - 10u) + 1u) << 23);
     const auto small = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), hn::BitCast(d, magic))), magic);
-    const auto as_signed = hn::BitCast(di, magnitude);  // comparisons of unsigned are not on every target
+    const auto as_signed = hn::BitCast(di, magnitude);  // not every target compares unsigned numbers
     const auto is_small = hn::RebindMask(du, hn::Lt(as_signed, hn::Set(di, 113 << 23)));
     const auto is_infinite = hn::RebindMask(du, hn::Gt(as_signed, hn::Set(di, 0x477FFFFF)));
     const auto is_nan = hn::RebindMask(du, hn::IsNaN(value));

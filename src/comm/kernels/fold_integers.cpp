@@ -1,5 +1,5 @@
-// Integers and Bool. Compiled once per instruction set by foreach_target.h. Sums, products and bit operations of signed
-// and unsigned elements are the same bits, so only Min, Max and Average know the sign.
+// Kernels of integers and Bool. Sums, products and bit operations of signed and unsigned elements give the same bits,
+// so only Min, Max and Average distinguish them. Compiled once per instruction set by foreach_target.h.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/kernels/fold_integers.cpp"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
@@ -14,13 +14,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace cohort::comm::HWY_NAMESPACE {
 
-// How `fold` divides the sums of integers: by multiplying, since few instruction sets divide integers and none divides
-// vectors of them, exactly and with truncation toward zero.
+// Divides the sums of integers exactly, truncating toward zero. Divides by multiplying, since few instruction sets
+// divide integers and none divides vectors of integers.
 //
 // With N bits, 2^L <= divisor < 2^(L+1) and t = floor(2^(N+L) / divisor), every quotient of N bits is
-// (x * factor + addend) >> (N + L), with (t + 1, 0) for factor and addend if t + 1 is near enough, and (t, t) if not:
+// (x * factor + addend) >> (N + L). (factor, addend) is (t + 1, 0) if t + 1 is near enough, else (t, t). See
 // A. D. Robison, "N-Bit Unsigned Division Via N-Bit Multiply-Add", ARITH 2005.
-#if HWY_TARGET == HWY_SCALAR  // vectors of one lane hold no halves
+#if HWY_TARGET == HWY_SCALAR  // vectors of one lane cannot be divided into lanes of other sizes
 template <class T>
 class Divide {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
@@ -53,7 +53,7 @@ class Divide {
     const std::uint64_t divisor = job.divisor == 0 ? job.inputs.size() : static_cast<std::uint64_t>(job.divisor);
     any_ = divisor != 1;
     if constexpr (kBits < 64) {
-      if (divisor > kAll) return;  // larger than any sum: a factor of zero
+      if (divisor > kAll) return;  // the divisor is larger than any sum, so the factor stays zero
     }
     int log = 0;
     while ((divisor >> log) > 1) ++log;
@@ -62,7 +62,7 @@ class Divide {
       factor_ = addend_ = kAll;
       return;
     }
-    constexpr int kStep = std::min(kBits, 32);  // since divisors have less than 32 bits, remainders leave bits for it
+    constexpr int kStep = std::min(kBits, 32);  // divisors and so remainders have less than 32 bits: the shift fits
     std::uint64_t quotient = 0;
     std::uint64_t remainder = std::uint64_t{1} << log;
     for (int bits = 0; bits < kBits; bits += kStep) {
@@ -87,7 +87,7 @@ class Divide {
 
  private:
   HWY_INLINE VU quotient(VU x) const {
-    if constexpr (kBits < 64) {  // the elements with even and those with odd index, in lanes of twice the bits
+    if constexpr (kBits < 64) {  // elements with even and odd index separately, in lanes of twice the bits
       const hn::RepartitionToWide<DU> dw;
       const auto pairs = hn::BitCast(dw, x);
       const auto even = half_quotient(hn::And(pairs, hn::Set(dw, kAll)));
@@ -152,7 +152,7 @@ struct IntegerCodec {
   }
 };
 
-// 0 or 1 for each element, which "and", "or" and "exclusive or" keep.
+// Loads each element as 0 or 1; "and", "or" and "exclusive or" keep that.
 struct BoolCodec : IntegerCodec<std::uint8_t> {
   static HWY_INLINE Value load(const Element* from) { return widen(hn::LoadU(D(), from)); }
   static HWY_INLINE Value widen(Value raw) { return hn::Min(raw, hn::Set(D(), std::uint8_t{1})); }
@@ -189,7 +189,7 @@ struct XorStep {
   }
 };
 
-// No instruction set multiplies bytes, and few multiply 64 bits.
+// Steps that multiply, since no instruction set multiplies bytes and few multiply 64 bits.
 #if HWY_TARGET == HWY_SCALAR
 struct MultiplyBytesStep {
   template <class V>

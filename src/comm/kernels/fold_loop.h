@@ -1,9 +1,9 @@
-// The loop that all kernels of `fold` are made of, over a Codec and a Step. Included once per instruction set by the
-// files fold_*.cpp, which is why the guard toggles; nothing else includes it.
+// The loop of all kernels of `fold`, over a Codec and a Step. Only the files fold_*.cpp include this header, once per
+// instruction set, which is why the guard toggles.
 //
-// A Codec says how elements in memory become values that are computed with: Element, Accumulator, kScalable, the tag D
-// of a vector of elements, `widen` and `narrow` between such a vector and a Value, `one_nan`, which makes any NaN the
-// one that results have, and Value's arithmetic. A Step folds one more Value into the total.
+// A Codec converts between elements in memory and the Values of the computation. It has Element, Accumulator,
+// kScalable, the tag D of a vector of elements, `widen` and `narrow` between such a vector and a Value, `one_nan`,
+// which replaces any NaN by the one NaN of results, and Value's arithmetic. A Step folds one more Value into the total.
 #if defined(COHORT_COMM_KERNELS_FOLD_LOOP_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef COHORT_COMM_KERNELS_FOLD_LOOP_H
 #undef COHORT_COMM_KERNELS_FOLD_LOOP_H
@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace cohort::comm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Finishes a total: divide, then multiply. Dividing by a power of two is multiplying by its inverse, to the bit.
+// Finishes a total: divides, then multiplies. Instead of dividing by a power of two, multiplies by its inverse, which
+// gives the same bits.
 template <class Codec>
 class Finish {
   using T = typename Codec::Accumulator;
@@ -57,7 +58,7 @@ class Finish {
   T postscale_ = 1;
 };
 
-// Integers have nothing to finish, unless they are averaged.
+// Finishes totals of integers that are not averaged: there is nothing to do.
 struct NoFinish {
   HWY_INLINE bool any() const { return false; }
   template <class Value>
@@ -66,7 +67,7 @@ struct NoFinish {
   }
 };
 
-// `kInputs`: how many there are, or 0 for any number.
+// The loop over a job. `kInputs`: the number of inputs, or 0 for any number.
 template <class Codec, class Step, std::size_t kInputs, bool kScaled>
 class Loop {
   using Element = typename Codec::Element;
@@ -144,7 +145,7 @@ class Loop {
       return static_cast<const Element*>(job_.inputs[k]);
     }
   }
-  // Does nothing beyond the end.
+  // Prefetches elements of all inputs. Addresses beyond the end do no harm.
   HWY_INLINE void prefetch(std::size_t i, std::size_t elements) const {
     constexpr std::size_t kLine = 64 / sizeof(Element);
     for (std::size_t k = 0; k < inputs(); ++k) {
@@ -161,7 +162,7 @@ class Loop {
     }
   }
 
-  // Less than a vector: the same instructions as for whole ones, over a masked or a padded vector.
+  // Folds less than a vector, with the instructions for whole vectors, on a masked or a padded vector.
   template <class Finishing>
   HWY_INLINE void partial(const Finishing& finish, std::size_t i, std::size_t rest) const {
     const D d;
@@ -194,7 +195,7 @@ class Loop {
   const Element* from_[kInputs != 0 ? kInputs : 1] = {};
 };
 
-// Any number of inputs, one loop.
+// Folds any number of inputs, with one loop.
 template <class Codec, class Step>
 void fold_any(const FoldJob& job) {
   if constexpr (Codec::kScalable) {
@@ -206,7 +207,7 @@ void fold_any(const FoldJob& job) {
   }
 }
 
-// Folds with loops of their own for the numbers of inputs that matter most.
+// Folds, with special loops for the most important numbers of inputs.
 template <class Codec, class Step>
 void fold_few(const FoldJob& job) {
   const Finish<Codec> finish(job);
@@ -232,7 +233,7 @@ struct MultiplyStep {
     return hn::Mul(total, value);
   }
 };
-// A NaN wins and stays; of equals (+0 and -0) the first rank's stays. Spelled out, since min instructions differ.
+// Keeps a NaN, and of equal values (+0 and -0) the first rank's. Compares explicitly, since min instructions differ.
 struct MinFloatStep {
   template <class V>
   static HWY_INLINE V apply(V total, V value) {

@@ -29,7 +29,7 @@ void Waiter::serve(Waiters& waiters, std::function<void()> meanwhile) {
   slice_ = kSliceOfServer;
 }
 
-// --- what messages say ---
+// --- texts for messages ---
 
 std::string Waiter::doing() const {
   if (sequence == 0) return "forming the world";
@@ -42,7 +42,7 @@ void Waiter::throw_ended_before(const std::string& what) const {
   throw world.recorded(what, sequence + 1);
 }
 
-// Describes what a rank that is waited for did not do.
+// Describes the missing step of a rank that is waited for.
 std::string Waiter::omission(int rank) const {
   const Slot* const slots = world.state(rank).slots;
   const std::uint64_t begun = world.state(rank).begun();
@@ -76,7 +76,7 @@ void Waiter::attend() {
   if (now - attended_ < kLook) return;
   attended_ = now;
   for (int rank = 0; rank < world.size(); ++rank) {
-    // A rank that leaves in order has done its part.
+    // A rank that left in order has done its part, so its end is no loss.
     if (const auto how = world.lost(rank); how && *how != transport::kLeft) end_lost(rank, *how);
   }
 }
@@ -89,12 +89,12 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
   for (const int rank : missing) {
     const auto how = world.lost(rank);
     if (!how) continue;
-    const std::vector<int> still = missing_now();  // it may have done its part and then gone
+    const std::vector<int> still = missing_now();  // the rank may have done its part before it ended
     if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
     end_lost(rank, *how);
   }
   if (missing.empty() || Clock::now() < deadline.when()) return;
-  // A rank kept by another host is not late: ranks that wait for that host know more, and report it.
+  // A rank that itself waits for another host is not late: ranks that wait for that host know more, and report it.
   const bool kept = std::all_of(missing.begin(), missing.end(),
                                 [&](int rank) { return world.state(rank).away.load(std::memory_order_relaxed) != 0; });
   if (kept && Clock::now() < deadline.when() + kKept) return;
@@ -108,13 +108,13 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
 
 namespace {
 
-// For a partner to begin measuring: it may still be asleep.
+// Limit of waiting for a partner to begin measuring: the partner may still be asleep.
 constexpr auto kPatienceAtStart = std::chrono::milliseconds(20);
-// While a job starts, ranks are interrupted; a measurement that is interrupted does not count.
+// Number of measurements while a job starts: ranks are interrupted then, and an interrupted measurement does not count.
 constexpr int kMeasurements = 3;
-// How often the distance of the cores is measured again, in operations that could use it.
+// Number of operations from one measurement of the cores' distance to the next.
 constexpr std::uint64_t kMeasureEvery = 1024;
-// Little of a longer buffer is left in the core's caches when a peer comes to read it.
+// Size beyond which little of a buffer is still in the core's caches when a peer reads it.
 constexpr std::size_t kBeyondCaches = std::size_t{1} << 20;
 
 }  // namespace
@@ -130,7 +130,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
       agreement(world.size()) {
   if (size == 1) return;
   deadline().begin(Clock::now(), options.join_timeout);
-  waiters.attended = 1;  // forming is waited for
+  waiters.attended = 1;  // this thread waits for the world to form
   note_cores();
   state(rank).reads_peers.store(world.try_reading_peers() ? 1 : 2);
   world.ring();
@@ -151,14 +151,15 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
   plan = header.plan;
   if (rank == 0) log_plan(world, plan, cross, distance);
   if (plan.cross_reduce_bytes != kNever || plan.cross_copy_bytes != kNever) {
-    // A rank's slice of a chunk, whose borders lie on cache lines, or a piece of a larger slice.
+    // Holds a rank's slice of a chunk, whose borders lie on cache lines, or a piece of a larger slice.
     aside_bytes_ = std::max(kPullPiece, plan.chunk_bytes / static_cast<std::size_t>(size) + 4 * kLine);
     aside_.resize(static_cast<std::size_t>(size) * aside_bytes_);
   }
   waiters.attended = 0;
 }
 
-// Notes whether there is a core for each rank: as ranks may be bound to different ones, each says where it may run.
+// Notes whether there is a core for each rank. Each rank writes the cores on which it may run, since ranks may be bound
+// to different cores.
 void Context::note_cores() {
   RankState& own = state(rank);
   own.cores = sys::allowed_cores();
@@ -170,7 +171,7 @@ void Context::note_cores() {
   for (int which = 0; which < size; ++which) {
     for (std::size_t i = 0; i < all.size(); ++i) all[i] |= state(which).cores[i];
   }
-  // Fewer than the affinity allows: a quota of the control group.
+  // A quota of the control group may allow fewer cores than the affinity.
   const int usable = sys::usable_cores();
   const bool quota = usable < sys::count(own.cores);
   world.set_crowded(size > (quota ? usable : sys::count(all)));
@@ -210,7 +211,8 @@ std::byte* Context::output_of(int which, const Request& request) {
   return remote(which, brought(which).output(), request.input_bytes());
 }
 
-// A peer's registered memory. Its announcement may still be in the peer's queue, which it empties while it waits.
+// Returns the address of a peer's registered memory. The message about its segment may still be in the peer's queue,
+// which the peer sends while it waits.
 std::byte* Context::remote(int which, const Location& location, std::size_t bytes) {
   Mesh& mesh = *world.mesh();
   std::byte* found = nullptr;
@@ -261,7 +263,7 @@ void Context::pull(int which, const Location& location, std::size_t offset, std:
 void Context::read_peer(int which, void* to, std::uint64_t address, std::size_t bytes) {
   const auto read = world.read_peer(which, to, address, bytes);
   if (read) return;
-  // A process that dies loses its memory a little before it shows as dying.
+  // The memory of a process that dies is gone shortly before the process is seen as dying.
   for (int i = 0; i < 100; ++i) {
     throw_if_ended();
     if (const auto how = world.lost(which)) end_lost(which, *how);

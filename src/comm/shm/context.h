@@ -1,5 +1,5 @@
-// Base of the algorithms on one host (Context), and how ranks wait for peers (Waiter). Both belong to the thread that
-// runs operations.
+// Context, the base of the algorithms on one host, and Waiter, by which ranks wait for peers. Both belong to the thread
+// that runs operations.
 #pragma once
 
 #include "base/thread.h"
@@ -27,37 +27,37 @@
 
 namespace cohort::comm::local {
 
-// How ranks wait for peers: spinning while there is a core for every rank and somebody waits for the result, yielding
-// at once where ranks are more numerous than cores, and sleeping on the world's bell when it takes longer, in slices
-// between which deadlines and the peers' lives are looked after. A Waiter belongs to the thread that runs operations.
+// Waiting for peers. A rank spins while there is a core for every rank and a thread waits for the result; it yields
+// without spinning if there are more ranks than cores. If the wait takes longer, the rank sleeps on the world's bell,
+// in slices between which it checks deadlines and whether the peers live.
 
-/// Decides what the next step of waiting is.
+/// Chooses the next step of a wait.
 class Pacer {
  public:
   enum class Step { Spin, Yield, Sleep };
   static constexpr auto kSlice = std::chrono::milliseconds(10);
   static constexpr auto kFirstSlice = std::chrono::microseconds(50);
 
-  /// `spins` is how long spinning has paid so far; it is kept from wait to wait.
+  /// `spins` is the number of spins before yielding; it adapts from wait to wait.
   Pacer(bool crowded, const Waiters& waiters, int& spins) noexcept
       : crowded_(crowded), waiters_(waiters), spins_(spins) {}
 
-  /// Has to be called when what was waited for has come. Ranks may share a core although there are enough of them
-  /// (other programs run too): then the peer comes only when this one yields, and spinning before that is lost time.
+  /// Adapts `spins`; called at the end of a wait. Ranks may share a core although there are enough cores (other
+  /// programs run too): then the peer runs only when this rank yields, and spinning before that is lost time.
   void arrived() noexcept {
     if (yields_ == 0) spins_ = std::min(spins_ * 2, kMostSpins);
     if (yields_ == 1 || yields_ == 2) spins_ = std::max(spins_ / 2, kLeastSpins);
   }
   static constexpr int kMostSpins = 2000;
 
-  /// How long it has been waiting, without the spinning.
+  /// Duration of the wait so far, without the spinning.
   std::chrono::nanoseconds waited() const noexcept {
     return yielding_ ? Clock::now() - since_ : std::chrono::nanoseconds(0);
   }
 
   Step next() noexcept {
     ++steps_;
-    // Nobody waits for the result: the core belongs to threads that compute.
+    // If no thread waits for the result, the core is left to threads that compute.
     if (waiters_.attended.load(std::memory_order_relaxed) == 0 && !waiters_.in_caller.load(std::memory_order_relaxed)) {
       return steps_ <= kUnattendedSpins ? Step::Spin : Step::Sleep;
     }
@@ -71,7 +71,7 @@ class Pacer {
     ++yields_;
     return Step::Yield;
   }
-  /// True once per interval in which the peers should be looked after.
+  /// True once per interval, when the peers should be checked.
   bool look_now() noexcept {
     const auto now = Clock::now();
     if (now - looked_ < kLook) return false;
@@ -84,7 +84,7 @@ class Pacer {
   static constexpr int kLeastSpins = 30;
   static constexpr int kUnattendedSpins = 100;
   static constexpr auto kYielding = std::chrono::microseconds(200);
-  // A rank that yields all the time gets the same share of a core as one that computes.
+  // Short, since a rank that only yields gets the same share of a core as one that computes.
   static constexpr auto kYieldingInCrowd = std::chrono::microseconds(50);
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
@@ -98,7 +98,7 @@ class Pacer {
   Clock::time_point looked_{};
 };
 
-/// Counts a rank among the sleepers while it lives, and says whether its program waits.
+/// Counts a rank among the sleepers for its lifetime, after `count`, and reports whether the rank's program waits.
 class Sleeping {
  public:
   explicit Sleeping(status::LaneStatus& lane) noexcept : lane_(lane) {}
@@ -128,37 +128,39 @@ class Waiter {
   Waiter(World& its_world, Waiters& waiters) : world(its_world), waiters_(&waiters) {}
 
   World& world;
-  std::uint64_t sequence = 0;  ///< of the running operation
+  std::uint64_t sequence = 0;  ///< number of the running operation
 
-  /// Waits until `ready()` is true; it must not become false again. `missing()` gives the ranks that are waited for.
-  /// False if that takes until (about) `limit`.
+  /// Blocks until `ready()` is true; it must not become false again. `missing()` returns the ranks that are waited for.
+  /// Returns false at about `limit`, if `ready()` is still false.
   template <class Ready, class Missing>
   bool wait_until(Ready ready, Missing missing, Clock::time_point limit = Clock::time_point::max());
-  /// Waits until `reached(rank)` is true of every rank; it must not become false again. False as above.
+  /// Blocks until `reached(rank)` is true for every rank, with the same conditions and result as `wait_until`.
   template <class Reached>
   bool wait_for_all(Reached reached, Clock::time_point limit = Clock::time_point::max());
-  /// The same, but gives up and returns false after about `patience` of waiting.
+  /// Like `wait_for_all`, but does not sleep. Returns false after about `patience` of waiting.
   template <class Reached>
   bool wait_a_while_for_all(Reached reached, std::chrono::microseconds patience);
 
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
-  /// For an operation that has not begun: it is the one that fails, under the number that it would have.
+  /// Throws the world's end as the error of operation `what`, which has not begun, with the number that it would have.
   [[noreturn]] void throw_ended_before(const std::string& what) const;
-  /// Looks after the others once, for an operation that is carried out elsewhere.
+  /// Checks on the other ranks, for an operation that is carried out elsewhere.
   void attend();
   Deadline& deadline() const noexcept { return waiters_->deadline; }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
-  /// Describes what is under way, for messages: "all_reduce(float32[10], sum)"; in a larger world, its operation.
+  /// Describes the running operation for messages: "all_reduce(float32[10], sum)". In a part of a larger world, the
+  /// larger world's operation.
   std::string doing() const;
 
-  /// Lets `waiters` wait from now on, and `meanwhile` is called at least every 2 ms, however long it takes.
+  /// Makes this Waiter serve a larger world: uses its `waiters` from now on, and calls `meanwhile` at least every 2 ms
+  /// in a wait that takes long.
   void serve(Waiters& waiters, std::function<void()> meanwhile);
-  /// Time spent waiting since the last call, without spinning.
+  /// Returns the time spent waiting since its last call, without spinning.
   std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
-  /// Status in which this rank reports what it waits for.
+  /// Status in which this rank reports the operation in which it waits.
   status::LaneStatus& lane() const noexcept { return world.collectives(); }
 
  protected:
@@ -183,7 +185,7 @@ class Waiter {
   std::chrono::milliseconds slice_ = Pacer::kSlice;  // the longest sleep between two calls of `meanwhile`
   std::chrono::nanoseconds waited_{0};
   Clock::time_point attended_{};
-  int spins_ = Pacer::kMostSpins;  // how long to spin before yielding; adapts
+  int spins_ = Pacer::kMostSpins;  // number of spins before yielding; adapts
 };
 
 template <class Ready, class Missing>
@@ -207,8 +209,8 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
         if (longest.count() <= 0) return false;
       }
       meanwhile();
-      // A rank that posted without seeing this one among the sleepers has had its store on the way for no more than
-      // nanoseconds: so the first sleep is short, and no store needs a fence.
+      // A peer may post without seeing that this rank sleeps, if both happen within nanoseconds. So the first sleep is
+      // short, and no store needs a fence.
       Header& shared = world.header();
       const std::uint32_t bell = shared.bell.load();
       const bool first = !sleeping.counted();
@@ -227,7 +229,7 @@ bool Waiter::wait_until(Ready ready, Missing missing, Clock::time_point limit) {
 
 template <class Reached>
 bool Waiter::wait_for_all(Reached reached, Clock::time_point limit) {
-  int next = 0;  // the ranks before have reached it
+  int next = 0;  // `reached` is true for all ranks before this one
   return wait_until(
       [&] {
         while (next < world.size() && reached(next)) ++next;
@@ -275,16 +277,16 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
   return true;
 }
 
-// Base of the algorithms on one host: members and their contributions, the ranks' slots, counters and buffers in the
-// control memory, memory of peers, and waiting for them. Its rounds (moves.cpp) fill in the ranks' contributions; an
-// algorithm is a function over it (algorithms.h), in which all ranks do their part. Belongs to the thread that runs
+// Base of the algorithms on one host: the ranks' descriptions of an operation, their slots, counters and buffers in the
+// control memory, memory of peers, and waiting for peers. Rounds (moves.cpp) fill in the descriptions. An algorithm is
+// a function over the Context (algorithms.h), in which all ranks do their part. Belongs to the thread that runs
 // operations.
 class Context final : public Waiter {
  public:
-  using State = RankState;  // for protocol.h
+  using State = RankState;  // used by protocol.h
   using CounterOf = Counter RankState::*;
 
-  /// Waits until all ranks have come to the world, and measures.
+  /// Blocks until all ranks have formed their Context, measures, and gets the plan.
   Context(World& world, Waiters& waiters, const FormOptions& options);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -292,18 +294,18 @@ class Context final : public Waiter {
   const int rank;
   const int size;
   const ControlLayout& layout;
-  Plan plan;  ///< rank 0's
+  Plan plan;  ///< the plan that rank 0 made
   Distance distance;
 
   // State of the running operation:
-  Agreement agreement;        ///< all ranks' contributions
+  Agreement agreement;        ///< all ranks' descriptions, and the decision
   bool serving = false;       ///< this rank has joined: it does its part, without input and output
-  bool is_inline = false;     ///< payloads lie beside the descriptors,
-  bool is_tiny = false;       ///< in the descriptor's slot itself
-  bool non_finite = false;    ///< a result of this rank was, and somebody asks for it
-  Contributors contributors;  ///< of a reduction
-  std::uint64_t chunks = 0;   ///< that have been through the buffers so far, of all operations
-  /// Locations by rank, of the operation of a larger world that this one is a part of (algorithms.h); empty: not known.
+  bool is_inline = false;     ///< payloads come with the descriptors
+  bool is_tiny = false;       ///< inline payloads are in the slots themselves
+  bool non_finite = false;    ///< a check was asked for and this rank has made a result that is not finite
+  Contributors contributors;  ///< the ranks that a reduction folds
+  std::uint64_t chunks = 0;   ///< number of chunks that have used the buffers so far, in all operations
+  /// Locations of the inputs by rank, in an operation of a larger world (algorithms.h); empty if not known.
   std::vector<Location> inputs;
 
   // --- descriptors ---
@@ -312,11 +314,11 @@ class Context final : public Waiter {
   Slot& slot(int which) const noexcept { return state(which).slots[sequence % 2]; }
   bool has_announced(int which) const noexcept { return stands(slot(which).sequence, sequence); }
   const Descriptor& brought(int which) const noexcept { return agreement.of(which); }
-  /// A reduction whose result one rank gets.
+  /// True for a reduction whose result only one rank gets.
   bool is_rooted() const noexcept { return agreement.agreed.kind == Kind::Reduce; }
   bool gets_result(int which) const noexcept { return !is_rooted() || which == agreement.root; }
 
-  // --- the ranks' counters: what a rank has written before it posts may be read by those who have waited ---
+  // --- the ranks' counters: a rank that has waited for a post may read what was written before the post ---
 
   void post(CounterOf counter, std::uint64_t number) noexcept {
     if (non_finite) state(rank).non_finite[sequence % 2].store(sequence, std::memory_order_relaxed);
@@ -327,17 +329,17 @@ class Context final : public Waiter {
   void wait(CounterOf counter, std::uint64_t number) {
     wait_for_all([&](int which) { return reached((state(which).*counter).value, number); });
   }
-  /// Nobody goes on before all have come here.
+  /// Blocks until all ranks have come here in this operation.
   void meet_at(CounterOf counter) {
     post(counter, sequence);
     wait(counter, sequence);
   }
-  /// Nobody leaves before all have read and written what they need.
+  /// Blocks until all ranks have read and written what they need.
   void finish_round() { meet_at(&RankState::finished); }
 
   // --- buffers in the control memory ---
 
-  /// Memory beside a rank's descriptor.
+  /// Memory for a rank's inline payload in this operation.
   std::byte* payload(int which) const noexcept { return layout.payload(world.control(), which, sequence); }
   bool has_room_inline(std::size_t bytes) const noexcept { return bytes <= layout.payload_bytes(); }
   const std::byte* inline_input(int which) const noexcept { return is_tiny ? slot(which).tiny : payload(which); }
@@ -347,38 +349,38 @@ class Context final : public Waiter {
   std::byte* results(int which, std::uint64_t number) const noexcept {
     return layout.results(world.control(), which, number);
   }
-  /// The next `count` chunks through them, the same on all ranks.
+  /// Takes the numbers of the next `count` chunks, the same on all ranks.
   Chunks next_chunks(std::uint64_t count) noexcept {
     return {.base = std::exchange(chunks, chunks + count), .count = count};
   }
-  /// How buffers that a peer reads next are written.
+  /// The stores with which to write a buffer that a peer reads next.
   Stores stores_for(std::size_t bytes) const noexcept;
-  /// How staging is best written changes: measures it again from time to time. To be called by all ranks once all have
-  /// come to the operation, before any of them stages something.
+  /// Repeats in some operations the measurement of the best stores, which change. All ranks call `measure_again` after
+  /// all have come to the operation, and before any rank stages data.
   void measure_again();
 
-  // --- memory of ranks; of peers it is read in place where it is registered, else through the kernel ---
+  // --- memory of ranks: registered memory of peers is read in place, other memory through the kernel ---
 
   bool mapped(int which) const noexcept { return brought(which).input_segment != 0; }
   bool inputs_mapped() const noexcept;
   bool outputs_mapped() const noexcept;
-  /// Addresses in registered memory.
+  /// Addresses of a rank's input or output in registered memory.
   const std::byte* input_of(int which, const Request& request);
   std::byte* output_of(int which, const Request& request);
   std::byte* remote(int which, const Location& location, std::size_t bytes);
-  /// Address at which [offset, offset + bytes) of a peer's memory can be read: in place, or aside until the next call
-  /// for the peer. Memory aside holds kPullPiece bytes and a rank's slice of a chunk.
+  /// Returns an address at which [offset, offset + bytes) of a peer's memory can be read: in place, or in a copy that
+  /// is valid until the next call for this peer. `bytes` is at most kPullPiece or a rank's slice of a chunk.
   const std::byte* fetch(int which, const Location& location, std::size_t offset, std::size_t bytes);
-  /// The same, copied to `to`, however long.
+  /// Copies any number of bytes of a peer's memory to `to`.
   void pull(int which, const Location& location, std::size_t offset, std::size_t bytes, std::byte* to);
-  /// Copies own memory, looking now and then whether the world has ended.
+  /// Copies this rank's own memory, and checks between pieces whether the world has ended.
   void copy_pieces(std::byte* to, const std::byte* from, std::size_t bytes);
-  /// Throws if the world had ended by the time this rank read its peers' memory: then it may not have been theirs.
+  /// Throws if the world had ended when this rank read its peers' memory: then the data may be invalid.
   void check_reads() const {
     if (world.ended_before_reads()) throw_if_ended();
   }
 
-  // Arguments of fold_members (reductions.cpp), kept, so that operations do not allocate:
+  // Arguments of folds (reductions.cpp), kept so that operations do not allocate:
   std::vector<const void*> fold_inputs;
   std::vector<void*> fold_outputs;
 
@@ -386,11 +388,11 @@ class Context final : public Waiter {
   void note_cores();
   void read_peer(int which, void* to, std::uint64_t address, std::size_t bytes);
 
-  std::vector<std::byte> aside_;  // for what is read through the kernel: a piece for each peer
-  std::size_t aside_bytes_ = 0;   // of a piece
+  std::vector<std::byte> aside_;  // memory for what is read through the kernel: a piece for each peer
+  std::size_t aside_bytes_ = 0;   // size of such a piece
 };
 
-/// Size of a piece, between which this rank checks whether the world has ended.
+/// Size of the pieces of a copy or fold between which this rank checks whether the world has ended.
 inline constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
 }  // namespace cohort::comm::local

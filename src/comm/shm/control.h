@@ -1,4 +1,4 @@
-// The memory that the ranks of a host agree through, and in it the rings by which messages go.
+// The control memory, through which the ranks of a host agree, and the message rings in it.
 #pragma once
 
 #include "base/process.h"
@@ -19,19 +19,19 @@
 namespace cohort::comm::local {
 
 // The memory through which two ranks of a host send to each other: for each ordered pair a ring of
-// cells of one cache line, with space for small payloads in or beside them. A ring's cells are written by the sender,
-// its counters by the receiver (but for `full`). Counters only grow. Plain layout; shm_channels.cpp holds the rules.
+// cells of one cache line, with space for small payloads in or beside them. The sender writes a ring's cells and
+// `full`, the receiver its counters. Counters only grow. Plain layout; shm_channels.cpp holds the rules.
 struct alignas(64) Cell {
   static constexpr std::size_t kInline = 40;
-  /// Part of all headers but those with a payload.
+  /// Fields of a header that comes without a payload.
   struct About {
     std::uint64_t offer;
     std::uint64_t address;
     std::int64_t expected_count;
   };
 
-  std::atomic<std::uint64_t> stamp;  ///< number of what follows in its ring, from 1; stored last, with release
-  std::int64_t count;                ///< elements; of a fragment (OfChannel) bytes
+  std::atomic<std::uint64_t> stamp;  ///< number of this header in the ring, from 1; stored last, with release
+  std::int64_t count;                ///< elements; in a fragment (OfChannel) bytes
   std::int32_t tag;
   messages::HeaderKind kind;
   DType dtype;
@@ -44,24 +44,24 @@ struct alignas(64) Cell {
 static_assert(sizeof(Cell) == 64);
 
 struct alignas(64) ShmRingHead {
-  std::atomic<std::uint64_t> taken;      ///< cells that the receiver does not need any more
-  std::atomic<std::uint64_t> delivered;  ///< eager messages that have met their receive
-  std::atomic<std::uint32_t> full;       ///< the sender's: it waits for space
+  std::atomic<std::uint64_t> taken;      ///< number of cells that the receiver does not need any more
+  std::atomic<std::uint64_t> delivered;  ///< number of eager messages that have met their receive
+  std::atomic<std::uint32_t> full;       ///< 1 if the sender waits for space
 };
 
-/// The word that a rank's threads sleep on while messages may come.
+/// The word on which a rank's threads sleep while they wait for messages.
 struct alignas(64) WakeupWord {
   std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleepers;
 };
 
-/// A wakeup for each rank, then the rings; zeroes are the initial state.
+/// Layout of a wakeup word for each rank, followed by the rings. The initial state is all zeroes.
 class ShmRingLayout {
  public:
   explicit constexpr ShmRingLayout(std::size_t ranks) noexcept : ranks_(ranks) {}
 
   constexpr std::size_t cells() const noexcept { return ranks_ <= 64 ? 8 : ranks_ <= 256 ? 4 : 2; }
-  /// Space beside a cell: so that a world of 8 takes 4 MB, one of 64 takes 11.
+  /// Space beside a cell. With these sizes the rings of 8 ranks take 4 MB, and those of 64 ranks 11 MB.
   constexpr std::size_t cell_bytes() const noexcept {
     return ranks_ <= 4 ? 16384 : ranks_ <= 8 ? 8192 : ranks_ <= 16 ? 2048 : ranks_ <= 64 ? 256 : 64;
   }
@@ -83,7 +83,7 @@ class ShmRingLayout {
   std::size_t ranks_;
 };
 
-/// One direction between two ranks.
+/// The ring of one direction between two ranks.
 class ShmRing {
  public:
   ShmRing() = default;
@@ -110,21 +110,23 @@ class ShmRing {
 };
 
 // The memory through which the ranks of one host agree: one segment, made by rank 0 and mapped by all. Every word
-// has one writer (its rank), but for the header's abort record, bell and tickets; the header's plan is rank 0's.
+// has one writer (its rank), except the header's abort record, bell and tickets; rank 0 writes the header's plan.
 // Counters only grow. Plain layout without pointers; protocol.h holds the rules.
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
-// Prefetchers fetch lines in pairs: what different ranks write, or one polls and another writes, is this far apart.
+// Distance between words that different ranks write, or that one rank polls while another writes beside them:
+// prefetchers fetch cache lines in pairs.
 inline constexpr std::size_t kApart = 128;
-inline constexpr int kMostRanks = 1024;  // so that a chunk has a line for each
+inline constexpr int kMostRanks = 1024;  // so that a chunk has a cache line for each rank
 
-/// An operation's announcement. There are two, by the parity of the sequence: a rank writes one again only after all
-/// ranks have come to the operation between, and so have left the one before. The payload, if it is small, lies in
-/// `tiny` or behind the slot. The descriptor is in lines of its own, which nobody reads while small operations agree.
+/// A rank's announcement of an operation. A rank has two slots, used by the parity of the sequence. It writes a slot
+/// again only after all ranks have come to the operation between, and so have left the slot's previous operation. A
+/// small payload lies in `tiny` or in the layout's `payload`. The descriptor has cache lines of its own, which no rank
+/// reads while small operations agree.
 struct alignas(kApart) Slot {
   static constexpr std::size_t kTiny = 48;
-  std::atomic<std::uint64_t> sequence;  ///< of what follows; stored last, with release
-  std::uint64_t fingerprint;            ///< of the descriptor, so that one cache line shows that ranks agree
+  std::atomic<std::uint64_t> sequence;  ///< number of the announced operation; stored last, with release
+  std::uint64_t fingerprint;            ///< the descriptor's, so that one cache line shows that ranks agree
   std::byte tiny[kTiny];
   alignas(kApart) Descriptor descriptor;
 };
@@ -135,31 +137,31 @@ struct alignas(kApart) Counter {
 };
 
 struct alignas(kApart) RankState {
-  Counter staged;    ///< chunks that this rank has copied into its staging buffers
-  Counter reduced;   ///< chunks from whose inputs this rank has read all it needs
-  Counter folded;    ///< sequence of the last cross-memory reduction whose own slice this rank has folded
+  Counter staged;    ///< number of chunks that this rank has copied into its staging buffers
+  Counter reduced;   ///< number of chunks of which this rank has read all inputs that it needs
+  Counter folded;    ///< sequence of the last cross-memory reduction in which this rank has folded its own slice
   Counter finished;  ///< sequence of the last operation without staging in which this rank has read and written all
-  Counter probe;     ///< turns in the measurement of the cores' distance
-  alignas(kApart) std::atomic<std::uint32_t> ready;  ///< has mapped this memory
-  std::atomic<std::uint32_t> left;                   ///< its communicator was destroyed
-  std::atomic<std::uint32_t> reads_peers;            ///< may read all peers' memory (1), or not (2); 0: not known yet
-  std::atomic<std::uint32_t> away;                   ///< waits for a rank on another host, in a larger world
-  std::atomic<std::uint64_t> over;                   ///< operations that ended there after their turn (Queue)
-  /// Sequences of the last operations, by parity, in which this rank has made a result that is not finite and somebody
-  /// asks for it. Written before the counter that says that this rank has made its results.
+  Counter probe;     ///< turn in the measurement of the cores' distance
+  alignas(kApart) std::atomic<std::uint32_t> ready;  ///< 1 after this rank has mapped the control memory
+  std::atomic<std::uint32_t> left;                   ///< 1 after this rank's communicator was destroyed
+  std::atomic<std::uint32_t> reads_peers;            ///< 1: may read all peers' memory; 2: may not; 0: not known yet
+  std::atomic<std::uint32_t> away;                   ///< not 0 while this rank waits for another host in a larger world
+  std::atomic<std::uint64_t> over;                   ///< number of operations that have ended after their turn (Queue)
+  /// Sequences of the last operations, by parity, in which a check was asked for and this rank has made a result that
+  /// is not finite. Written before the counter that shows that this rank has made its results.
   std::atomic<std::uint64_t> non_finite[2];
-  /// Addresses of chunks, by the parity of their numbers, in this rank's process, where peers read them there. Written
-  /// before `staged`.
+  /// Addresses in this rank's process of chunks that peers read in its memory, by the parity of the chunks' numbers.
+  /// Written before `staged`.
   std::uint64_t borrowed[2];
-  std::uint64_t control_address;  ///< of this memory in its process; written before `ready`
-  sys::CoreSet cores;             ///< written before `ready`
+  std::uint64_t control_address;  ///< address of the control memory in this rank's process; written before `ready`
+  sys::CoreSet cores;             ///< cores on which this rank may run; written before `ready`
   Slot slots[2];
 
-  /// The last operation that this rank has come to. Any thread.
+  /// Sequence of the last operation that this rank has announced. Any thread.
   std::uint64_t begun() const noexcept { return std::max(slots[0].sequence.load(), slots[1].sequence.load()); }
 };
 
-/// Reason why the world ended. Written once, by the caller that changes `state` from kNone to kWriting.
+/// Reason why the world ended. Written once, by the thread that changes `state` from kNone to kWriting.
 struct AbortRecord {
   static constexpr std::uint32_t kNone = 0, kWriting = 1, kSet = 2;
   alignas(kLine) std::atomic<std::uint32_t> state;
@@ -170,17 +172,17 @@ struct AbortRecord {
   char text[1024];
 };
 
-/// A threshold that no size reaches.
+/// A limit that no size reaches.
 inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
-/// Rank 0's decisions for all (plan.h). Written before its `ready`.
+/// Decisions that rank 0 makes for all ranks (plan.h). Written before `plan_ready`.
 struct Plan {
   std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
-  std::uint64_t inline_root_bytes = 0;   ///< the same for reductions of which one rank has the result
-  std::uint64_t inline_copy_bytes = 0;   ///< the same for operations that only move data
+  std::uint64_t inline_root_bytes = 0;   ///< the same limit for reductions whose result one rank gets
+  std::uint64_t inline_copy_bytes = 0;   ///< the same limit for operations that only move data
   std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
-  std::uint64_t cross_copy_bytes = 0;    ///< the same for operations that only move data
-  std::uint64_t chunk_bytes = 0;         ///< staged operations go in chunks of this size
+  std::uint64_t cross_copy_bytes = 0;    ///< the same limit for operations that only move data
+  std::uint64_t chunk_bytes = 0;         ///< size of the chunks of staged operations
   std::uint32_t zero_copy = 1;           ///< registered memory is read in place
   std::uint32_t stores = 0;              ///< StorePolicy
 };
@@ -188,30 +190,30 @@ struct Plan {
 struct Header {
   static constexpr std::uint64_t kMagic = 0x35304c4f43484f43;  // "COHCOL05"
   std::uint64_t magic;
-  std::uint64_t id;  ///< of this world, not 0: random, for readers of several
+  std::uint64_t id;  ///< random number of this world, not 0: tells worlds apart in status pages
   std::uint32_t ranks;
   std::uint32_t chunk_bytes;
   Plan plan;
   std::atomic<std::uint32_t> plan_ready;
   AbortRecord abort;
-  alignas(kApart) std::atomic<std::uint32_t> bell;  ///< ranks that wait long sleep on it
+  alignas(kApart) std::atomic<std::uint32_t> bell;  ///< word on which ranks that wait long sleep
   alignas(kApart) std::atomic<std::uint32_t> sleepers;
   alignas(kApart) std::atomic<std::int64_t> join_tickets;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Header, rank states, payloads beside the slots, then each rank's staging buffers (two for its inputs, two for what
-/// it has reduced), then the rings of send and recv.
+/// Layout of the control memory: the header, the rank states, the payloads of the slots, each rank's staging buffers
+/// (two for its inputs, two for its reduced results), and the rings of send and recv.
 class ControlLayout {
  public:
   explicit ControlLayout(int ranks) : ranks_(static_cast<std::size_t>(ranks)) {}
 
-  /// The most that a chunk may have.
+  /// The largest size of a chunk.
   std::size_t chunk_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{256} << 10 : std::size_t{64} << 10; }
-  /// The best size: what is under way at once stays in the caches of a core, also of one that serves several ranks.
+  /// The best size of a chunk: the chunks in use stay in the caches of a core, even if it runs several ranks.
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
-  /// Space beside a slot, and so the most that `Plan::inline_bytes` may be.
+  /// Size of a slot's payload memory, and so the largest value of `Plan::inline_bytes`.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return rings_offset() + ring_layout().bytes(); }
   ShmRingLayout ring_layout() const noexcept { return ShmRingLayout(ranks_); }

@@ -11,11 +11,11 @@ namespace {
 
 enum class Path { Inline, ZeroCopy, ByOutput, Cross, Exchanged, Chunked };
 
-// Size up to which two ranks stage their whole inputs, which saves a wait; beyond it the fewer bytes of half of it
-// count for more.
+// Size up to which two ranks stage their whole inputs, which saves a wait. For larger inputs, staging only half the
+// bytes saves more.
 constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
 
-/// True if nothing has to be copied to where peers can read it.
+/// True if no rank has to copy data to memory that peers can read.
 bool is_in_place(const Context& context) noexcept {
   const Agreement& agreement = context.agreement;
   switch (agreement.agreed.kind) {
@@ -28,7 +28,7 @@ bool is_in_place(const Context& context) noexcept {
   }
 }
 
-/// Bytes that one rank reads of another at a time.
+/// Bytes that one rank reads from another with one system call.
 std::size_t bytes_at_once(const Context& context, const Request& request) {
   const auto ranks = static_cast<std::size_t>(context.size);
   const std::size_t agreed = static_cast<std::size_t>(context.agreement.agreed.count) * size_of(request.dtype);
@@ -49,7 +49,7 @@ Path choose(const Context& context, const Request& request) {
   const Agreement& agreement = context.agreement;
   const Kind kind = agreement.agreed.kind;
   if (context.is_inline) {
-    // A broadcast whose data is small but comes from another rank than announced did not come inline.
+    // The data of a small broadcast did not come inline if it comes from another rank than the announced root.
     return kind != Kind::Broadcast || agreement.root == agreement.agreed.root ? Path::Inline : Path::Chunked;
   }
   if (context.plan.zero_copy != 0) {
@@ -58,7 +58,7 @@ Path choose(const Context& context, const Request& request) {
   }
   const bool everyone = static_cast<int>(agreement.active.size()) == context.size;
   const std::uint64_t least = is_reduction(kind) ? context.plan.cross_reduce_bytes : context.plan.cross_copy_bytes;
-  // A system call has to pay.
+  // Reads through the kernel only if the size is worth a system call.
   if (everyone && bytes_at_once(context, request) >= least) return Path::Cross;
   const bool exchangeable = kind == Kind::AllReduce || kind == Kind::Reduce;
   return exchangeable && everyone && context.size == 2 && request.input_bytes() <= kMostExchanged ? Path::Exchanged
@@ -90,7 +90,7 @@ void move(Context& context, const Request& request, Path path) {
   move_direct(context, request);
 }
 
-/// A world of one.
+/// Runs an operation in a world of one.
 void run_alone(Context& context, const Request& request) {
   if (request.output == nullptr || request.output_count == 0) return;
   if (request.weighted && request.weight == 0) {
@@ -108,7 +108,7 @@ void run_alone(Context& context, const Request& request) {
   }
 }
 
-// Reports on an all_reduce in which this rank has seen what all others have posted. It knows what it has folded itself.
+// Notes whether the results of an all_reduce are finite. This rank knows its own, and has seen the posts of all others.
 void report_finite(const Context& context, FiniteCheck& finite_check) noexcept {
   bool finite = !context.non_finite;
   for (int rank = 0; rank < context.size && finite; ++rank) {
@@ -145,7 +145,7 @@ void execute(Context& context, const Request& request, CollectiveEvent* event) {
     case Kind::Barrier:
     case Kind::Joined:
     case Kind::Send:
-    case Kind::Recv: return;  // a barrier is done when all have come
+    case Kind::Recv: return;  // a barrier is done after the round
   }
 }
 
@@ -168,7 +168,7 @@ void complete(Context& context, const Request& request, CollectiveEvent* event) 
     return context.lane().end(context.sequence);
   }
   execute(context, request, event);
-  // A rank that comes late can complete what others have given up, with what their memory holds by then.
+  // A late rank can complete an operation that others have given up, reading memory that they have changed since.
   if (!context.is_inline) context.check_reads();
   if (request.finite_check) report_finite(context, *request.finite_check);
   context.lane().end(context.sequence);
@@ -183,7 +183,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
     announce_joined(context, ticket);
     gather(context);
     if (context.agreement.active.empty()) break;
-    if (disagreement(context)) continue;  // the active ranks report it; this one gave nothing that could be wrong
+    if (disagreement(context)) continue;  // the active ranks report it; this rank gave no description
     if (context.agreement.agreed.round != 0) continue;
     const Request served = request_to_serve(context.agreement.agreed);
     choose_inline(context, served);
@@ -195,7 +195,7 @@ int join(Context& context, std::chrono::milliseconds patience) {
 
 namespace {
 
-/// All ranks of the host begin this, each with its own memory.
+/// Begins a part that all ranks of the host run, each on its own memory.
 void begin_part(Context& context, const Request& part) {
   context.agreement.settle_on(describe(part));
   context.serving = false;
@@ -204,7 +204,7 @@ void begin_part(Context& context, const Request& part) {
   if (is_reduction(part.kind)) context.contributors.set(context.agreement);
 }
 
-/// The ranks' counters where one rank alone stages.
+/// The ranks' counters, for an operation in which only the root stages.
 struct RootStages {
   using State = RankState;
   Context& context;
@@ -216,7 +216,7 @@ struct RootStages {
   }
   void post(Context::CounterOf counter, std::uint64_t number) const noexcept {
     if (counter != &RankState::staged || context.rank == root) return context.post(counter, number);
-    publish(context.state(context.rank).staged.value, number);  // nobody is to wake for it
+    publish(context.state(context.rank).staged.value, number);  // wakes no rank, since none waits for this counter
   }
 };
 
@@ -231,7 +231,7 @@ const Agreement& meet(Context& context, const Descriptor& own, const Request* re
   brought = own;
   brought.check_finite = 0;
   if (request != nullptr && !with_input) note_memory(context, *request, brought);
-  const bool brings = with_input && context.rank != 0 && request->input_count > 0;  // rank 0 has its own
+  const bool brings = with_input && context.rank != 0 && request->input_count > 0;  // rank 0 folds its own input itself
   publish_descriptor(context, brings ? request : nullptr);
   gather(context);
   context.measure_again();
@@ -263,8 +263,8 @@ void hand_out(Context& context, int root, void* data, std::size_t bytes) {
       });
 }
 
-// Registered inputs are read in place, at once: they have been there since all met. A rank may change its input again
-// when the all_gather that ends the block has begun on all ranks.
+// Registered inputs are read in place without waiting: they have been valid since `meet`. A rank may change its input
+// again after the all_gather that ends the block has begun on all ranks.
 void reduce_scatter_part(Context& context, const Request& part, std::optional<std::int64_t> begin) {
   begin_part(context, part);
   if (begin && context.plan.zero_copy != 0) {
@@ -295,7 +295,7 @@ std::uint64_t all_gather_part(Context& context, const Request& part) {
       },
       [&](std::uint64_t, std::uint64_t number) {
         for (int step = 0; step < context.size; ++step) {
-          const int source = (context.rank + step) % context.size;  // not all at the same one
+          const int source = (context.rank + step) % context.size;  // ranks begin at different sources
           const MovedBlock block = block_of(context, part, source, context.rank);
           std::byte* const to = static_cast<std::byte*>(part.output) + block.to;
           if (source == context.rank) {

@@ -20,13 +20,14 @@
 namespace cohort::comm::local {
 namespace {
 
-// How long the caller of a small operation waits for peers that are late before it goes on and leaves the rest to
-// others.
+// Time for which the caller of a small operation waits for late peers before it returns and leaves the operation to the
+// queue.
 constexpr auto kPatience = std::chrono::microseconds(100);
 
-// A thread that starts an operation mostly waits for it next, and then runs it itself; waking the queue's thread for it
-// would cost tens of microseconds on virtual machines, and a core. So for a while after an operation that thread polls,
-// this often, whether one has been left to it; only one that others are queued behind wakes it.
+// A thread that starts an operation usually waits for it next, and then runs it itself; waking the queue's thread would
+// cost tens of microseconds on virtual machines, and a core. So for the time kAwake after an operation the queue's
+// thread polls at this interval for operations that no other thread runs, and a single queued operation does not wake
+// the thread.
 constexpr auto kDoze = std::chrono::milliseconds(1);
 constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
 constexpr auto kAwake = std::chrono::milliseconds(20);
@@ -34,7 +35,7 @@ constexpr auto kAwake = std::chrono::milliseconds(20);
 }  // namespace
 
 Core::Core(const FormOptions& options, std::unique_ptr<Rendezvous> point)
-    : Queue(times::wanted() && !options.label),  // else the larger world's operations are measured
+    : Queue(times::wanted() && !options.label),  // with a label, the larger world measures its operations
       world_(options, std::move(point)),
       context_(world_, waiters_, options) {
   if (options.label || world_.size() == 1) return;
@@ -62,7 +63,7 @@ Work Core::submit(const Request& request) {
   bool late = false;
   std::optional<times::Exposed> exposed;
   if (timed_) exposed.emplace();
-  const auto& waited_ns = world_.collectives().waited_ns;  // the clock twice would be dear here
+  const auto& waited_ns = world_.collectives().waited_ns;  // used since reading the clock twice would take too long
   const std::uint64_t waited_before = waited_ns.load(std::memory_order_relaxed);
   std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
     announce(context_, request);
@@ -112,7 +113,7 @@ bool Core::wants_rousing() {
   try {
     thread_ =
         sys::start_without_signals([self = std::static_pointer_cast<Core>(shared_from_this())] { self->progress(); });
-  } catch (const std::system_error& error) {  // then operations run when they are waited for
+  } catch (const std::system_error& error) {  // without the thread, operations run when they are waited for
     log::warn("comm", "no progress thread, operations run when they are waited for -- {}", error.what());
   }
   return rousing;
@@ -149,7 +150,7 @@ class LocalBlock final : public MemoryBlock {
   }
   ~LocalBlock() override {
     if (guard_->in_child()) {
-      // The mesh belongs to the parent; this child's mapping goes when the child does.
+      // In a forked child the mesh belongs to the parent, and the mapping is kept until the child ends.
       static_cast<void>(new std::shared_ptr<sys::Mapping>(std::move(segment_)));
       return;
     }
@@ -188,20 +189,20 @@ std::shared_ptr<MemoryBlock> LocalCommunicator::allocate(std::size_t bytes) {
 
 namespace {
 
-/// Memory of rank 0, as mapped here.
+/// Memory of rank 0, mapped in this process.
 struct SharedBlock final : MemoryBlock {
   std::shared_ptr<const sys::Mapping> mapping;
 };
 
-// Runs in its turn, since that is where peers' segments are mapped: rank 0 announces its segment, the others map it,
-// and all learn whether all could.
+// Shares a segment in a turn of the queue, since peers' segments are mapped by the thread that runs operations: rank 0
+// announces its segment, the others map it, and all learn whether all ranks could.
 class Sharing final : public Composite {
  public:
   struct Row {
     std::uint64_t bytes = 0;
     std::uint64_t announcements = 0;
     std::uint32_t segment = 0;
-    std::int32_t failure = 0;  // an ErrorCode, + 1
+    std::int32_t failure = 0;  // ErrorCode + 1; 0: none
     char why[232] = {};
     void fail(const Error& error) noexcept {
       failure = static_cast<std::int32_t>(error.code()) + 1;

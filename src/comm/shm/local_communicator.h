@@ -23,14 +23,14 @@
 
 namespace cohort::comm::local {
 
-// Channels through shared memory, for the matcher of sends and receives: headers in the cells of a ring (control.h),
-// small payloads in or beside them; an offered payload is read by the receiver out of the sender's memory through the
-// kernel, or, if it may not, sent in fragments through the cells. Owned by the core of a world on one host, or of a
-// larger world that it is part of, whose ranks are meant here. For the permitted callers, see engine/channel.h.
+// Channels through shared memory, for the matcher of sends and receives. Headers are in the cells of a ring
+// (control.h), small payloads in or beside the cells. The receiver reads an offered payload from the sender's memory
+// through the kernel, or, if it may not, is sent the payload in fragments through the cells. Owned by the core of a
+// world on one host, or of a larger world, whose rank numbers are then used. Callers: see engine/channel.h.
 class ShmChannels final : public messages::Channels {
  public:
-  /// `here`: the ranks of this host, ascending, as senders call them. The world is formed, with its plan made, and
-  /// outlives the rings.
+  /// `here`: the ranks of this host, ascending, by their numbers in the world of the matcher. `world` has been formed
+  /// and has a plan, and outlives the channels.
   ShmChannels(const World& world, std::vector<int> here);
 
   bool leads_to(int peer) const noexcept override;
@@ -52,11 +52,11 @@ class ShmChannels final : public messages::Channels {
   std::byte* const base_;
   WakeupWord& wakeup_;
   const bool pulls_allowed_;
-  std::atomic<int> pulls_to_do_{0};  // that no thread is at
+  std::atomic<int> pulls_to_do_{0};  // number of pulls on which no thread works
 };
 
-// The operations of a world on one host: small ones are carried out by the caller at once, others by the queue, whose
-// thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
+// The operations of a world on one host. The caller itself carries out small operations if all ranks come soon, the
+// queue all others; its thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
 
 /// State shared by the communicator, its Works and its threads.
 class Core final : public Queue {
@@ -73,8 +73,8 @@ class Core final : public Queue {
   const std::shared_ptr<ForkGuard>& guard() const noexcept { return guard_; }
 
  private:
-  // Once all ranks have come, such an operation takes no more than a few times as long as waking a thread for it (20 us
-  // on virtual machines, and the thread then takes a core from threads that compute).
+  // Limit of an operation that, after all ranks have come, takes at most a few times as long as waking a thread for it.
+  // (Waking takes 20 us on virtual machines, and the thread then takes a core from threads that compute.)
   static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
 
   bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
@@ -99,22 +99,22 @@ class Core final : public Queue {
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();
   World world_;
   Context context_;
-  // Not of a world of one, and not of part of a larger world, which has its own.
+  // Empty in a world of one, and in a part of a larger world, which has its own.
   std::optional<ShmChannels> channels_;
   std::optional<messages::Matcher> matcher_;
-  bool dozing_ = false;                   // the thread looks by itself before long
-  std::shared_ptr<sys::Mapping> fusing_;  // registered memory
+  bool dozing_ = false;                   // the thread sleeps, but soon looks for operations without being woken
+  std::shared_ptr<sys::Mapping> fusing_;  // registered memory in which small buffers are carried out together
 };
 
 // The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.
 class LocalCommunicator final : public QueueCommunicator {
  public:
-  /// `point`: of a group, whose members have exchanged their addresses; else the store has them.
+  /// `point`: for a group, whose members have exchanged their entries; if null, they are exchanged through the store.
   explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;
   std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) override;
-  /// For a larger world that this one is part of.
+  /// The core, for a larger world of which this one is a part.
   Core& core() const noexcept { return static_cast<Core&>(*queue_); }
 
  private:

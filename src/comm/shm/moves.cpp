@@ -14,13 +14,14 @@
 namespace cohort::comm::local {
 namespace {
 
-/// All targets receive the same bytes of a source.
+/// True if all targets receive the same bytes of a source.
 bool shared_blocks(Kind kind) noexcept {
   return kind == Kind::Broadcast || kind == Kind::AllGather || kind == Kind::AllGatherV || kind == Kind::Gather ||
          kind == Kind::GatherV || kind == Kind::Split;
 }
 
-/// Notes where the block lies, where that is as good as a copy to `to`.
+/// Notes the block's location in `request.borrowed` instead of copying the block to `to`. Returns false if it has to be
+/// copied.
 bool lend(Context& context, const Request& request, int source, const MovedBlock& block, const std::byte* to) {
   const std::byte* from = nullptr;
   std::shared_ptr<const sys::Mapping> memory;
@@ -92,14 +93,15 @@ void move_inline(Context& context, const Request& request) {
   for (int source = 0; source < context.size; ++source) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
-    // Read from the slot also where it is this rank's own: the input as it was given, not as the caller has changed it.
+    // This rank's own input is read from its slot as well: there it is as it was given, even if the caller has changed
+    // it since.
     std::memmove(static_cast<std::byte*>(request.output) + own.to, context.inline_input(source) + own.from, own.bytes);
   }
 }
 
 void move_direct(Context& context, const Request& request) {
   for (int step = 0; step < context.size && !context.serving; ++step) {
-    const int source = (context.rank + step) % context.size;  // not all at the same one
+    const int source = (context.rank + step) % context.size;  // ranks begin at different sources
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
     std::byte* const to = static_cast<std::byte*>(request.output) + own.to;
@@ -139,7 +141,7 @@ void move_chunked(Context& context, const Request& request) {
   const auto copy_out = [&](std::uint64_t chunk, std::uint64_t number) {
     const std::size_t begin = static_cast<std::size_t>(chunk) * per_chunk;
     for (int step = 0; step < context.size && !context.serving; ++step) {
-      const int source = (context.rank + step) % context.size;  // not all at the same one
+      const int source = (context.rank + step) % context.size;  // ranks begin at different sources
       const MovedBlock whole = block_of(context, request, source, context.rank);
       const std::size_t bytes = bytes_of(whole, begin);
       if (bytes == 0) continue;
@@ -164,7 +166,7 @@ void move_chunked(Context& context, const Request& request) {
 
 namespace {
 
-/// True if this rank's input goes with its descriptor.
+/// True if this rank's input is sent with its descriptor.
 bool brings_inline(const Context& context, const Request& request) noexcept {
   if (request.input_count == 0 || !context.is_inline) return false;
   const bool is_root = request.root == context.rank;
@@ -201,7 +203,7 @@ void announce(Context& context, const Request& request) {
   Descriptor& own = context.slot(context.rank).descriptor;
   own = describe(request);
   say_begun(context, own);
-  // Else nobody will look at the memory itself.
+  // Otherwise no peer accesses the memory itself.
   if (!context.is_inline && request.round == nullptr) note_memory(context, request, own);
   if (request.kind == Kind::AllToAllV) note_counts(context, *request.counts);
   publish_descriptor(context, brings_inline(context, request) ? &request : nullptr);

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t kTrips = 12;
 constexpr std::uint64_t kRepeats = 3;
 constexpr std::uint64_t kTurnsOfTrial = 3 * kRepeats;
-constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // once, for all operations to come
+constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // more repeats than a trial, since reading is measured only once
 constexpr std::size_t kLargeRead = std::size_t{32} << 10;
 constexpr std::size_t kSmallRead = std::size_t{4} << 10;
 constexpr std::uint64_t kMostReading = std::uint64_t{1} << 20;
@@ -37,8 +37,8 @@ double since(Clock::time_point begin, double unit) noexcept {
 
 void Distance::measure(std::chrono::microseconds patience) noexcept {
   const std::uint64_t first = turns_ + 1;
-  turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last is the end
-  // Ranks that share a core would measure the scheduler.
+  turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last turn is the end
+  // If ranks shared a core, this would measure the scheduler.
   if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
   if (buffer_.empty()) buffer_.resize(trial_bytes());
   double cached = 0;
@@ -48,7 +48,7 @@ void Distance::measure(std::chrono::microseconds patience) noexcept {
     cached_ = cached;
     streamed_ = streamed;
   }
-  // Also where this rank gave up: the partner need not wait for it.
+  // The end is published even if this rank gave up, so that the partner does not wait for it.
   world_.state(world_.rank()).probe.value.store(turns_, std::memory_order_release);
 }
 
@@ -69,8 +69,8 @@ void Distance::measure_reading(std::chrono::microseconds patience) noexcept {
 
 std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
-  // Staging also waits for its chunks: measured in whole operations, reading is ahead until it takes twice as long for
-  // each byte, and from the size at which beginning it takes half as long as staging.
+  // Staging also waits for its chunks: in whole operations, reading is faster unless it takes more than twice as long
+  // for each byte, and from the size whose staging takes half as long as the fixed cost of reading.
   const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
   if (read_byte_ > 2 * staged_byte) return kNever;
   const double bytes = read_begin_ / (2 * staged_byte);
@@ -82,7 +82,7 @@ std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   return least;
 }
 
-// The partner may come a little later.
+// Waits for the partner to begin the measurement, for about `patience`.
 bool Distance::meet(std::uint64_t turn, std::chrono::microseconds patience) noexcept {
   world_.state(world_.rank()).probe.value.store(turn, std::memory_order_release);
   const auto begin = Clock::now();
@@ -97,7 +97,7 @@ bool Distance::await(std::uint64_t turn) const noexcept {
   const std::atomic<std::uint64_t>& theirs = world_.state(world_.rank() ^ 1).probe.value;
   for (int spins = 0; spins < 10000; ++spins) {
     const std::uint64_t reached = theirs.load(std::memory_order_acquire);
-    // A peer at the end before its time has given up, and its answers would seem to take no time.
+    // A partner that is at the end too early has given up; its answers would seem to take no time.
     if (reached >= turn) return reached < turns_ || turn + 1 == turns_;
     sys::cpu_relax();
   }
@@ -120,7 +120,7 @@ bool Distance::trips(std::uint64_t first) noexcept {
   return true;
 }
 
-// Both write a staging buffer of their own and read the other's.
+// Measures the time in which both ranks write a staging buffer of their own and read the other's.
 bool Distance::trial(std::uint64_t first, Stores stores, double& microseconds) noexcept {
   const int rank = world_.rank();
   const ControlLayout& layout = world_.layout();
@@ -141,7 +141,7 @@ bool Distance::trial(std::uint64_t first, Stores stores, double& microseconds) n
   return true;
 }
 
-// Both write a staging buffer of their own and read the other's through the kernel; timed is the reading.
+// Both ranks write a staging buffer of their own and read the other's through the kernel. Measures only the reading.
 bool Distance::read_trial(std::uint64_t first, std::size_t bytes, double& microseconds) noexcept {
   const int rank = world_.rank();
   const ControlLayout& layout = world_.layout();
@@ -168,7 +168,7 @@ bool Distance::read_trial(std::uint64_t first, std::size_t bytes, double& micros
 
 namespace {
 
-/// "64K", "1M", "4096".
+/// Parses a size such as "64K", "1M" or "4096".
 std::optional<std::uint64_t> parse_size(std::string_view text) {
   std::uint64_t unit = 1;
   if (!text.empty()) {
@@ -239,16 +239,16 @@ Result<void> force(Plan& plan, std::string_view text, const ControlLayout& layou
 Plan make_plan(const World& world, bool cross, const Distance& distance) {
   const ControlLayout& layout = world.layout();
   Plan plan;
-  // Measured on two machines (bench/RESULTS.md): every rank folding everything pays up to here; with more ranks than
-  // cores a second wait is dearer.
+  // Limits measured on two machines (bench/RESULTS.md): up to these sizes it is faster if every rank folds everything.
+  // With more ranks than cores a second wait costs more.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
-  // One rank folds everything: the others are then done, and may begin the next while it does.
+  // If one rank folds everything, the others are done, and may begin the next operation meanwhile.
   plan.inline_root_bytes = layout.payload_bytes();
   const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kLeastReading) : kNever;
   plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kLeastReading));
   plan.chunk_bytes = layout.usual_chunk_bytes();
-  // Reductions do not: data that a peer has just written comes slower through the kernel than by staging buffers.
+  // Reductions do not read through the kernel: for data that a peer has just written it is slower than staging.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));

@@ -1,7 +1,7 @@
-// Model tests of protocol.h: Relacy runs it on words of its own, tries interleavings of the ranks, lets each load see
-// every value that C++'s memory model allows, and reports data races in the buffers beside. Each model is also run with
-// faults in it, which Relacy has to find: a model that cannot fail shows nothing. Not modelled: that sleepers are woken
-// in time, since they sleep in short slices (context.h).
+// Model tests of protocol.h. Relacy runs protocol.h on words of its own, tries interleavings of the ranks, lets each
+// load see every value that C++'s memory model allows, and reports data races in the buffers. Each model is also run
+// with faults, which Relacy has to find: a model that cannot fail shows nothing. Wakeups are not modelled, since ranks
+// sleep in short slices (context.h).
 #include "comm/shm/protocol.h"
 
 #include <array>
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include <relacy/relacy.hpp>
-// Relacy renames what std::atomic and the heap are called by; protocol.h is templates that were read before.
+// Relacy defines macros with names of std::atomic and the heap. protocol.h was included before, since it has templates.
 #undef memory_order_relaxed
 #undef memory_order_consume
 #undef memory_order_acquire
@@ -39,7 +39,7 @@ rl::memory_order modelled(std::memory_order order) {
   }
 }
 
-/// A word of shared memory, with what protocol.h needs of std::atomic.
+/// A word of shared memory, with the members of std::atomic that protocol.h uses.
 template <class T>
 class Word {
  public:
@@ -67,7 +67,7 @@ namespace {
 
 void wait_a_turn() { rl::yield(1, $); }
 
-/// Plain memory: an access that may race with another one is an error.
+/// Memory without synchronization: an access that may race with another access is an error.
 class Plain {
  public:
   void write(int value) { value_($) = value; }
@@ -77,7 +77,7 @@ class Plain {
   rl::var<int> value_;
 };
 
-/// Operations of all kinds, one after the other: each begins with announcements, then chunks go through the buffers.
+/// Operations of all kinds, one after the other. Each begins with announcements; then chunks are moved through buffers.
 template <int kRanks>
 struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
   static constexpr int kChunks = 3;
@@ -132,7 +132,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
       RL_ASSERT(slot.payload.read() == value(rank, sequence, 0));
     }
   }
-  /// Rank 0's memory is borrowed in every other operation of this kind, as a rank with registered memory does.
+  /// Moves chunks with run_one_ahead. `lends`: peers read rank 0's memory in place, as they read registered memory.
   void one_ahead(Context& context, std::uint64_t sequence, std::uint64_t base, bool lends) {
     const bool in_place = lends && context.rank == 0;
     for (int i = 0; i < kChunks && in_place; ++i) {
@@ -151,7 +151,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
             RL_ASSERT(from.read() == value(rank, sequence, chunk));
           }
         });
-    if (in_place) context.own().borrowed[kChunks - 1].write(0);  // the program has its memory back
+    if (in_place) context.own().borrowed[kChunks - 1].write(0);  // the program may write its memory again
   }
   std::uint64_t three_stages(Context& context, std::uint64_t sequence, std::uint64_t base) {
     announce(context, sequence);
@@ -185,7 +185,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
   }
 };
 
-/// A sender and a receiver of a channel with two cells.
+/// The sender and the receiver of a ring with two cells.
 struct Ring : rl::test_suite<Ring, 2> {
   static constexpr std::size_t kCells = 2;
   static constexpr std::uint64_t kMessages = 5;
@@ -226,12 +226,12 @@ struct Ring : rl::test_suite<Ring, 2> {
   void thread(unsigned index) { index == 0 ? send() : receive(); }
 };
 
-/// Two ranks give up, the first of them takes its memory back; a late rank reads that memory.
+/// Two ranks end the world, and the first of them reuses its memory; a late rank reads that memory.
 struct LateReader : rl::test_suite<LateReader, 3> {
   static constexpr std::uint32_t kNone = 0, kWriting = 1;
   Word<std::uint32_t> state;
-  // Memory that a peer may read while its owner writes: that is what `ended_before_reads` is for, so it is no plain
-  // one.
+  // Memory that a peer may read while its owner writes, which `ended_before_reads` detects. So this is no Plain, whose
+  // races are errors.
   Word<int> memory;
   rl::var<int> firsts;
 
@@ -242,7 +242,7 @@ struct LateReader : rl::test_suite<LateReader, 3> {
   }
   void thread(unsigned index) {
     if (index < 2) {
-      if (begin_end(state, kNone, kWriting)) firsts($) = firsts($) + 1;  // two would race
+      if (begin_end(state, kNone, kWriting)) firsts($) = firsts($) + 1;  // two first callers would race
       if (index == 0) memory.store(1, std::memory_order_relaxed);
     } else {
       const int seen = memory.load(std::memory_order_relaxed);
@@ -252,18 +252,18 @@ struct LateReader : rl::test_suite<LateReader, 3> {
   void after() { RL_ASSERT(firsts($) == 1); }
 };
 
-/// Relacy's output. In memory of its own: Relacy looks after the heap while it writes.
+/// Relacy's output. Uses no heap, since Relacy tracks the heap while it writes.
 class Report : public std::streambuf {
  public:
   Report() { setp(text_.data(), text_.data() + text_.size()); }
   std::string_view text() const { return {pbase(), static_cast<std::size_t>(pptr() - pbase())}; }
 
  private:
-  int overflow(int) override { return 0; }  // the beginning says what was found
+  int overflow(int) override { return 0; }  // the beginning of the output is enough: it names the fault
   std::array<char, 200000> text_;
 };
 
-/// True if the model holds; prints what was found if that is not what was expected.
+/// Runs a model with a fault. Returns true if the result is as expected (`holds`); otherwise prints what Relacy found.
 template <class Model>
 bool check(const std::string& name, Fault with, bool holds, rl::iteration_t iterations) {
   fault = with;

@@ -8,9 +8,9 @@ namespace cohort::comm::local {
 
 namespace {
 
-// How the algorithms fold: the inputs of a reduction's contributors, by ascending rank, wherever they lie.
+// Folding the inputs of a reduction's contributors, by ascending rank, in any kind of memory.
 
-/// Folds the context's inputs and outputs.
+/// Folds the context's `fold_inputs` to its `fold_outputs`.
 void fold_collected(Context& context, std::int64_t count, Stores stores = Stores::Cached) {
   const Descriptor& agreed = context.agreement.agreed;
   FoldJob job;
@@ -27,7 +27,7 @@ void fold_collected(Context& context, std::int64_t count, Stores stores = Stores
   fold(job);
 }
 
-/// Collects the inputs to fold: `input_of(rank)` is where a member's elements lie.
+/// Collects the inputs to fold. `input_of(rank)` returns the address of a contributor's elements.
 template <class InputOf>
 void collect_inputs(Context& context, InputOf input_of) {
   context.fold_inputs.clear();
@@ -60,7 +60,7 @@ void fold_pieces(Context& context, std::int64_t count, Stores stores) {
 
 namespace {
 
-/// Folds a slice of the inputs to `to`, piece by piece out of the peers' memory, in place or through the kernel.
+/// Folds a slice of the inputs to `to`, piece by piece from the peers' memory, in place or through the kernel.
 void fold_from_peers(Context& context, const Request& request, const Slice& slice, void* to) {
   constexpr std::int64_t kPiecesBetweenLooks = 64;
   const std::size_t element = size_of(request.dtype);
@@ -77,9 +77,9 @@ void fold_from_peers(Context& context, const Request& request, const Slice& slic
   }
 }
 
-// all_reduce and reduce. In a reduce only the root gets the result, so that what is said of the others does not apply.
+// all_reduce and reduce. In a reduce only the root gets the result, and the other ranks write none.
 
-/// A buffer of so many elements, a chunk's worth at a time.
+/// The division of an operation's elements into chunks.
 struct ChunkedBuffer {
   ChunkedBuffer(const Context& context, const Request& request)
       : element(size_of(request.dtype)),
@@ -103,7 +103,7 @@ struct ChunkedBuffer {
 void reduce_inline(Context& context, const Request& request) {
   if (context.serving || !context.gets_result(context.rank)) return;
   fold_members(context, request.input_count, request.output, [&](int member) -> const void* {
-    // In a reduce only this rank needs its own input.
+    // In a reduce only this rank needs its own input, so it was not sent inline.
     return context.is_rooted() && member == context.rank ? request.input : context.inline_input(member);
   });
 }
@@ -115,7 +115,7 @@ void fold_in_place(Context& context, const Request& request, Stores stores) {
   const Slice slice =
       slice_of(request.input_count, element, context.rank, context.size, context.agreement.agreed.output_offset);
   collect_inputs(context, [&](int member) {
-    // Memory that no other rank can read has been copied to the output by all_reduce_by_output.
+    // An input that no other rank can read has been copied to its rank's output by all_reduce_by_output.
     const bool readable = member == context.rank || context.mapped(member);
     return at(readable ? context.input_of(member, request) : context.output_of(member, request), slice.begin, element);
   });
@@ -133,7 +133,7 @@ void fold_in_place(Context& context, const Request& request, Stores stores) {
 
 void reduce_zero_copy(Context& context, const Request& request) { fold_in_place(context, request, Stores::Cached); }
 
-// Inputs that are not registered lend their ranks' outputs to the slices that other ranks fold.
+// A rank whose input is not registered first copies the slices that other ranks fold to its output, for them to read.
 void all_reduce_by_output(Context& context, const Request& request) {
   if (!context.serving && !context.mapped(context.rank)) {
     const std::size_t element = size_of(request.dtype);
@@ -149,16 +149,16 @@ void all_reduce_by_output(Context& context, const Request& request) {
   fold_in_place(context, request, context.stores_for(request.output_bytes() / static_cast<std::size_t>(context.size)));
 }
 
-// Each rank folds its slice into its own output, and then reads the others' slices from theirs. Nobody writes what a
-// peer may still read: a rank's own slice is read by itself alone, and the rest of its output is written once all have
-// folded.
+// Each rank folds its slice into its own output, and then reads the other ranks' slices from their outputs. No rank
+// writes memory that a peer may still read: only the rank itself reads the input of its own slice, and it writes the
+// rest of its output after all have folded.
 void all_reduce_cross(Context& context, const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const Slice own = slice_of(request.input_count, element, context.rank, context.size, 0);
   fold_from_peers(context, request, own, at(request.output, own.begin, element));
   context.meet_at(&RankState::folded);
   for (int step = 1; step < context.size; ++step) {
-    const int rank = (context.rank + step) % context.size;  // not all at the same one
+    const int rank = (context.rank + step) % context.size;  // ranks begin at different peers
     const Slice theirs = slice_of(request.input_count, element, rank, context.size, 0);
     context.pull(rank, context.brought(rank).output(), static_cast<std::size_t>(theirs.begin) * element,
                  static_cast<std::size_t>(theirs.count()) * element, at(request.output, theirs.begin, element));
@@ -166,7 +166,7 @@ void all_reduce_cross(Context& context, const Request& request) {
   context.finish_round();
 }
 
-// One wait for each chunk, and nothing to copy out.
+// Needs one wait for each chunk, and no copying out.
 void reduce_exchanged(Context& context, const Request& request) {
   const ChunkedBuffer buffer(context, request);
   Chunks chunks = context.next_chunks(buffer.count);
@@ -187,7 +187,7 @@ void reduce_exchanged(Context& context, const Request& request) {
   run_one_ahead(context, chunks, copy_in, fold_both);
 }
 
-// Every rank folds its slice of each chunk. Registered memory, or memory readable through the kernel, is not copied in.
+// Every rank folds its slice of each chunk. Inputs that are registered, or read through the kernel, are not copied in.
 void reduce_chunked(Context& context, const Request& request, bool cross) {
   const ChunkedBuffer buffer(context, request);
   const std::size_t element = buffer.element;
@@ -197,7 +197,7 @@ void reduce_chunked(Context& context, const Request& request, bool cross) {
   const auto share = [&](const Slice& chunk, int rank) {
     return slice_of(chunk.count(), element, rank, context.size, 0);
   };
-  // The part of a chunk that the others need: all but the own slice.
+  // Copies in the part of a chunk that the others need: all except this rank's own slice.
   const auto copy_in = [&](std::uint64_t number_of, std::uint64_t number) {
     if (context.serving || context.mapped(own_rank) || cross) return;
     const Slice chunk = buffer.of(number_of);
@@ -229,7 +229,7 @@ void reduce_chunked(Context& context, const Request& request, bool cross) {
     if (!gets_result) return;
     const Slice chunk = buffer.of(number_of);
     for (int step = 1; step < context.size; ++step) {
-      const int rank = (own_rank + step) % context.size;  // not all at the same one
+      const int rank = (own_rank + step) % context.size;  // ranks begin at different peers
       const Slice theirs = share(chunk, rank);
       std::memcpy(at(request.output, chunk.begin + theirs.begin, element),
                   at(context.results(rank, number), theirs.begin, element),
@@ -239,7 +239,7 @@ void reduce_chunked(Context& context, const Request& request, bool cross) {
   context.chunks = run_three_stages(context, {context.chunks, buffer.count}, copy_in, fold_own, copy_out);
 }
 
-// reduce_scatter and reduce_scatter_v: every rank folds what it keeps.
+// reduce_scatter and reduce_scatter_v: every rank folds the part that it keeps.
 
 void reduce_scatter_inline(Context& context, const Request& request) {
   const Slice own = kept_by(request, context.rank);
@@ -251,7 +251,7 @@ void reduce_scatter_direct(Context& context, const Request& request) {
   fold_from_peers(context, request, kept_by(request, context.rank), request.output);
 }
 
-// A chunk holds the same range of what every rank keeps.
+// A chunk holds the same range of each rank's part.
 void reduce_scatter_chunked(Context& context, const Request& request) {
   const std::size_t element = size_of(request.dtype);
   std::int64_t longest = 0;
@@ -273,7 +273,7 @@ void reduce_scatter_chunked(Context& context, const Request& request) {
   };
   const auto fold_own = [&](std::uint64_t chunk, std::uint64_t number) {
     const Slice own = range(context.rank, chunk);
-    if (own.count() == 0) return;  // there may be no output at all
+    if (own.count() == 0) return;  // the output may be null
     void* const to = at(request.output, static_cast<std::int64_t>(chunk) * per_chunk, element);
     fold_members(context, own.count(), to, [&](int member) -> const std::byte* {
       if (member == context.rank || context.mapped(member)) {

@@ -25,7 +25,7 @@ Mesh::Mesh(int rank, std::vector<Peer> peers)
     : rank_(rank), peers_(std::move(peers)), incoming_(peers_.size()), queues_(peers_.size()) {}
 
 Result<std::shared_ptr<sys::Mapping>> Mesh::create_segment(std::size_t bytes, std::uint32_t& id) {
-  auto made = sys::create_shared_segment("cohort", bytes);  // without the lock: it may take long
+  auto made = sys::create_shared_segment("cohort", bytes);  // without the lock, since this may take long
   if (!made) return tl::unexpected(made.error());
   auto mapping = std::make_shared<sys::Mapping>(std::move(made->mapping));
   const std::lock_guard lock(mutex_);
@@ -93,8 +93,8 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
     const ssize_t sent = sys::send_with_fd(peers_[peer].socket.get(), &next.message, sizeof next.message,
                                            next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    // No space, or too many descriptors under way: later. Any other failure means that the peer is gone, which is
-    // found out and named where it is waited for.
+    // If there is no space, or too many descriptors are in flight, the message is sent later. Any other failure means
+    // that the peer is gone, which is reported by the operation that waits for it.
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS)) return;
     if (sent < 0) {
       queue.clear();
@@ -127,7 +127,7 @@ Result<void> Mesh::receive(int rank, std::uint64_t announcements) {
       Remote remote;
       remote.bytes = message.bytes;
       if (auto mapping = sys::map_shared_segment(fd.get(), message.bytes)) {
-        remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));  // and no descriptor is held for it
+        remote.mapping = std::make_shared<sys::Mapping>(*std::move(mapping));  // needs no descriptor any more
       } else {
         remote.fd = std::move(fd);
       }
@@ -183,7 +183,7 @@ using Token = std::array<char, kTokenBytes>;
 
 struct Hello {
   std::uint64_t magic = kMagic;
-  Token token{};  ///< the receiver's
+  Token token{};  ///< the token of the receiver's entry
   std::int32_t rank = 0;
   std::int32_t pid = 0;
   std::uint64_t start_time = 0;
@@ -199,7 +199,7 @@ std::uint64_t random_id() {
   return id | 1;
 }
 
-/// The pid as this process sees it; nullopt for a process of another user.
+/// The peer's pid as this process sees it; nullopt for a process of another user.
 std::optional<pid_t> trusted_pid(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
@@ -224,7 +224,7 @@ Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
   if (!listener.socket) throw_system("socket");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // With the family alone the kernel picks a free abstract name: nothing appears in the file system.
+  // If only the family is given, the kernel picks a free abstract name: nothing appears in the file system.
   if (::bind(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) != 0) {
     throw_system("bind");
   }
@@ -233,7 +233,7 @@ Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
     throw_system("getsockname");
   }
   listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  // Its name is no secret: other users' processes may come as well, and wait in the queue until they are sent away.
+  // The name is no secret: other users' processes may connect too, and stay in the queue until they are rejected.
   if (::listen(listener.socket.get(), std::max(ranks, SOMAXCONN)) != 0) throw_system("listen");
 }
 
@@ -340,7 +340,7 @@ class Gathering {
               "another network namespace",
               rank_, options_.placement.host, rank, why);
       }
-      check(fmt::format("rank {}", rank));  // its queue is full: it will accept
+      check(fmt::format("rank {}", rank));  // the peer's queue is full, until it accepts
       std::this_thread::sleep_for(1ms);
     }
     Hello hello;
@@ -352,7 +352,7 @@ class Gathering {
       if (errno != EPIPE && errno != ECONNRESET) throw_system("send");
       lost_while_meeting(rank);
     }
-    // The answer proves that this is the rank and gives its process's start time.
+    // The answer proves that the peer is this rank, and gives its process's start time.
     await(socket.get(), fmt::format("rank {}", rank));
     Hello answer;
     const ssize_t got = ::recv(socket.get(), &answer, sizeof answer, 0);
@@ -373,13 +373,13 @@ class Gathering {
       throw_system("accept");
     }
     const auto pid = trusted_pid(socket.get());
-    if (!pid) {  // another user's process
+    if (!pid) {  // the peer is a process of another user
       if (Clock::now() >= deadline_) check(missing());
       return;
     }
     Hello hello;
     pollfd event{socket.get(), POLLIN, 0};
-    if (::poll(&event, 1, 2000) <= 0) return;  // says nothing; the ranks speak at once
+    if (::poll(&event, 1, 2000) <= 0) return;  // this is no rank, since ranks send their hello immediately
     if (::recv(socket.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) return;
     if (hello.token != listener.token || hello.rank <= rank_ || hello.rank >= size_) return;
     if (met_[static_cast<std::size_t>(hello.rank)]) return;
@@ -393,7 +393,8 @@ class Gathering {
   }
 
   void admit(int rank, sys::UniqueFd socket, pid_t pid, const Hello& hello) {
-    // In another PID namespace the kernel's number is 0 or differs from the peer's own: then only the socket can show.
+    // If the peer is in another PID namespace, the kernel's pid is 0 or differs from the peer's own. Then only the
+    // socket can show that the peer has ended.
     sys::ProcessId process;
     if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};
     peers_[static_cast<std::size_t>(rank)] = Peer{std::move(socket), process, pid == self_.pid};
@@ -476,11 +477,11 @@ Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point) {
   try {
     return Gathering(options, std::move(point)).run();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Aborted) {  // the first reason is everyone's
+    if (error.code() != ErrorCode::Aborted) {  // Aborted means that another rank has recorded its reason
       try {
         options.store->compare_and_set(kFailedKey, std::nullopt,
                                        fmt::format("rank {}: {}", options.placement.rank, error.what()));
-      } catch (const Error&) {  // the store may be gone with its host; the error itself matters more
+      } catch (const Error&) {  // the store may have ended with its host; the original error matters more
       }
     }
     throw;

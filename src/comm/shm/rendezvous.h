@@ -1,4 +1,4 @@
-// How the ranks of a host come together, and the sockets that they keep between them.
+// The meeting of the ranks of a host, and the sockets that stay open between them.
 #pragma once
 
 #include "base/memory.h"
@@ -22,45 +22,46 @@
 
 namespace cohort::comm::local {
 
-// The sockets between the ranks of a host, used for nothing but passing memory: each rank informs its peers about its
-// segments (with the descriptor to map them) and about those it has freed. One stream of messages per pair of ranks.
-// Sending may happen on any thread (a Memory may die anywhere); receiving only on the thread that runs operations.
+// The sockets between the ranks of a host, used only for passing memory: each rank informs its peers about its segments
+// (with a descriptor for mapping them) and about segments that it has freed. One stream of messages per pair of ranks.
+// Any thread may send, since any may destroy a Memory; only the thread that runs operations receives.
 
-/// A peer as it was met.
+/// A peer that this rank has met.
 struct Peer {
   sys::UniqueFd socket;
-  sys::ProcessId process;     // empty for a thread of this process, and where it cannot be known
-  bool same_process = false;  // a thread of this process
+  sys::ProcessId process;     // empty for a thread of this process, or if it cannot be known
+  bool same_process = false;  // the peer is a thread of this process
 };
 
 class Mesh {
  public:
-  /// `peers[rank]` has no socket.
+  /// `rank` is this rank: its entry in `peers` has no socket.
   Mesh(int rank, std::vector<Peer> peers);
 
   // --- any thread ---
 
-  /// Makes a segment, registers it and informs the peers. Unavailable if there is not enough memory.
+  /// Makes a segment, registers it and informs the peers. Returns Unavailable if there is not enough memory.
   Result<std::shared_ptr<sys::Mapping>> create_segment(std::size_t bytes, std::uint32_t& id);
   /// Informs the peers that they need not keep the segment mapped.
   void free_segment(std::uint32_t id) noexcept;
-  /// Location of [data, data + bytes), if it is all in one of this rank's own segments.
+  /// Returns the location of [data, data + bytes), if all of it is in one of this rank's own segments.
   std::optional<Location> locate(const void* data, std::size_t bytes) const;
-  /// Sends messages that the sockets have not taken. Cheap when there is nothing.
+  /// Sends queued messages, which did not fit into the sockets before. Cheap if there are none.
   void flush() noexcept;
-  /// Sends peers nothing any more: the communicator is gone, or this is a forked child.
+  /// Stops sending: the communicator is being destroyed, or this is a forked child.
   void close() noexcept;
 
-  /// Messages made for each peer so far.
+  /// Number of messages queued or sent to each peer so far.
   std::uint64_t announcements() const noexcept { return announcements_.load(std::memory_order_acquire); }
 
   // --- the thread that runs operations ---
 
-  /// Reads messages of peer `rank`, up to its `announcements`-th. Fewer if they are not here yet.
+  /// Reads messages of peer `rank` that have come, up to its `announcements`-th.
   Result<void> receive(int rank, std::uint64_t announcements);
-  /// The address of a peer's memory, mapped if it is not yet. nullopt: not announced yet, call again.
+  /// Returns the address of a peer's memory, which is mapped if necessary; nullopt if the peer's message about the
+  /// segment has not been received yet.
   Result<std::optional<void*>> address(int rank, const Location& location, std::size_t bytes);
-  /// The whole of a segment that has been mapped. The pointer keeps it mapped, also when the peer has freed it.
+  /// The mapping of a whole segment. The pointer keeps the segment mapped even after the peer has freed it.
   std::shared_ptr<const sys::Mapping> mapping(int rank, std::uint32_t segment) const;
   std::uint64_t received(int rank) const noexcept { return incoming_[static_cast<std::size_t>(rank)].received; }
 
@@ -75,10 +76,10 @@ class Mesh {
   };
   struct Outgoing {
     Message message;
-    std::shared_ptr<sys::UniqueFd> fd;  // open until all peers have been sent it
+    std::shared_ptr<sys::UniqueFd> fd;  // stays open until it has been sent to all peers
   };
   struct Remote {
-    sys::UniqueFd fd;  // only if it could not be mapped when it came; tried again when it is needed
+    sys::UniqueFd fd;  // set only if the segment could not be mapped when its message came; mapped when it is needed
     std::uint64_t bytes = 0;
     std::shared_ptr<sys::Mapping> mapping;
     bool populated = false;
@@ -105,23 +106,23 @@ class Mesh {
   std::map<std::uintptr_t, std::pair<std::uint32_t, std::shared_ptr<sys::Mapping>>> own_;  // by address
 };
 
-// How the ranks of a host come together: through the store they learn each other's Unix sockets, connect, prove that
-// they belong to the same world (same user, and the token that only the store's users know), and map rank 0's control
-// memory. Blocks the calling thread until all have met or the deadline has passed.
+// The meeting of the ranks of a host. Through the store they learn each other's Unix sockets; then they connect, prove
+// that they belong to the same world (same user, and the token that only the store's users know), and map rank 0's
+// control memory. Blocks the calling thread until all have met or the deadline has passed.
 struct Meeting {
   std::unique_ptr<Mesh> mesh;
   sys::Mapping control;
 };
 
-/// A place at which peers can meet this rank: made before they know of it. Movable only by its pointer.
+/// The socket at which peers meet this rank, listening before they know its name. Neither copied nor moved.
 class Rendezvous {
  public:
-  /// `ranks` may come at once. Throws Io.
+  /// `ranks` peers may connect at the same time. Throws Io.
   explicit Rendezvous(int ranks);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
-  /// The text by which peers find it and prove that they belong here; at most 180 bytes.
+  /// The text by which peers find this socket and prove that they belong to the world; at most 180 bytes.
   std::string entry() const;
 
  private:
@@ -130,12 +131,12 @@ class Rendezvous {
   std::unique_ptr<Listener> listener_;
 };
 
-/// A rank's own, of entries by rank that have come another way: nobody has to be asked.
+/// Makes an in-process store with the ranks' entries, which this rank has received in another way.
 std::shared_ptr<store::Store> store_of(std::span<const std::string> entries);
 
-/// `point` null: one is made and put into the store. Throws Timeout naming the ranks that did not come, PeerLost if one
-/// dies meanwhile, Unavailable if there is not enough memory, and the first failing rank's reason where another rank
-/// could not go on.
+/// Meets the other ranks. If `point` is null, makes a Rendezvous and puts its entry into the store. Throws a Timeout
+/// that names the missing ranks, PeerLost if a rank dies meanwhile, Unavailable if there is not enough memory, and, if
+/// another rank fails, Aborted with the reason of the first that failed.
 Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point);
 
 }  // namespace cohort::comm::local

@@ -18,7 +18,7 @@ using messages::Transfer;
 
 namespace {
 
-// Read out of a peer's memory at a time: deadlines and abort are looked after between.
+// Bytes read from a peer's memory with one call. Deadlines and the world's end are checked between calls.
 constexpr std::size_t kPullBytes = std::size_t{512} << 10;
 
 }  // namespace
@@ -52,7 +52,7 @@ class ShmChannel final : public messages::Channel {
   std::unique_ptr<Transfer> send_payload(const Message& message, std::uint64_t offer) override;
   std::unique_ptr<Transfer> receive_payload(const Message& message, const MessageHeader& offer) override;
 
-  /// False if there is no space. A thread that waits for some is woken.
+  /// Puts a fragment into a cell. Returns false if there is no space; threads are woken when there is.
   bool put_fragment(std::uint64_t offer, const std::byte* from, std::size_t bytes);
 
  private:
@@ -65,15 +65,15 @@ class ShmChannel final : public messages::Channel {
   const int peer_;
   WakeupWord& wakeup_;
   const ShmRing in_, out_;
-  std::atomic<std::uint64_t> next_{1};  // cell of `in`; written under the mutex
-  std::uint64_t placed_ = 0;            // cells of `out` written
-  std::atomic<std::uint64_t> room_;     // up to this cell `out` is known to be free; written under the mutex
-  std::atomic<bool> blocked_{false};    // something waits for space
+  std::atomic<std::uint64_t> next_{1};  // number of the next cell of `in_` to take; written under the mutex
+  std::uint64_t placed_ = 0;            // number of cells of `out_` written
+  std::atomic<std::uint64_t> room_;     // last cell of `out_` known to be free; written under the mutex
+  std::atomic<bool> blocked_{false};    // a header or fragment waits for space
   std::uint64_t delivered_ = 0;
   std::vector<Arriving*> arriving_;
 };
 
-/// A payload that is read out of its sender's memory.
+/// A payload that is read from its sender's memory.
 class Pull final : public Transfer {
  public:
   Pull(ShmChannels& channels, int peer, const Message& message, std::uint64_t address)
@@ -91,7 +91,7 @@ class Pull final : public Transfer {
     lock.lock();
     busy = false;
     channels_.pulls_to_do_.fetch_add(1, std::memory_order_relaxed);
-    if (channels_.world_.ended_before_reads()) return Step::Moved;  // the sender may have given its memory up
+    if (channels_.world_.ended_before_reads()) return Step::Moved;  // the sender may have reused its memory
     if (!read) return fail(read.error().code(), "{} -- COHORT_PLAN=cross=off does without it", read.error().what());
     moved_ += bytes;
     return moved_ < message_.bytes() ? Step::Moved : Step::Over;
@@ -105,7 +105,7 @@ class Pull final : public Transfer {
   std::size_t moved_ = 0;
 };
 
-/// A payload that comes in fragments.
+/// A payload that is received in fragments.
 class Arriving final : public Transfer {
  public:
   Arriving(ShmChannel& channel, const Message& message, std::uint64_t which)
@@ -131,7 +131,7 @@ class Arriving final : public Transfer {
   std::size_t moved_ = 0;
 };
 
-/// A payload that goes in fragments.
+/// A payload that is sent in fragments.
 class Leaving final : public Transfer {
  public:
   Leaving(ShmChannel& channel, const Message& message, std::uint64_t offer)

@@ -59,7 +59,7 @@ World::World(const FormOptions& options, std::unique_ptr<Rendezvous> point)
   control_ = std::move(meeting.control);
   mesh_ = std::move(meeting.mesh);
   status_ =
-      &open_status(label_ ? 0 : header().id, rank_, size_, options.background);  // of a part, the larger world reports
+      &open_status(label_ ? 0 : header().id, rank_, size_, options.background);  // 0: only the larger world reports
   for (int rank = 0; rank < size_; ++rank) {
     processes_.push_back(rank == rank_ ? sys::PeerProcess() : sys::PeerProcess(mesh_->peer(rank).process));
   }
@@ -115,7 +115,7 @@ Error World::as_error(const std::string& doing, std::uint64_t sequence) const {
   context.host = host_;
   context.operation = doing;
   context.sequence = sequence;
-  if (abort.state.load() != AbortRecord::kSet) {  // its writer died
+  if (abort.state.load() != AbortRecord::kSet) {  // the rank that wrote the record died
     return Error(ErrorCode::Aborted,
                  fmt::format("{} failed -- rank {} ({}) -- a rank died while it ended the world", doing, own, host_),
                  std::move(context));
@@ -123,7 +123,7 @@ Error World::as_error(const std::string& doing, std::uint64_t sequence) const {
   const std::string cause(abort.text);
   context.peer = abort.code == ErrorCode::Aborted ? abort.reporter : abort.peer;
   context.cause = cause;
-  // A rank that others waited for in vain is not late itself: it was given up.
+  // The rank for which the others waited did not time out itself: it was given up, and fails with Aborted.
   const ErrorCode code = abort.code == ErrorCode::Timeout && abort.peer == own ? ErrorCode::Aborted : abort.code;
   if (abort.reporter == own && abort.code != ErrorCode::Aborted) return Error(code, cause, std::move(context));
   return Error(code, fmt::format("{} failed -- rank {} ({}), operation {} -- {}", doing, own, host_, sequence, cause),

@@ -1,7 +1,7 @@
 // State that the ranks of one host share while their communicator lives: the control memory, the sockets that pass
-// memory, who the peers are and whether they live, why the world ended, and reading a peer's memory through the kernel.
+// memory, the peers' processes, and the reason why the world ended. Also reads a peer's memory through the kernel.
 // The context (collectives) and the matcher (send, recv) each run on a thread of their own over one World.
-// `record`, `ring` and the accessors may be called from any thread; `lost` and `read_peer` too.
+// `record`, `ring`, `lost`, `read_peer` and the accessors may be called from any thread.
 #pragma once
 
 #include "base/memory.h"
@@ -22,13 +22,13 @@ namespace cohort::comm::local {
 
 class Rendezvous;
 
-/// Entry in this process's status page for a world, with the names of what its ranks do.
+/// Opens the entry for a world in this process's status page, and writes the names of operations there.
 status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool background) noexcept;
 
 class World final : public messages::Members {
  public:
-  /// Meets the other ranks; see `meet` for what it throws. Afterwards they have mapped the control memory, but may not
-  /// have said where they run: `Context` waits for that.
+  /// Meets the other ranks; throws as `meet` does. Afterwards the ranks have mapped the control memory, but may not yet
+  /// have written their cores there: `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Informs the peers that this rank has left.
   ~World() override;
@@ -39,7 +39,7 @@ class World final : public messages::Members {
   int size() const noexcept override { return size_; }
   const std::string& host() const noexcept { return host_; }
   const std::string& host_name(int) const noexcept override { return host_; }
-  /// The number of a rank in messages: its own, or that of the larger world that this one is part of.
+  /// The number of a rank in messages: in this world, or in the larger world of which this one is a part.
   int name(int rank) const noexcept { return label_ && rank >= 0 ? label_->name_of(rank) : rank; }
   const OperationLabel* label() const noexcept { return label_.get(); }
   const ControlLayout& layout() const noexcept { return layout_; }
@@ -48,14 +48,14 @@ class World final : public messages::Members {
   Header& header() const noexcept { return ControlLayout::header(control_.data()); }
   RankState& state(int rank) const noexcept { return layout_.state(control_.data(), rank); }
   pid_t pid(int rank) const noexcept;
-  /// "pid 12", for messages; empty if the rank is in this process or its pid means nothing here.
+  /// The rank's process, as "pid 12"; empty if the rank is in this process or its pid means nothing here.
   std::string pid_text(int rank) const override;
-  /// The same number on all ranks; 0: none.
+  /// The world's id, the same on all ranks; 0 in a part of a larger world.
   std::uint64_t group() const noexcept { return status_->id.load(std::memory_order_relaxed); }
-  /// Status in which this rank reports its collective; nobody reads it in a part of a larger world.
+  /// Status in which this rank reports its collective. It is not read in a part of a larger world.
   status::LaneStatus& collectives() const noexcept { return status_->collectives; }
   status::LaneStatus& messages() const noexcept override { return status_->messages; }
-  /// More ranks than cores. Set once, before operations.
+  /// True if there are more ranks than cores. Set once, before operations.
   bool crowded() const noexcept override { return crowded_; }
   void set_crowded(bool crowded) noexcept { crowded_ = crowded; }
 
@@ -64,42 +64,43 @@ class World final : public messages::Members {
   bool ended() const noexcept override {
     return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
   }
-  /// False: whatever this thread has read of its peers' memory so far was theirs to give.
+  /// False if the world had not ended when this thread read its peers' memory: then the data read so far is valid.
   bool ended_before_reads() const noexcept {
     return local::ended_before_reads(header().abort.state, AbortRecord::kNone);
   }
-  /// Writes down why the world ends and wakes everyone; false if somebody has done so before. `peer` as messages call
-  /// it.
+  /// Ends the world: records the reason and wakes all ranks. Returns false if the world had ended already. `peer` is
+  /// the number used in messages.
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept {
     return record(code, peer, sequence, text, name(rank_));
   }
-  /// The same for what another rank found out.
+  /// The same for a reason that another rank reports.
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept;
-  /// The same on the program's request.
+  /// The same at the program's request.
   void abort(std::string_view reason) noexcept;
   void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override {
     record(code, peer, sequence, text);
   }
-  void tell_if_ended() override {}  // all see it
-  /// The first cause, as this rank reports it while it was `doing` operation `sequence`.
+  void tell_if_ended() override {}  // all ranks see the end in the control memory
+  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
-  /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may.
+  /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may still come.
   std::optional<std::string> lost(int rank) const override;
-  /// True if so many operations have ended after their turn on all ranks that are still here.
+  /// True if `number` operations have ended after their turn on all other ranks that are not lost, or if the world has
+  /// ended.
   bool are_over(std::uint64_t number) const noexcept;
 
   // --- waking ---
 
-  /// Wakes sleeping peers, after a store that they wait for. They need not have seen it by then: see context.h.
+  /// Wakes sleeping peers, after a store for which they wait. May miss a peer that is going to sleep: see context.h.
   void ring() noexcept {
     if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
   }
 
   // --- a peer's memory, through the kernel ---
 
-  /// True if this process may read all peers' memory. Tries it; the peers have to be `ready`.
+  /// Tries to read all peers' memory, and returns true if this process may. The peers have to be `ready`.
   bool try_reading_peers() const noexcept;
-  /// Reads from a peer's address space. Unavailable or PeerLost if that fails.
+  /// Reads from a peer's address space. Returns Unavailable or PeerLost if that fails.
   Result<void> read_peer(int rank, void* to, std::uint64_t address, std::size_t bytes) const;
 
  private:
