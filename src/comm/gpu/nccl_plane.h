@@ -159,8 +159,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// Stages the call instead, and begins the copy of its input. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// Sets up NCCL, or PeerBuffers instead, after all ranks have agreed on the first operation. Returns false if that was
-  /// done before, or the ranks stage from now on. Throws the error that ends the world.
+  /// Sets up NCCL, or PeerBuffers instead, after all ranks have agreed on the first operation. Returns false if that
+  /// was done before, or the ranks stage from now on. Throws the error that ends the world.
   bool form(Gpu& gpu, Turn& turn);
   /// Queues `together`, a group or one operation that all ranks have agreed on in `round`, on the GPU. Its elements
   /// have to live as long as the returned Flight. `fits`: as for `open`. Returns null, on all ranks, if the operations
