@@ -1,6 +1,6 @@
-// The part of HTTP/1.1 that Cohort's own pages need: parsing the head of a GET or HEAD request, and a small server.
-// Requests are parsed strictly: a head that two parsers could read differently is refused. The parsing functions are
-// pure; any thread.
+// The part of HTTP/1.1 that Cohort's own pages need: a parser for the head of GET and HEAD requests, and a small
+// server. Requests are parsed strictly: a head that two parsers could read differently is refused. The parsing
+// functions are pure; any thread.
 #pragma once
 
 #include "base/result.h"

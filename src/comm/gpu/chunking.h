@@ -129,7 +129,7 @@ std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks 
 
 /// True if a world of one only has to copy.
 bool is_copy(const Request& request) noexcept;
-/// Starts such a copy.
+/// Starts the copy of an operation for which `is_copy` is true.
 std::shared_ptr<Pieces> copy_alone(Gpu& gpu, const Request& request, StreamMarks marks);
 
 }  // namespace cohort::comm::cuda

@@ -72,7 +72,7 @@ Slice stretch_of(const Request& request, int rank, std::int64_t begin, std::int6
   const std::int64_t first = std::min(kept.begin + begin, kept.end);
   return {first, std::min(first + count, kept.end)};
 }
-/// Returns the address of such a range in this rank's output.
+/// Returns the address in the rank's output of a range of elements that it keeps.
 std::byte* kept_at(const Request& request, int rank, const Slice& range) noexcept {
   return at(request.output, range.begin - kept_by(request, rank).begin, size_of(request.dtype));
 }

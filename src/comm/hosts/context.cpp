@@ -37,7 +37,7 @@ ChunkTuner::ChunkTuner(const Layout& layout) noexcept
       columns_(layout.stripes),
       alone_(layout.size == layout.hosts),
       least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
-  const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // of a piece
+  const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // frames per piece
   while (piece_bytes(most_ + 1) <= std::min(kMostPiece, (alone_ ? kMostFrameOfOne : kMostFrameOfMany) * frames))
     ++most_;
 }

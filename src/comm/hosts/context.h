@@ -189,7 +189,7 @@ class Context {
   /// the transport, since another host may depend on that.
   template <class Body>
   void with_neighbours(Body body);
-  /// Runs an operation of the local world as such a part.
+  /// Runs an operation of the local world by `with_neighbours`.
   void run_local(const Request& request);
   void local_broadcast(int root, void* data, std::size_t bytes);
 

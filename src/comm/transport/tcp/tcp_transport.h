@@ -54,7 +54,7 @@ class Attempt {
   bool opens() const noexcept { return opens_; }
   /// True if this is the opener and the peer may know of the attempt.
   bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
-  bool refused() const noexcept { return refused_; }  ///< nobody listens there
+  bool refused() const noexcept { return refused_; }  ///< no process listens at the address
   const std::string& why() const noexcept { return why_; }
   Clock::time_point begun() const noexcept { return begun_; }
   /// True if the peer has been reached and authenticated; it may still be busy.
