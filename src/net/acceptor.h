@@ -144,7 +144,7 @@ class Acceptor {
   void set_most_pending(std::size_t most) noexcept { options_.most_pending = most; }
   /// Does what can be done without blocking, and returns an accepted connection. Call until it returns nullopt.
   std::optional<Accepted> next();
-  /// With a public secret, the caller reports whether the first message of an accepted connection was a proof.
+  /// With a public secret, records whether the first message of an accepted connection was a proof; else does nothing.
   void judge(const Source& source, bool proof);
 
  private:

@@ -29,7 +29,7 @@ struct FileHeader {
   std::string host;
   std::int64_t pid = 0;
   std::int64_t created = 0;  ///< seconds since 1970
-  std::int32_t size = 1;     ///< of the world
+  std::int32_t size = 1;     ///< size of the world
   std::string meeting;
 };
 

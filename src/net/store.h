@@ -75,7 +75,7 @@ class MeetingStore : public Store {
 // pieces last, so a reader finds the whole value or nothing. Each value is written once (a value of one piece may be
 // overwritten). Any thread.
 
-/// Throws what the store throws.
+/// Sets the value. Throws any error of the store.
 void set_large(Store& store, std::string_view key, std::string_view value);
 /// Waits until the key exists. Throws Timeout, naming the key.
 std::string get_large(Store& store, std::string_view key, Store::Deadline deadline);

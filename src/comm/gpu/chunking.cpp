@@ -94,7 +94,7 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   if (reduces && block > 1 &&
       std::any_of(parts_.begin(), parts_.end() - 1, [block](auto part) { return part % block != 0; }))
     return;
-  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // of all parts to cache lines
+  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // bytes for rounding parts to cache lines
   const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kCacheLine);
   pieces_ = (all + each - 1) / each;
 }
@@ -274,9 +274,9 @@ class InPieces final : public Pieces {
       InSlot own = std::move(coming);
       if (number + 1 < pieces) coming = begin(number + 1, brings);
       Piece& piece = own.piece;
-      wait(own.slot->departed);  // of an earlier piece, if no later wait covered it
+      wait(own.slot->departed);  // output of an earlier piece, if no later wait covered it
       wait(own.slot->arrived);
-      wait(before_last);  // of the second piece before this one
+      wait(before_last);  // output of the second piece before this one
       borrowed_.clear();
       if (borrows) piece.request.borrowed = &borrowed_;
       if (request_.finite_check) {
@@ -339,7 +339,7 @@ class InPieces final : public Pieces {
   const Chunking chunking_;
   const std::shared_ptr<Ring> ring_;
   const int rank_;
-  std::vector<Borrowed> borrowed_;  // by the current piece
+  std::vector<Borrowed> borrowed_;  // the current piece's
 };
 
 class Alone final : public Pieces {

@@ -123,7 +123,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   /// Called by the one thread that ends the call. Frees the staging memory and the callbacks, which a program that
   /// keeps the Work would otherwise keep alive.
   void end(std::optional<Error> failed) {
-    const auto limit = end_of_patience();  // for all of them together
+    const auto limit = end_of_patience();  // one limit for all
     for (const Staged& one : staged_) {
       if (failed && one.staging) one.staging->abandon(limit);
       if (failed && one.pieces) one.pieces->abandon(limit);
@@ -268,7 +268,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   std::vector<Staged> staged_;            // until `end`
   bool is_given_ = false;                 // queued on the GPU; used in the turn only
   std::shared_ptr<Flight> flight_;        // guarded by the mutex
-  std::optional<CollectiveEvent> event_;  // to be reported when it ends
+  std::optional<CollectiveEvent> event_;  // reported when the call ends
 };
 
 Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate) {

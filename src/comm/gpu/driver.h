@@ -77,12 +77,12 @@ class Gpu {
   /// Makes several copies, after all of these marks; null marks are ignored.
   MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
   MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
-  /// Copies from this GPU's memory into this GPU's, on one of those streams.
+  /// Copies within this GPU's memory, on one of those streams.
   MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
   /// Makes a stream that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
-  /// Copies from this GPU's memory into this GPU's, in the stream.
+  /// Copies within this GPU's memory, in the stream.
   void copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
   /// Makes the memory zero, in the stream.
   void zero(void* memory, std::size_t bytes, Stream stream);

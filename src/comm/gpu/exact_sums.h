@@ -60,7 +60,8 @@ struct ExactStep {
 
 class ExactSums {
  public:
-  /// Scratch memory for received data has at most twice so many bytes, and is aligned to kAlignment.
+  /// Most bytes of scratch memory of one step. Two steps alternate, so there are at most twice as many in all, aligned
+  /// to kAlignment.
   static constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
   static constexpr std::size_t kAlignment = 64;
 

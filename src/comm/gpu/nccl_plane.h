@@ -115,12 +115,12 @@ struct NcclWorld {
 struct DeviceCall {
   DeviceRequest request;
   Gpu& gpu;
-  StreamMarks marks;  ///< what its streams had when it was asked for
+  StreamMarks marks;  ///< work of the request's streams when it was made
 
   bool reached() const { return gpu.passed(*marks.output) && gpu.passed(*marks.input); }
 };
 
-/// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
+/// Launches the request's NCCL operations. Call between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
 /// Launches the step's exchange in the same way.
 NcclResult launch(const NcclWorld& world, const ExactStep& step);
@@ -225,8 +225,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::size_t agreed_scratch_ = 0;  // scratch bytes that all ranks have
   bool told_of_memory_ = false;     // lack of scratch memory has been reported
   std::shared_ptr<PeerBuffers> peers_;
-  Scratch flags_;                                                   // of results that are not finite
-  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
+  Scratch flags_;                                                   // flags of non-finite results
+  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // memory that peers do not see
 };
 
 }  // namespace cohort::comm::cuda

@@ -20,7 +20,7 @@ struct InfoHeader {
   static constexpr std::uint16_t kUniform = 1;
   std::uint32_t ranks = 0;
   std::uint16_t flags = 0;
-  std::uint8_t doublings = 0;   // that this host's leader proposes
+  std::uint8_t doublings = 0;   // number that this host's leader proposes
   std::uint8_t on_the_way = 0;  // pieces in transit that it proposes
   std::uint64_t payload = 0;
 };

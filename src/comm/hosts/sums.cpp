@@ -185,7 +185,7 @@ struct Parts {
   const Request& request;
   const Contributors& contributors;
   std::size_t element = 0;
-  std::vector<Slice> kept = {};  // by rank, of the input
+  std::vector<Slice> kept = {};  // by rank, the part of the input that it keeps
   std::int64_t per_chunk = 0;    // elements of each part
   std::int64_t chunks = 0;
   std::int64_t begun = 0;
@@ -279,7 +279,7 @@ void Parts::sum_chunk(Chunk& chunk, std::int64_t number) const {
 void Parts::begin_chunk() {
   const std::int64_t number = begun++;
   Chunk& chunk = chunk_at(number);
-  finish_sending(chunk);  // of the previous chunk in this memory
+  finish_sending(chunk);  // the previous chunk in this memory
   const auto hosts = static_cast<std::size_t>(layout.hosts);
   if (chunk.out.size() != hosts) {
     chunk.out = std::vector<transport::Outgoing>(hosts);

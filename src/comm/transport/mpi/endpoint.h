@@ -156,10 +156,10 @@ class Endpoint {
   std::vector<int> free_;         // free slots for sends
   std::vector<CohortMpiEvent> events_;
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
-  std::map<std::uint64_t, std::deque<Packet>> boxes_;  // of existing worlds, and of worlds that may still form
+  std::map<std::uint64_t, std::deque<Packet>> boxes_;  // by world, existing or still to form
   std::set<std::uint64_t> worlds_;
   std::set<std::uint64_t> gone_;
-  std::size_t early_bytes_ = 0;  // for worlds that do not exist yet
+  std::size_t early_bytes_ = 0;  // bytes of packets for worlds that do not exist yet
   std::map<std::pair<std::uint64_t, int>, int> under_way_;
   std::map<int, std::string> failures_;
   std::optional<std::string> broken_;

@@ -97,9 +97,9 @@ Result<PeerInfo> decode_peer_info(std::string_view bytes) {
 
 namespace {
 
-constexpr std::size_t kLong = std::size_t{16} << 10;  // of longer frames, little is read beyond the end
+constexpr std::size_t kLong = std::size_t{16} << 10;  // after longer frames, little is read ahead
 constexpr std::size_t kPeek = std::size_t{2} << 10;
-constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then other links have their turn
+constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // most bytes of one turn of a link
 // Part of a frame with a tag that is hashed and copied together, while it is in the core's own cache.
 constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 

@@ -255,7 +255,7 @@ class Link {
   std::byte* to_ = nullptr;  // null: the bytes are dropped
   std::size_t got_ = 0;
   Incoming* into_ = nullptr;
-  std::vector<std::byte> aside_;                                                   // of stored frames and messages
+  std::vector<std::byte> aside_;                                                   // stored frames and messages
   std::vector<std::byte> buffer_ = std::vector<std::byte>(std::size_t{64} << 10);  // read ahead
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
