@@ -28,9 +28,9 @@ namespace {
 
 constexpr std::size_t kMostDenied = 64;
 constexpr std::size_t kMostRemembered = 4096;
-/// A proof adds so many tokens: while a world forms, its ranks connect among unauthenticated ones.
+/// Number of tokens that a proof adds, since ranks of a forming world connect among unauthenticated clients.
 constexpr double kWorthOfProof = 100;
-/// Connections closed unseen at a time, before others of the loop have their turn.
+/// Most connections closed unread in one pass, before the other work of the loop has its turn.
 constexpr int kMostSwept = 512;
 constexpr auto kBetweenComplaints = std::chrono::seconds(10);
 
@@ -48,8 +48,8 @@ std::string to_text(const Source& source) {
   return source.network ? std::string(text) + "/64" : text;
 }
 
-/// The packets of these sources are dropped, all others taken. (On a listener the kernel runs it on what opens a
-/// connection before there is one; loads from SKF_NET_OFF on are relative to the IP header.)
+/// Returns a filter program that drops packets of these sources and accepts all others. (On a listener the kernel runs
+/// it on the packets that open a connection; loads from SKF_NET_OFF on are relative to the IP header.)
 std::vector<sock_filter> program(const std::set<Source>& denied) {
   constexpr auto kIp = static_cast<std::uint32_t>(SKF_NET_OFF);
   constexpr std::uint32_t kAll = 0xFFFFFFFF;
@@ -88,7 +88,7 @@ bool Source::v4() const noexcept { return std::equal(kMapped.begin(), kMapped.en
 
 bool Source::loopback() const noexcept {
   if (v4()) return bytes[12] == 127;
-  // ::1, and a Unix socket's.
+  // ::1, and the all-zero source of a Unix socket.
   return std::all_of(bytes.begin(), bytes.end() - 1, [](std::uint8_t byte) { return byte == 0; }) && bytes[15] <= 1;
 }
 
@@ -156,7 +156,7 @@ std::optional<RateLimiter::PendingConnection> RateLimiter::next(Clock::time_poin
     sockaddr_storage from{};
     socklen_t size = sizeof from;
     auto socket = accept_one(listener_, from, size);
-    if (!socket) {  // out of descriptors or memory: later
+    if (!socket) {  // out of descriptors or memory: try again later
       paused_until_ = now + limits_.pause;
       if (now - complained_ > kBetweenComplaints) {
         complained_ = now;
@@ -168,11 +168,11 @@ std::optional<RateLimiter::PendingConnection> RateLimiter::next(Clock::time_poin
     PendingConnection incoming{std::move(**socket), Source::of(from)};
     if (blocked_.empty()) return incoming;
     if (!is_blocked(incoming.source)) {
-      const int unused = 0;  // it has the listener's filter
+      const int unused = 0;  // an accepted socket inherits the listener's filter
       ::setsockopt(incoming.socket.get(), SOL_SOCKET, SO_DETACH_FILTER, &unused, sizeof unused);
       return incoming;
     }
-    ++swept;  // it was in the queue already
+    ++swept;  // the connection was in the queue before its source was blocked
   }
   return std::nullopt;
 }
@@ -192,8 +192,8 @@ void RateLimiter::record_success(const Source& source) {
 }
 
 void RateLimiter::record_failure(const Source& source, Clock::time_point now) {
-  // Callers are taken in the order in which they came: a bound on this host's would keep its own ranks waiting behind
-  // them, and a process that floods from here pays as much for it as we do.
+  // Connections are accepted in order of arrival, so a limit for loopback would make this host's own ranks wait; and a
+  // process that floods from this host pays as much as the listener does.
   if (source.loopback()) return;
   refill(now);
   tokens_ = std::max(-1.0, tokens_ - 1);
@@ -216,7 +216,7 @@ void RateLimiter::block_the_worst(Clock::time_point now) {
     blocked_.clear();
     return;
   }
-  tokens_ = limits_.burst / 4.0;  // others may come meanwhile
+  tokens_ = limits_.burst / 4.0;  // lets other clients connect meanwhile
   if (now - complained_ <= kBetweenComplaints) return;
   complained_ = now;
   log::warn(
@@ -249,7 +249,7 @@ namespace {
 constexpr std::uint64_t kOfListener = std::uint64_t{1} << 32;
 constexpr std::uint64_t kOfPending = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfClock = std::uint64_t{3} << 32;
-constexpr int kAtOnce = 64;  // connections taken before those that wait have their turn
+constexpr int kAtOnce = 64;  // connections accepted before waiting ones have their turn
 
 }  // namespace
 
@@ -263,7 +263,7 @@ Acceptor::Acceptor(std::vector<sys::UniqueFd> listeners, Options options)
     entrances_.push_back({std::move(listener), RateLimiter(fd), {}});
     sys::close_on_fork(fd);
   }
-  // A forked child would keep what is in the set alive in it.
+  // Otherwise a forked child would keep the sockets in the epoll set alive.
   if (epoll_) sys::close_on_fork(epoll_.get());
   bool good = epoll_ && clock_ && watch(clock_.get(), EPOLLIN, kOfClock, true);
   for (std::size_t i = 0; i < entrances_.size() && good; ++i)
@@ -346,7 +346,7 @@ void Acceptor::take(RateLimiter::PendingConnection incoming) {
   const int fd = at->second.connection.fd();
   sys::close_on_fork(fd);
   if (!watch(fd, EPOLLIN, kOfPending | number, true)) return refuse(at, Error(ErrorCode::Io, errno_text(errno)));
-  advance(at);  // often it has spoken already
+  advance(at);  // the peer has often sent bytes already
   if (waiting_.size() <= options_.most_pending) return;
   const auto last = pick_eviction(waiting_, [](const auto& each) { return each.second.connection.credible(); });
   refuse(last, Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret before too many others came",
@@ -366,7 +366,7 @@ void Acceptor::advance(Waiting::iterator at) {
     return;
   }
   if (!moved) return refuse(at, moved.error());
-  // A client tries several of the addresses that are offered, and goes from the others once one has answered.
+  // A client tries several of the offered addresses, and closes the others when one has answered.
   if (pending.connection.at_end()) return refuse(at, Error(ErrorCode::Unavailable, "it went without a word"));
   const bool writes = pending.connection.wants_write();
   if (writes == pending.writes) return;
@@ -397,7 +397,7 @@ void Acceptor::look_at_clock() {
   static_cast<void>(!::read(clock_.get(), &times, sizeof times));
   armed_ = Clock::time_point::max();
   const auto now = Clock::now();
-  // All have the same time.
+  // All connections have the same time limit, so the first ones expire first.
   while (!waiting_.empty() && waiting_.begin()->second.until <= now) {
     refuse(waiting_.begin(), Error(ErrorCode::Timeout, fmt::format("{} did not prove the secret in time",
                                                                    waiting_.begin()->second.connection.peer())));
@@ -410,7 +410,7 @@ void Acceptor::look_at_clock() {
   }
 }
 
-/// For the next point in time at which there is something to do.
+/// Sets the timer for the next time at which there is something to do.
 void Acceptor::arm() {
   Clock::time_point wake = waiting_.empty() ? Clock::time_point::max() : waiting_.begin()->second.until;
   for (const Entrance& each : entrances_) {

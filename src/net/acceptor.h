@@ -1,4 +1,4 @@
-// Admits connections at a listener that have proved the job's secret, and bounds the cost of those that have not.
+// Admits connections to a listener once they have proved the job's secret, and bounds the cost of those that have not.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -22,10 +22,10 @@ struct sockaddr_storage;
 
 namespace cohort::net {
 
-/// Origin of a connection: an IPv6 address, an IPv4 one (mapped into IPv6), or, over a Unix socket, nothing.
+/// Origin of a connection: an IPv6 address, an IPv4 address (mapped into IPv6), or nothing for a Unix socket.
 struct Source {
   std::array<std::uint8_t, 16> bytes{};
-  bool network = false;  ///< all IPv6 addresses that begin with these 64 bits
+  bool network = false;  ///< stands for all IPv6 addresses that begin with these 64 bits
   auto operator<=>(const Source&) const = default;
   bool v4() const noexcept;
   bool loopback() const noexcept;
@@ -33,9 +33,9 @@ struct Source {
   Source network_of() const noexcept;
 };
 
-/// Picks the waiting connection to close; `waiting` is in the order in which they came, and not empty. The first that
-/// has not said anything `credible`, else the first: a peer that has the secret is done within moments. Never the
-/// newest, which may not have been read yet, before another.
+/// Picks the waiting connection to close. `waiting` is in order of arrival, and not empty. Picks the first connection
+/// that is not `credible`, else the first of all: a peer that has the secret proves it within moments. The newest,
+/// which may not have been read yet, is picked only if it is the only one.
 template <class Waiting, class Credible>
 auto pick_eviction(Waiting& waiting, Credible credible) {
   const auto newest = std::prev(waiting.end());
@@ -43,20 +43,21 @@ auto pick_eviction(Waiting& waiting, Credible credible) {
   return worthless != newest ? worthless : waiting.begin();
 }
 
-// Bounds what unauthenticated connections to a TCP listener cost: a token bucket (burst 5000, 50 a second) for those
-// that fail to prove the job's secret; the kernel drops packets of sources that fail again and again for a while.
-// Without free descriptors it waits instead of spinning. Addresses from which a peer has proved the secret are never
-// dropped, and loopback is not limited. Does not own the listener: `close` before that is closed. One thread at a time.
+// Bounds the cost of unauthenticated connections to a TCP listener. A token bucket (burst 5000, 50 a second) limits
+// connections that fail to prove the job's secret; for a while the kernel drops packets of sources that fail
+// repeatedly. Without free descriptors, the limiter pauses instead of spinning. Addresses from which a peer has proved
+// the secret are never dropped, and loopback is not limited. Does not own the listener: call `close` before the
+// listener is closed. One thread at a time.
 class RateLimiter {
  public:
   using Clock = std::chrono::steady_clock;
   struct Limits {
-    int burst = 5000;                           ///< strangers in a row,
-    int per_second = 50;                        ///< and so many a second in the long run
-    int failures_to_block = 64;                 ///< failures of one source in `memory`, from which it is shut out,
-    std::chrono::milliseconds blocked{10'000};  ///< for so long
+    int burst = 5000;                           ///< unauthenticated connections in a row
+    int per_second = 50;                        ///< unauthenticated connections a second in the long run
+    int failures_to_block = 64;                 ///< failures of one source within `memory` that block the source
+    std::chrono::milliseconds blocked{10'000};  ///< how long a source is blocked
     std::chrono::milliseconds memory{10'000};
-    std::chrono::milliseconds pause{100};  ///< between looks, while too many have come
+    std::chrono::milliseconds pause{100};  ///< between checks of the listener while the limit is exceeded
   };
   struct PendingConnection {
     sys::UniqueFd socket;
@@ -66,26 +67,27 @@ class RateLimiter {
   explicit RateLimiter(int listener) : RateLimiter(listener, Limits()) {}
   RateLimiter(int listener, const Limits& limits);
 
-  /// The next connection. Nullopt: there is none, or none should be taken before `paused_until`. Each one that is taken
-  /// is to be followed by one of the two below.
+  /// Returns the next connection; nullopt if there is none, or none should be taken before `paused_until`. For each
+  /// connection taken, call `record_success` or `record_failure`.
   std::optional<PendingConnection> next(Clock::time_point now = Clock::now());
-  /// The peer has proved itself.
+  /// Records that the peer has proved the secret.
   void record_success(const Source& source);
-  /// The peer has failed, or has taken too long.
+  /// Records that the peer has failed, or has taken too long.
   void record_failure(const Source& source, Clock::time_point now = Clock::now());
 
-  /// The listener is not touched any more.
+  /// Stops using the listener.
   void close() noexcept { listener_ = -1; }
 
-  /// Time until which the listener is not worth watching, although it may be readable.
+  /// Returns the time until which the listener need not be watched, although it may be readable.
   std::optional<Clock::time_point> paused_until(Clock::time_point now = Clock::now()) const noexcept;
-  /// Addresses, or networks of many, that the kernel does not answer at present.
+  /// Number of addresses or networks that the kernel blocks at present.
   std::size_t blocked() const noexcept { return blocked_.size(); }
 
  private:
   void refill(Clock::time_point now);
-  /// Source as which `source` is counted: its IPv6 network, where one host has as many addresses as it likes. If this
-  /// host is in it, or a peer has come from it, others of the job live there too: then each address for itself.
+  /// Returns the source under which failures of `source` are counted. For IPv6 that is its /64 network, since one host
+  /// may have any number of addresses there; but the address itself if this host is in that network or a peer has
+  /// proved the secret from there, since then other hosts of the job may be in that network too.
   Source counted(const Source& source) const;
   bool is_blocked(const Source& source) const;
   void block_the_worst(Clock::time_point now);
@@ -101,28 +103,28 @@ class RateLimiter {
   Clock::time_point complained_{};
   std::map<Source, int> failures_;
   std::set<Source> proven_;
-  std::set<Source> shared_;  ///< networks in which this host is or from which a peer has come
+  std::set<Source> shared_;  ///< networks that contain this host, or from which a peer has proved the secret
   std::set<Source> blocked_;
 };
 
-// Takes connections in at listeners, all of one service, and gives away those whose other end has proved itself and
-// said its first message. Until then they are few, have a deadline, and cost as little as a RateLimiter lets them. Owns
-// its listeners and the connections that it has not given away. Has no thread: `fd` is an epoll descriptor that is
+// Accepts connections at the listeners of one service, and hands over each connection whose peer has proved itself and
+// sent its first message. Until then connections are limited in number and time, and a RateLimiter bounds their cost.
+// Owns its listeners and the connections not yet handed over. Has no thread: `fd` is an epoll descriptor that is
 // readable whenever `next` has something to do, deadlines included. One thread at a time.
 class Acceptor {
  public:
-  /// A connection that was closed: whose, why, and whether it had proved itself.
+  /// A connection that was closed: its peer, the reason, and whether the peer had proved itself.
   struct Refusal {
     std::string peer;
     Error why;
     bool proven = false;
   };
   struct Options {
-    std::optional<Secret> secret = {};  ///< without one, for Unix names only: this user's processes
-    SecureOptions secure = {};          ///< `heard` is the acceptor's own
-    /// Anybody can make it: it keeps others' connections apart, and proves nothing before `judge`.
+    std::optional<Secret> secret = {};  ///< without a secret (Unix names only), this user's processes are admitted
+    SecureOptions secure = {};          ///< the acceptor sets `heard` to its own filter
+    /// The secret is public: it only keeps unrelated connections apart, and a peer is proven only by `judge`.
     bool public_secret = false;
-    std::size_t most_pending = 128;  ///< of more, `pick_eviction` says which goes
+    std::size_t most_pending = 128;  ///< if exceeded, the connection that `pick_eviction` picks is closed
     std::chrono::milliseconds patience = std::chrono::seconds(5);
     std::function<void(const Refusal&)> on_refused = {};
   };
@@ -140,9 +142,9 @@ class Acceptor {
 
   int fd() const noexcept { return epoll_.get(); }
   void set_most_pending(std::size_t most) noexcept { options_.most_pending = most; }
-  /// Does what can be done at once. Call it until it has none.
+  /// Does what can be done without blocking, and returns an accepted connection. Call until it returns nullopt.
   std::optional<Accepted> next();
-  /// Reports, with a public secret, whether the first message of an accepted connection was a proof.
+  /// With a public secret, records whether the first message of an accepted connection was a proof; else does nothing.
   void judge(const Source& source, bool proof);
 
  private:
@@ -150,14 +152,14 @@ class Acceptor {
   struct Entrance {
     sys::UniqueFd listener;
     RateLimiter limiter;
-    std::optional<Clock::time_point> paused_until;  ///< it is not watched
+    std::optional<Clock::time_point> paused_until;  ///< the listener is not watched until then
   };
   struct Pending {
     SecureConnection connection;
     Source source;
     Clock::time_point until;
     bool proven = false;
-    bool writes = false;  ///< watched for that too
+    bool writes = false;  ///< the socket is watched for writing too
   };
   using Waiting = std::map<std::uint32_t, Pending>;
 
@@ -177,7 +179,7 @@ class Acceptor {
   sys::UniqueFd clock_;  ///< a timerfd
   Clock::time_point armed_ = Clock::time_point::max();
   std::vector<Entrance> entrances_;
-  Waiting waiting_;  ///< the first that came is in front
+  Waiting waiting_;  ///< in order of arrival
   std::uint32_t last_ = 0;
   std::deque<Accepted> accepted_;
 };

@@ -1,5 +1,5 @@
-// Addresses to listen at or connect to: TCP, or a name in Linux's abstract Unix namespace; and a point in time by which
-// a wait has to end. Plain data and pure functions; nothing here touches the network.
+// Addresses to listen at or connect to (TCP, or a name in Linux's abstract Unix namespace), and deadlines of waits.
+// Plain data and pure functions; nothing here touches the network.
 #pragma once
 
 #include "base/result.h"
@@ -22,32 +22,33 @@ struct Address {
 /// For base/records.h.
 void visit_fields(auto& m, auto& a, const Address*) { a(m.host, m.port); }
 
-/// "host:port" or "[v6]:port". Fails with InvalidArgument, naming the text.
+/// Parses "host:port" or "[v6]:port". Fails with InvalidArgument, which quotes the text.
 Result<Address> parse_address(std::string_view text);
-/// Writes it as `parse_address` reads it.
+/// Formats the address as `parse_address` reads it.
 std::string to_string(const Address& address);
 
-/// "localhost", 127.0.0.0/8 or ::1, by spelling alone.
+/// True for "localhost", 127.0.0.0/8 and ::1, judged by spelling alone.
 bool is_loopback_name(std::string_view host);
 
-/// One of the two: `unix_name` if it is not empty, else `tcp`.
+/// Either a Unix name or a TCP address: `unix_name` if it is not empty, else `tcp`.
 struct Endpoint {
   Address tcp;
   std::string unix_name;  ///< without the leading NUL; at most 100 bytes
   bool is_unix() const noexcept { return !unix_name.empty(); }
 };
 
-/// 127.0.0.1 and a port of the system's choice.
+/// Returns 127.0.0.1 with port 0, for which the system chooses one.
 Endpoint any_loopback_port();
 
-/// "127.0.0.1:4711" or "@name".
+/// Returns "127.0.0.1:4711" or "@name".
 std::string to_string(const Endpoint& endpoint);
 
 using Deadline = std::chrono::steady_clock::time_point;
 
 inline Deadline deadline_in(std::chrono::milliseconds duration) { return std::chrono::steady_clock::now() + duration; }
 
-/// For poll(2): milliseconds until the deadline, rounded up, 0 if it has passed, at most an hour (callers loop).
+/// Returns a timeout for poll(2): milliseconds until the deadline, rounded up; 0 if the deadline has passed; at most an
+/// hour (callers loop).
 inline int poll_timeout(Deadline deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3'600'000));

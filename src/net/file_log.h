@@ -1,7 +1,7 @@
-// The bytes of a file store: a header, then records, each with its length and checksum; and the frame of such a record,
-// also of other logs: its length, the checksum of that, the checksum of the body, the body. The length has a checksum
-// of its own: a damaged one would pass for a record that is being written. Pure functions; the bytes may be another
-// program's or cut short.
+// The file format of a file store: a header, then records. Also defines the frame of a record, which other logs use
+// too: length, checksum of the length, checksum of the body, body. The length has its own checksum because a damaged
+// length would look like a record that is still being written. Pure functions; the bytes may be another program's or
+// cut short.
 #pragma once
 
 #include "base/result.h"
@@ -16,10 +16,10 @@ namespace cohort::store {
 
 inline constexpr std::size_t kFrame = 12;  ///< bytes before the body
 
-/// The frame before a body that is `first` and `second`.
+/// Returns the frame for the body `first` + `second`.
 std::string frame_of(std::string_view first, std::string_view second = {});
-/// The body of the frame at the front. nullopt if the bytes end before it does (a writer was killed, or is writing);
-/// Corrupt if they are something else.
+/// Returns the body of the first frame; nullopt if the bytes end before the frame does (a writer was killed, or is
+/// still writing); Corrupt if the bytes are not a frame.
 Result<std::optional<std::string_view>> unframe(std::string_view bytes, std::size_t longest);
 
 /// Identifies the file's maker and purpose.
@@ -29,7 +29,7 @@ struct FileHeader {
   std::string host;
   std::int64_t pid = 0;
   std::int64_t created = 0;  ///< seconds since 1970
-  std::int32_t size = 1;     ///< of the world
+  std::int32_t size = 1;     ///< size of the world
   std::string meeting;
 };
 
@@ -56,9 +56,10 @@ std::string encode(const FileRecord& record);
 template <class T>
 struct Decoded {
   T value;
-  std::size_t bytes = 0;  ///< taken from the front
+  std::size_t bytes = 0;  ///< consumed from the front
 };
-/// nullopt if the bytes end before it does (a writer was killed, or is writing); Corrupt if they are something else.
+/// Both return nullopt if the bytes end before the header or record does (a writer was killed, or is still writing),
+/// and Corrupt if the bytes are anything else.
 Result<std::optional<Decoded<FileHeader>>> decode_header(std::string_view bytes);
 Result<std::optional<Decoded<FileRecord>>> decode_record(std::string_view bytes);
 

@@ -1,6 +1,6 @@
-// A store in a file, and its locks: bytes far behind its log, locked by open file description, so that the kernel drops
-// them with their owner's last descriptor, however it died. Any thread; a lock belongs to the open file, not to the
-// thread.
+// A store in a file, and its locks. Locks are on bytes far behind the log, by open file description, so the kernel
+// drops them with the owner's last descriptor, even if the owner was killed. Any thread; a lock belongs to the open
+// file, not to the thread.
 #include "base/log.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -28,18 +28,18 @@
 namespace cohort::store {
 namespace {
 
-/// One byte for the reader or writer of the log, and one for each member for as long as it lives.
+/// Position of the byte locked to read or write the log. Each member holds a lock on another byte while it lives.
 constexpr off_t kLogLock = off_t{1} << 40;
 constexpr off_t kSlotLocks = kLogLock + 1;
 
-/// Pauses between two looks at what others do, from the first to the last.
+/// Pauses between polls of the file, from the first to the longest.
 constexpr std::chrono::milliseconds kShortestPause{1};
 constexpr std::chrono::milliseconds kLongestPause{20};
 
-/// The log's, for one reading and writing of it.
+/// The lock of the log, held to read and write it once.
 class LogLock {
  public:
-  /// Timeout if another holds it until then.
+  /// Fails with Timeout if another process holds the lock until the deadline.
   static Result<LogLock> take(int fd, net::Deadline deadline);
   LogLock(LogLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   LogLock& operator=(LogLock&&) = delete;
@@ -59,7 +59,8 @@ struct flock lock_request(short type, off_t byte) {
   return request;
 }
 
-/// True if taken, false if another open file holds it. Io where the file system has no locks.
+/// Returns true if the lock was taken, false if another open file holds it. Fails with Io if the file system has no
+/// locks.
 Result<bool> try_lock(int fd, off_t byte) {
   struct flock request = lock_request(F_WRLCK, byte);
   if (::fcntl(fd, F_OFD_SETLK, &request) == 0) return true;
@@ -68,7 +69,8 @@ Result<bool> try_lock(int fd, off_t byte) {
               errno_text(errno));
 }
 
-/// Does another open file hold it? On some file systems (see README.md), only those of this host are known.
+/// Returns whether another open file holds the lock. On some file systems (see README.md), only locks of this host are
+/// known.
 bool held_by_another(int fd, off_t byte) {
   struct flock request = lock_request(F_WRLCK, byte);
   return ::fcntl(fd, F_OFD_GETLK, &request) == 0 && request.l_type != F_UNLCK;
@@ -143,7 +145,7 @@ class FileStore final : public MeetingStore {
     }
   }
 
-  // One try; false if the file was removed or belongs to another meeting that still goes on.
+  // Tries once; returns false if the file was removed, or belongs to another meeting that is not over.
   bool open(net::Deadline deadline);
 
   void set(std::string_view key, std::string_view value) override {
@@ -172,7 +174,7 @@ class FileStore final : public MeetingStore {
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     std::int64_t sum = 0;
     transact([&] {
-      Table copy;  // for the arithmetic and its refusals alone
+      Table copy;  // only for the arithmetic and its errors
       if (const std::string* value = table_.find(key)) value_or_throw(copy.set(key, *value));
       sum = value_or_throw(copy.add(key, amount));
       append({RecordKind::Set, slot_, std::string(key), std::to_string(sum)});
@@ -226,7 +228,7 @@ class FileStore final : public MeetingStore {
     raise(code, "file store {}: {}", options_.path, why);
   }
 
-  // Runs `body` with the log's lock held and everything read.
+  // Runs `body` with the log's lock held and all records read.
   template <class Body>
   void transact(Body body) {
     if (::getpid() != process_) {
@@ -242,7 +244,7 @@ class FileStore final : public MeetingStore {
     body();
   }
 
-  // The rest of these need the log's lock.
+  // The functions below need the log's lock.
 
   void catch_up();
   void cut_torn();
@@ -257,7 +259,7 @@ class FileStore final : public MeetingStore {
     end_ += static_cast<off_t>(bytes.size());
     apply(record);
   }
-  // Members whose lock is gone have died: their wills take effect.
+  // Executes the wills of members that have died: those whose lock is gone.
   void bury_the_dead() {
     for (std::uint32_t slot = 0; slot < members_.size(); ++slot) {
       if (slot == slot_ || members_[slot].left || held_by_another(file_.get(), kSlotLocks + slot)) continue;
@@ -280,8 +282,8 @@ class FileStore final : public MeetingStore {
   std::mutex mutex_;
   sys::UniqueFd file_;
   FileHeader header_;
-  off_t end_ = 0;      // of what has been read
-  bool torn_ = false;  // a part of a record is behind it
+  off_t end_ = 0;      // end of the records read so far
+  bool torn_ = false;  // an incomplete record follows `end_`
   Table table_;
   std::vector<Member> members_;
   std::uint32_t slot_ = UINT32_MAX;
@@ -312,8 +314,8 @@ void FileStore::catch_up() {
   }
 }
 
-// The writer of a torn record held the lock, which we have now: it died in the middle. For members only: where locks
-// end at each host, others do not know the writer.
+// Removes an incomplete record. Its writer held the lock that this process holds now, so the writer died while writing.
+// For members only: if locks work only within a host, other processes cannot know that.
 void FileStore::cut_torn() {
   if (!std::exchange(torn_, false)) return;
   log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);
@@ -341,14 +343,15 @@ void FileStore::apply(const FileRecord& record) {
   }
 }
 
-// Makes the file with its header and ourselves in it, complete before anybody can see it. False if another was first.
+// Makes the file, with its header and this process's member record; it is complete before others can see it. Returns
+// false if another process was first.
 bool FileStore::create() {
   const std::size_t slash = options_.path.rfind('/');
   const std::string folder = slash == 0 ? "/" : options_.path.substr(0, slash);
   std::string temporary;
   sys::UniqueFd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   const net::Secret random = value_or_throw(net::Secret::generate());
-  if (!file && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // NFS and others
+  if (!file && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {  // no O_TMPFILE: NFS and others
     temporary = fmt::format("{}.{}.{:02x}{:02x}{:02x}{:02x}", options_.path, ::getpid(), random.bytes()[16],
                             random.bytes()[17], random.bytes()[18], random.bytes()[19]);
     file.reset(::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -420,7 +423,7 @@ bool FileStore::open(net::Deadline deadline) {
   const auto lock = LogLock::take(file_.get(), deadline);
   if (!lock) fail_with(lock.error().code(), lock.error().what());
   if (::fstat(file_.get(), &status) != 0) fail_with(ErrorCode::Io, errno_text(errno));
-  if (status.st_nlink == 0) return false;  // the last one has just left
+  if (status.st_nlink == 0) return false;  // the last member has just removed the file
   std::array<char, 8192> front{};
   const ssize_t n = ::pread(file_.get(), front.data(), front.size(), 0);
   if (n < 0) fail_with(ErrorCode::Io, errno_text(errno));
@@ -453,7 +456,7 @@ bool FileStore::open(net::Deadline deadline) {
               "it was made by {}, and this process (rank {}) was told {} ranks -- give all the same, or another path",
               describe(header_), options_.rank, options_.size));
     }
-    // The first entry is its maker's, which may not have taken the lock yet.
+    // The first entry is the file's creator, which may not have taken its lock yet.
     if (creator_is_coming) return false;
     if (members_.size() >= static_cast<std::size_t>(header_.size)) {
       std::string members;
@@ -484,7 +487,7 @@ FileStore::Found FileStore::wait_for(std::span<const std::string> keys, std::siz
     if (::fstat(file_.get(), &status) != 0) fail_with(ErrorCode::Io, errno_text(errno));
     const bool late = net::passed(deadline);
     const bool look_for_the_dead = std::chrono::steady_clock::now() >= next_life_check;
-    // The lock is for members that have a reason.
+    // Take the lock only if there is a reason.
     if (status.st_size != seen || look_for_the_dead || late) {
       Found found;
       std::size_t there = 0;
@@ -516,7 +519,7 @@ void FileStore::leave() {
   transact([&] {
     append({RecordKind::Left, slot_, {}, {}});
     if (somebody_else_is_there()) return;
-    // Ours to remove, unless somebody has put another file in its place.
+    // Remove the file, unless another file has replaced it.
     struct stat ours {};
     struct stat there {};
     if (::fstat(file_.get(), &ours) == 0 && ::lstat(options_.path.c_str(), &there) == 0 &&

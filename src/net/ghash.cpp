@@ -16,11 +16,11 @@ namespace {
 
 #define COHORT_WIDE __attribute__((target("avx512f,avx512bw,vpclmulqdq"), always_inline)) inline
 
-// With the bytes of each block reversed, and the key times x, products modulo GCM's polynomial are those of POLYVAL
-// (RFC 8452, appendix A): dot(a, b) = a b x^-128 modulo x^128 + x^127 + x^126 + x^121 + 1, bits in their usual order.
-constexpr long long kPolynomial = static_cast<long long>(0xC200000000000000);  // its upper half, without x^128
+// If the bytes of each block are reversed and the key is multiplied by x, GCM's products are those of POLYVAL (RFC
+// 8452, appendix A): dot(a, b) = a b x^-128 modulo x^128 + x^127 + x^126 + x^121 + 1, bits in their usual order.
+constexpr long long kPolynomial = static_cast<long long>(0xC200000000000000);  // upper half, without x^128
 
-// Instructions are asked for with a mask of ones: GCC 12 warns of those that have none.
+// Intrinsics are used in their masked form, with a mask of ones: GCC 12 warns about the forms without a mask.
 constexpr __mmask16 kAll = 0xFFFF;
 
 struct Product {
@@ -39,10 +39,10 @@ COHORT_WIDE void add_product(Product& sum, __m512i a, __m512i b) {
                                          _mm512_clmulepi64_epi128(a, b, 0x10), kXorOfThree);
 }
 
-/// The halves of each block.
+/// Swaps the halves of each block.
 COHORT_WIDE __m512i swapped(__m512i blocks) { return _mm512_maskz_shuffle_epi32(kAll, blocks, _MM_PERM_BADC); }
 
-/// Montgomery's reduction, of each of the four.
+/// Montgomery reduction of each of the four blocks.
 COHORT_WIDE __m512i reduced(const Product& product) {
   const __m512i polynomial = _mm512_set1_epi64(kPolynomial);
   const __m512i low = _mm512_xor_si512(product.low, _mm512_bslli_epi128(product.middle, 8));
@@ -66,7 +66,7 @@ COHORT_WIDE __m512i alone(const Ghash::Block& block) {
 }
 COHORT_WIDE void store(__m128i block, void* to) { _mm_storeu_si128(static_cast<__m128i*>(to), block); }
 
-/// The sum of the four.
+/// Returns the sum of the four blocks.
 COHORT_WIDE __m128i total(__m512i blocks) {
   const __m512i two =
       _mm512_xor_si512(blocks, _mm512_maskz_shuffle_i32x4(kAll, blocks, blocks, _MM_SHUFFLE(1, 0, 3, 2)));
@@ -81,7 +81,7 @@ bool Ghash::available() noexcept {
          __builtin_cpu_supports("vpclmulqdq");
 }
 
-/// The key's powers.
+/// Computes the key's powers.
 __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) void Ghash::prepare(const Block& key) noexcept {
   std::array<std::uint64_t, 2> halves{};
   store(first_of(reversed(alone(key))), halves.data());
@@ -99,8 +99,8 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) void Ghash::prepare(const
   ::OPENSSL_cleanse(halves.data(), sizeof halves);
 }
 
-/// Four sums side by side, each over every fourth block, the last four in one vector; then, each weighted by where it
-/// ends, they come together.
+/// Computes four sums in parallel, each over every fourth block; then multiplies each by a power of the key, which
+/// depends on where the sum ends, and adds them.
 __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) void Ghash::absorb(const std::byte* blocks,
                                                                           std::size_t count) noexcept {
   if (count == 0) return;

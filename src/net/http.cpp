@@ -47,7 +47,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// A name of a header or method.
+/// True if `text` is a valid name of a header or method.
 bool is_token(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -59,7 +59,7 @@ tl::unexpected<HttpRefusal> refuse(int status, std::string why) {
   return tl::unexpected(HttpRefusal{status, std::move(why)});
 }
 
-/// "[::1]:80", "localhost:80", "127.0.0.1" without brackets and port.
+/// Returns the name of a Host header ("[::1]:80", "localhost:80", "127.0.0.1") without brackets and port.
 std::optional<std::string> host_name(std::string_view value) {
   std::string_view name = value;
   std::string_view port;
@@ -219,7 +219,7 @@ std::string as_line(std::string_view text, std::size_t longest, Kept kept) {
     if (c == '\n' || c == '\r' || c == '\t' || c == '\0') {
       if (!out.empty() && out.back() != ' ') out += ' ';
     } else if (byte(at) == 0xC2 && byte(at + 1) >= 0x80 && byte(at + 1) < 0xA0) {
-      ++at;  // U+0080 to U+009F, which terminals obey, too
+      ++at;  // U+0080 to U+009F, which terminals interpret too
     } else if (byte(at) >= ' ' && c != '\x7f') {
       out += c;
     }
@@ -250,7 +250,7 @@ bool is_numeric(std::string host) {
   return ::inet_pton(AF_INET, host.c_str(), &address) == 1 || ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
-/// The name in small letters; empty: nobody knows it.
+/// Returns this host's full name in lower case; empty if it is unknown.
 std::string full_host_name() {
   addrinfo hints{};
   hints.ai_flags = AI_CANONNAME;
@@ -261,8 +261,8 @@ std::string full_host_name() {
   return name;
 }
 
-/// Decides which clients are answered. Tokens are compared by a MAC under a key of this process: both sides have one
-/// length, and comparing takes one time.
+/// Decides which clients are served. Compares MACs of tokens, under a key of this process: MACs have one length, and
+/// the comparison takes constant time.
 class Admission {
  public:
   Admission(HttpClients clients, const Address& at, const std::string& token)
@@ -277,13 +277,13 @@ class Admission {
     }
     if (token.empty()) return;
     proof_ = hmac_sha256(key_.bytes(), token);
-    // Browsers show it to other ports of this host, too, so it is not the token.
+    // Browsers send cookies to other ports of this host too, so the cookie is not the token itself.
     value_or_throw(Secret::generate()).append_digits(pass_);
   }
 
-  /// Response that a request gets before the handler sees it; nullopt: the handler answers.
+  /// Returns the response to a request that must not reach the handler; nullopt if the handler answers.
   std::optional<HttpResponse> before(const HttpRequest& request) const {
-    // A page of somebody else's whose name is made to lead here (DNS rebinding) is not ours.
+    // Refuse foreign names that were made to resolve to this host (DNS rebinding).
     if (clients_ == HttpClients::Browsers && !is_our_name(request.host))
       return HttpResponse{.status = 421, .body = fmt::format("this page is at {}, not at another name\n", names())};
     if (!proof_) {
@@ -295,7 +295,7 @@ class Admission {
       return HttpResponse{.status = 401, .body = "a token is needed: Authorization: Bearer TOKEN\n"};
     if (const auto query = request.query.find("token"); query != request.query.end() && is_token(query->second)) {
       if (request.path != "/") return std::nullopt;
-      // The token is not for the history and the screen.
+      // Redirect, so that the token does not stay in the browser's history and address bar.
       const std::string cookie = fmt::format("{}={}; HttpOnly; SameSite=Strict; Path=/", cookie_, pass_);
       return HttpResponse{.status = 303, .body = {}, .headers = {{"Location", "/"}, {"Set-Cookie", cookie}}};
     }
@@ -311,7 +311,8 @@ class Admission {
   bool is_pass(const std::string& shown) const {
     return same(hmac_sha256(key_.bytes(), shown), hmac_sha256(key_.bytes(), pass_));
   }
-  /// An address is nobody's name; where all addresses are served, those of routers before us lead here, too.
+  /// True if `host` is an address or one of this host's names. All addresses are allowed: with a wildcard address,
+  /// those of routers in front lead here too, and an address cannot be rebound.
   bool is_our_name(const std::string& host) const {
     if (is_loopback_name(host)) return true;
     if (is_loopback_name(at_.host)) return false;
@@ -325,7 +326,7 @@ class Admission {
 
   HttpClients clients_;
   Address at_;
-  std::vector<std::string> names_;  ///< in small letters, as a request has them
+  std::vector<std::string> names_;  ///< in lower case, as in HttpRequest
   Secret key_;
   std::string cookie_, pass_;
   std::optional<Mac> proof_;
@@ -391,7 +392,7 @@ struct HttpServer::Impl {
         const bool ready = waits[at++].revents != 0;
         const bool late = passed(each->until);
         const bool over = late || (ready && !advance(*each));
-        if (late && each->state != State::Ending) {  // the kernel keeps nothing for it, either
+        if (late && each->state != State::Ending) {  // the kernel holds no unsent bytes either
           const linger at_once{.l_onoff = 1, .l_linger = 0};
           (void)::setsockopt(each->fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
         }
@@ -404,14 +405,15 @@ struct HttpServer::Impl {
   void let_in() {
     for (int i = 0; i < 16; ++i) {
       auto accepted = accept_one(listener.get());
-      if (!accepted) listen_again = deadline_in(kWithoutDescriptors);  // connections that are there have to end first
+      if (!accepted) listen_again = deadline_in(kWithoutDescriptors);  // existing connections have to end first
       if (!accepted || !*accepted) return;
       if (connections.size() >= options.most_connections && !make_room()) continue;
       connections.push_back({.fd = std::move(**accepted), .until = deadline_in(options.request_time)});
     }
   }
 
-  /// The first goes that has its answer, or else has not said what it wants: so no crowd keeps anybody out.
+  /// Closes the first connection that has its response, or else the first without a complete request, so that idle
+  /// connections cannot keep clients out.
   bool make_room() {
     for (const State state : {State::Ending, State::Reading}) {
       const auto goes = std::find_if(connections.begin(), connections.end(),
@@ -423,7 +425,7 @@ struct HttpServer::Impl {
     return false;
   }
 
-  /// False: it is over.
+  /// Returns false if the connection is over.
   bool advance(Connection& with) const {
     if (with.state == State::Writing) return send(with);
     char bytes[4096];
@@ -459,7 +461,7 @@ struct HttpServer::Impl {
       if (sent < 0) return errno == EAGAIN || errno == EINTR;
       to.sent += static_cast<std::size_t>(sent);
     }
-    // Kept until the reader has taken it and closes: a close with bytes unread would take the answer back.
+    // Keep the socket until the client closes: closing it with unread bytes would discard the response.
     ::shutdown(to.fd.get(), SHUT_WR);
     to.state = State::Ending;
     to.until = deadline_in(kEndTime);

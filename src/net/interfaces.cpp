@@ -21,7 +21,7 @@
 namespace cohort::net {
 namespace {
 
-// Networks that mostly end on this host.
+// True for interfaces of containers and virtual machines, whose networks usually do not leave this host.
 bool of_containers(std::string_view name) noexcept {
   for (const std::string_view prefix :
        {"docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "lxd", "podman"}) {
@@ -35,7 +35,7 @@ int rank_of(const InterfaceAddress& address) noexcept {
 }
 
 bool parse_bytes(const std::string& text, NetworkFilter& filter) noexcept {
-  if (text.find('\0') != std::string::npos) return false;  // inet_pton reads up to it, whatever comes behind
+  if (text.find('\0') != std::string::npos) return false;  // inet_pton would ignore everything after the NUL
   if (::inet_pton(AF_INET, text.c_str(), filter.bytes.data()) == 1) {
     filter.length = 4;
     return true;
@@ -103,7 +103,7 @@ Result<std::vector<InterfaceAddress>> interface_addresses() {
     if (entry->ifa_addr->sa_family == AF_INET) {
       sockaddr_in v4{};
       std::memcpy(&v4, entry->ifa_addr, sizeof v4);
-      if (ntohl(v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;  // of one link: 169.254
+      if (ntohl(v4.sin_addr.s_addr) >> 16 == 0xa9fe) continue;  // link-local: 169.254
       std::memcpy(address.bytes.data(), &v4.sin_addr, 4);
       ::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text);
     } else if (entry->ifa_addr->sa_family == AF_INET6) {

@@ -1,9 +1,9 @@
-// Calls between processes over authenticated connections: a call is (number of a method, body), its answer a body.
-// An RpcServer answers in any order, so that a call may be parked until what it waits for is there; its service runs on
-// the server's one thread, which it has from construction to destruction. An RpcClient may be used by several threads
-// and has none: of those that wait one reads for all, so no call holds up another. Not usable in a forked child. Two
-// ends on one host may go on through shared memory (shared_calls.h): in the same order, and the connection then says
-// when one of them has gone.
+// Calls between processes over authenticated connections: a call is a method number and a body, its answer a body.
+// An RpcServer answers in any order, so a call may be parked until its answer is available; its service runs on the
+// server's one thread, which exists from construction to destruction. An RpcClient may be used by several threads and
+// has no thread: one of the waiting threads reads for all, so no call holds up another. Not usable in a forked child.
+// Two ends on one host may switch to shared memory (shared_calls.h): calls keep their order, and the connection then
+// shows when the other end has gone.
 #pragma once
 
 #include "net/address.h"
@@ -23,7 +23,7 @@ namespace cohort::net {
 
 class RpcServer {
  public:
-  /// A client that is connected, for as long as anybody holds it.
+  /// A connected client; valid as long as a ClientPtr to it exists.
   struct Client;
   using ClientPtr = std::shared_ptr<Client>;
   struct Call {
@@ -31,11 +31,12 @@ class RpcServer {
     std::uint64_t id = 0;
     std::string_view body;
   };
-  /// Implemented by the server's owner. Throws nothing except for lack of memory.
+  /// Implemented by the server's owner. Throws only std::bad_alloc.
   class Service {
    public:
     virtual ~Service() = default;
-    /// Handles a call, to be answered by `answer`, now or later. An error: the call is nonsense, its client is closed.
+    /// Handles a call, and calls `answer` for it now or later. Returns an error for an invalid call; the server then
+    /// closes the client.
     virtual Result<void> on_call(const ClientPtr& client, const Call& call) = 0;
     virtual void on_gone(const ClientPtr& client) = 0;
   };
@@ -43,42 +44,43 @@ class RpcServer {
     std::string name;  ///< for messages
     Endpoint endpoint;
     std::optional<Secret> secret = {};  ///< required for TCP (InvalidArgument)
-    bool public_secret = false;         ///< `Acceptor::Options`: a first call without error is the proof
+    bool public_secret = false;         ///< see `Acceptor::Options`; a first call without error is the proof
     SecureOptions secure = {};
-    std::size_t half_open_limit = 128;  ///< connections that have not proved the secret and called, at once,
-    std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< and for how long
-    /// Uses shared memory with clients on this host that ask for it. `host` distinguishes it from others. A TCP server
-    /// also listens at a Unix name for that.
+    std::size_t half_open_limit = 128;  ///< number of connections that have not proved the secret and made a call
+    std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< their time limit
+    /// Uses shared memory with clients on this host that ask for it; clients compare `host` with their own. A TCP
+    /// server also listens at a Unix name for that.
     bool shared_memory = false;
     std::string host = {};
   };
 
-  /// Throws Unavailable if the place is taken (names the holder). `service` has to outlive it.
+  /// Throws Unavailable if the address is in use (names the process that uses it). `service` has to outlive the server.
   RpcServer(Options options, Service& service);
-  /// Closes all connections; clients get PeerLost. It reports their going until it is over.
+  /// Closes all connections; clients get PeerLost. Calls `on_gone` until the destructor returns.
   ~RpcServer();
   RpcServer(const RpcServer&) = delete;
   RpcServer& operator=(const RpcServer&) = delete;
 
-  /// Address it listens at, with the port that the system chose.
+  /// Address the server listens at, with the port that the system chose.
   const Endpoint& endpoint() const noexcept;
-  /// "NAME at PLACE".
+  /// Returns "NAME at ENDPOINT".
   std::string describe() const;
-  /// Lets nobody in any more; connections that exist go on. Not on its own thread.
+  /// Accepts no further connections; existing connections stay. Not to be called on the server's thread.
   void close_listener();
 
-  /// Calls back on its own thread, unless it is destroyed before. Any thread.
+  /// Runs `callback` on the server's thread, unless the server is destroyed first. Any thread.
   void post(std::function<void()> callback);
 
   // Called by the service, on the server's own thread.
 
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
-  /// Answers with `bytes` behind the head that `fill` writes, at once, to where the client will read them.
+  /// Answers with `head`, followed by `bytes` bytes that `fill` writes, during this call, to the memory where the
+  /// client will read them.
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
               const std::function<void(char*)>& fill);
   static const std::string& peer(const ClientPtr& client) noexcept;
   void close(const ClientPtr& client);
-  /// Calls back once, unless what it returns is destroyed before.
+  /// Runs `callback` once after `time`, unless the returned handle is destroyed first.
   std::shared_ptr<void> after(std::chrono::milliseconds time, std::function<void()> callback);
 
  private:
@@ -86,7 +88,7 @@ class RpcServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Reply to a call, maybe in memory that is shared with the server: its calls have less memory as long as this is kept.
+/// Reply to a call, possibly in memory shared with the server; while the reply is kept, less shared memory is free.
 class RpcAnswer {
  public:
   explicit RpcAnswer(std::string text) : text_(std::move(text)) {}
@@ -101,30 +103,29 @@ class RpcAnswer {
 
 class RpcClient {
  public:
-  /// `place`: for messages.
+  /// `place` is for messages.
   RpcClient(SecureConnection connection, std::string name, std::string place);
   ~RpcClient();
   RpcClient(const RpcClient&) = delete;
   RpcClient& operator=(const RpcClient&) = delete;
 
-  /// Throws PeerLost when the connection has ended, Timeout when the server does not answer, InvalidArgument if the
-  /// body is too long, or in a forked child.
+  /// Throws PeerLost if the connection has ended, Timeout if the server does not answer, InvalidArgument if the body is
+  /// too long or in a forked child.
   std::string call(std::uint8_t method, std::string_view body, Deadline deadline);
-  /// A call in two parts, so that several are under way at once: `begin` sends what the system takes at once, the rest
-  /// goes while anybody waits; `finish` waits for the answer. Each is finished once, also after Timeout. They throw as
-  /// `call` does.
-  /// `room`: bytes of the answer, about, if it has more than few.
+  /// A call in two parts, so that several can be under way together. `begin` sends what the system takes immediately,
+  /// and the rest is sent while any thread waits; `finish` waits for the answer. Finish each call once, also after
+  /// Timeout. Both throw as `call` does. `room` is the approximate size of the answer, if it is not small.
   std::uint64_t begin(std::uint8_t method, std::string_view body, std::size_t room = 0);
-  /// An answer of more than `kCopied` bytes may be in shared memory: a server that has gone mad may still write there.
+  /// An answer of more than `kCopied` bytes may be in shared memory, where a faulty server could still write.
   RpcAnswer finish(std::uint64_t call, Deadline deadline);
   static constexpr std::size_t kCopied = 1024;
-  /// Goes on through shared memory, for calls that are begun from now on; none may be under way. Why not, if that
-  /// cannot be: calls go on over the connection. Over TCP a server that is on this `host` names the endpoint where it
-  /// can be; throws as `call`.
+  /// Switches to shared memory for calls begun from now on; no call may be under way. Fails with the reason if that is
+  /// not possible; calls then stay on the connection. Over TCP, a server on this `host` returns the endpoint where
+  /// shared memory is possible. Throws as `call` does.
   Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
   /// Ends the connection: waiting callers get PeerLost. Not in a forked child.
   void close() noexcept;
-  /// A call without an answer, as the last one. Not in a forked child, and not when the connection has ended.
+  /// Makes a last call, which has no answer. Does nothing in a forked child or if the connection has ended.
   void say(std::uint8_t method, std::string_view body, Deadline deadline) noexcept;
 
  private:
@@ -133,13 +134,13 @@ class RpcClient {
 };
 
 struct RpcPlace {
-  std::vector<Endpoint> endpoints;    ///< several, numeric, are all tried at once; one that proves the secret counts
-  std::optional<Secret> secret = {};  ///< as the server's
+  std::vector<Endpoint> endpoints;    ///< several numeric ones are tried concurrently until a peer proves the secret
+  std::optional<Secret> secret = {};  ///< the same as the server's
   SecureOptions secure = {};
 };
-/// Tries until the deadline, with growing pauses, since the server may not be up yet: connects, proves, and `greet`s
-/// (which throws what it does not like: Unavailable, PeerLost and Timeout are tried again). Throws Timeout with the
-/// latest reason, or what trying again does not change.
+/// Connects, authenticates and calls `greet`; tries until the deadline, with growing pauses, since the server may not
+/// be up yet. If `greet` throws Unavailable, PeerLost or Timeout, all is tried again. Throws Timeout with the latest
+/// reason, or an error that trying again would not change.
 void rpc_connect(const RpcPlace& place, Deadline deadline,
                  const std::function<void(SecureConnection, const std::string& place, Deadline limit)>& greet);
 

@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::nanoseconds kSlice =
-    milliseconds(10);  // of waiting in shared memory, between two looks beside it
+    milliseconds(10);  // one wait in shared memory, between two checks of the connection
 
 std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body) {
   codec::Writer out;
@@ -35,16 +35,16 @@ std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body)
 
 }  // namespace
 
-// The first thread that waits reads for all: calls are numbered, and one of the waiting threads (the reader) polls the
-// connection and hands the answers out. So there is no thread of our own, and no wait holds another one up. For a call
-// in shared memory each thread waits by itself.
+// Calls are numbered, and the first waiting thread becomes the reader, which polls the connection and distributes the
+// answers. So the client needs no thread, and no wait holds up another. For a call in shared memory, each thread waits
+// by itself.
 struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
-  /// A call whose answer nobody has taken yet.
+  /// A call whose answer has not been taken yet.
   struct Pending {
-    std::optional<std::string> answer = {};   // of the connection, or copied
-    std::optional<SharedCallId> shared = {};  // in shared memory
-    bool queued = false;                      // there, once it fits
-    bool watched = false;                     // a thread waits for it there
+    std::optional<std::string> answer = {};   // received over the connection, or copied
+    std::optional<SharedCallId> shared = {};  // the call in shared memory
+    bool queued = false;                      // waits for space in shared memory
+    bool watched = false;                     // a thread waits for it in shared memory
     std::uint8_t method = 0;
     std::string body = {};
     std::size_t room = 0;
@@ -94,14 +94,14 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     if (entry == pending.end()) raise(ErrorCode::Internal, "{} client: call {} is finished twice", name, id);
     Pending& call = entry->second;
     while (true) {
-      // Read before the answer is looked at, so that none is missed.
+      // Read the count before checking for the answer, so that no answer is missed.
       const std::uint32_t seen = shared ? shared->answers() : 0;
       if (call.queued) submit_queued(true);
       const auto state = call.shared ? shared->state(*call.shared) : SharedCallsClient::State::Elsewhere;
       if (!call.answer && state == SharedCallsClient::State::Answered) {
         auto answer = take_shared(entry);
         if (answer) return *std::move(answer);
-        continue;  // it makes no sense, and the connection is dead
+        continue;  // the answer is invalid, and the connection is dead
       }
       if (call.answer || dead) break;
       if (passed(deadline)) {
@@ -151,7 +151,8 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     return true;
   }
 
-  /// Submits the calls that wait for memory, in their order. If need be, moves answers that nobody has asked for yet.
+  /// Submits the calls that wait for shared memory, in order. With `make_room`, copies out answers that no thread waits
+  /// for, if necessary.
   void submit_queued(bool make_room) {
     while (!queue.empty()) {
       Pending& next = pending.at(queue.front());
@@ -169,7 +170,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
           shared->state(*call.shared) != SharedCallsClient::State::Answered)
         continue;
       const auto answer = shared->answer(*call.shared);
-      if (!answer) return false;  // the thread that finishes it says so
+      if (!answer) return false;  // the thread that finishes the call reports the error
       call.answer.emplace(*answer);
       shared->free(*std::exchange(call.shared, std::nullopt));
       return true;
@@ -234,7 +235,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
           !is_shared(*id) ? pending.find(*id) : std::find_if(pending.begin(), pending.end(), [&](const auto& each) {
             return each.second.shared == SharedCallId(*id);
           });
-      if (found == pending.end()) continue;  // nobody waits for it any more
+      if (found == pending.end()) continue;  // no thread waits for this call any more
       found->second.answer.emplace(in.rest());
     }
     if (!advanced) {
@@ -269,9 +270,9 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
   std::uint64_t last_id = 0;
   Calls pending;
   std::optional<Error> dead;
-  std::unique_ptr<SharedCallsClient> shared;  // from when on it is there it stays
-  std::deque<std::uint64_t> queue;            // calls for it that do not fit yet
-  std::vector<SharedCallId> abandoned;        // of calls that nobody waits for any more
+  std::unique_ptr<SharedCallsClient> shared;  // once set, never reset
+  std::deque<std::uint64_t> queue;            // calls that do not fit in shared memory yet
+  std::vector<SharedCallId> abandoned;        // calls that no thread waits for any more
 };
 
 RpcClient::RpcClient(SecureConnection connection, std::string name, std::string place)
@@ -313,7 +314,7 @@ void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadlin
 
 namespace {
 
-/// One attempt: why not, and whether to try again.
+/// Why an attempt failed, and whether to try again.
 struct Failure {
   Error error;
   bool again = false;
@@ -362,14 +363,14 @@ void rpc_connect(const RpcPlace& place, Deadline deadline,
   milliseconds pause{2};
   std::optional<Error> reason;
   for (int attempt = 1;; ++attempt) {
-    // One lost packet must not use up all the time there is.
+    // Limit each attempt, so that one lost packet does not use up all the time.
     const auto failed = try_once(place, std::min(deadline, deadline_in(std::chrono::seconds(15))), greet);
     if (!failed) return;
     if (!failed->again) throw failed->error;
     log::debug("net", "{}; trying again", failed->error.what());
     // An earlier attempt's error counts for more than a timeout of the last one.
     if (!reason || failed->error.code() != ErrorCode::Timeout) reason = failed->error;
-    // Clients that were started together should not connect together.
+    // Random pauses keep clients that were started together from connecting together.
     const milliseconds jittered(pause.count() / 2 + static_cast<int>(random() % static_cast<unsigned>(pause.count())));
     if (std::chrono::steady_clock::now() + jittered >= deadline) {
       const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;

@@ -27,8 +27,8 @@ namespace {
 
 using Descriptor = asio::posix::stream_descriptor;
 
-constexpr std::size_t kUnsentLimit = 4 << 20;  // a client that does not read is not read from either
-constexpr int kCallsAtOnce = 4;                // of one client, before the next one has its turn
+constexpr std::size_t kUnsentLimit = 4 << 20;  // beyond it, no more calls are read from the client
+constexpr int kCallsAtOnce = 4;                // calls of one client before the next client's turn
 
 std::string unused_name() {
   std::random_device random;
@@ -87,7 +87,7 @@ class RpcServer::Impl {
     entrance_.assign(acceptor_->fd());
   }
 
-  /// Not before others know of it.
+  /// Starts the thread; called after the RpcServer has stored this object.
   void start() {
     accept_when_ready();
     thread_ = sys::start_without_signals([this] { run(); });
@@ -97,10 +97,10 @@ class RpcServer::Impl {
     asio::post(io_, [this] {
       let_nobody_in();
       while (!clients_.empty()) close(*clients_.begin());
-      for (const auto& weak : timers_) {  // nobody waits for what they would do
+      for (const auto& weak : timers_) {  // their callbacks are not needed any more
         if (const auto timer = weak.lock()) timer->cancel();
       }
-      work_.reset();  // what has been cancelled ends in its handler, then the loop does
+      work_.reset();  // cancelled operations end in their handlers, then the loop ends
     });
     thread_.join();
   }
@@ -144,7 +144,7 @@ class RpcServer::Impl {
   }
 
   void close(const ClientPtr& given) {
-    const ClientPtr client = given;  // `given` may be the set's own
+    const ClientPtr client = given;  // `given` may refer to the element in the set
     if (client->closed) return;
     client->closed = true;
     client->descriptor.cancel();
@@ -173,7 +173,7 @@ class RpcServer::Impl {
     while (!io_.stopped()) {
       try {
         io_.run();
-      } catch (const std::exception& error) {  // out of memory for one client must not end the others
+      } catch (const std::exception& error) {  // running out of memory for one client must not end the others
         log::error("net", "{}: {}", describe(), error.what());
       }
     }
@@ -198,16 +198,16 @@ class RpcServer::Impl {
         acceptor_->judge(accepted->source, hear(client, accepted->first));
         on_ready(client);
       }
-    } catch (const std::exception& error) {  // the next one is let in again
+    } catch (const std::exception& error) {  // the next connection may succeed
       complain(Error(ErrorCode::Io, error.what()));
     }
     accept_when_ready();
   }
 
-  // One line a second is enough about clients that the listener refuses.
+  // Logs at most one line a second about clients that the listener refuses.
   void complain(const Error& error) {
     const auto now = std::chrono::steady_clock::now();
-    // A client tries several of the addresses that are offered to it, and goes from the others once one has answered.
+    // A client tries several of the offered addresses, and closes the others when one has answered.
     if (error.code() == ErrorCode::Unavailable || now - last_complaint_ < std::chrono::seconds(1)) {
       log::debug("net", "{} refused a connection: {}", describe(), error.what());
       return;
@@ -274,7 +274,8 @@ class RpcServer::Impl {
     return {};
   }
 
-  /// Calls of all clients by turns, and the connections' events between the turns, until there are none for a while.
+  /// Handles the clients' calls in shared memory in turn, and connection events between rounds, until there have been
+  /// no calls for a while.
   void serve_shared() {
     bool any = false;
     for (std::size_t i = 0; i < sharing_.size(); ++i) any |= serve_some(sharing_[i]);
@@ -309,7 +310,7 @@ class RpcServer::Impl {
         auto heard = call ? service_.on_call(client, {(*call)->method, number_of((*call)->id), (*call)->body})
                           : Result<void>(tl::unexpected(call.error()));
         if (!heard) refuse(client, heard.error());
-      } catch (const std::exception& error) {  // out of memory: it may come again
+      } catch (const std::exception& error) {  // out of memory: the client may connect again
         log::error("net", "{}: {}", describe(), error.what());
         close(client);
       }
@@ -352,7 +353,7 @@ class RpcServer::Impl {
   const std::string name_;
   const bool shared_memory_;
   const std::string host_;
-  std::string unix_name_;  // beside the endpoint
+  std::string unix_name_;  // also listened at, in addition to the endpoint
   Endpoint endpoint_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -360,9 +361,9 @@ class RpcServer::Impl {
   std::optional<Acceptor> acceptor_;
   std::chrono::steady_clock::time_point last_complaint_{};
   std::set<ClientPtr> clients_;
-  std::vector<ClientPtr> sharing_;  // of them
+  std::vector<ClientPtr> sharing_;  // clients with shared memory
   bool crowded_ = false;
-  bool attentive_ = false;  // looks for calls in shared memory, and needs no wakeup
+  bool attentive_ = false;  // polls for calls in shared memory, so needs no wakeup
   SpinTime attention_;
   std::chrono::steady_clock::time_point served_{};
   std::set<std::weak_ptr<asio::steady_timer>, std::owner_less<>> timers_;

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 constexpr std::size_t kDigits = 2 * Secret::kBytes;
-// Instead of a file: the variable that holds the digits, for containers whose orchestrator hands secrets on so.
+// Prefix of a variable that holds the digits instead of a file, for orchestrators that pass secrets in variables.
 constexpr std::string_view kVariable = "env:";
 
 int digit_value(char c) {
@@ -36,7 +36,7 @@ int digit_value(char c) {
   return -1;
 }
 
-// A variable's name is no secret: those are longer, or digits.
+// True if `text` looks like a variable's name, not like a secret (longer, or digits).
 bool names_a_variable(std::string_view text) {
   const auto of_name = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
   const auto is_digit = [](char c) { return digit_value(c) >= 0; };
@@ -44,8 +44,8 @@ bool names_a_variable(std::string_view text) {
          !std::all_of(text.begin(), text.end(), is_digit);
 }
 
-// Copies in words, each by itself: in vector registers it would be whole, and code that saves those (a signal, the
-// dynamic linker when it looks up a function) would leave it on the stack.
+// Copies word by word: vector registers would hold the whole secret, and code that saves them (a signal, the dynamic
+// linker when it looks up a function) would leave it on the stack.
 void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
   for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {
     std::uint64_t word = 0;
@@ -123,14 +123,14 @@ Result<Secret> Secret::from_sealed_memfd(int fd) {
     return fail(ErrorCode::Io, "the job's secret: reading descriptor {}: {}", fd,
                 n < 0 ? errno_text(errno) : "short read");
   }
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // what this process starts has no use for it
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // programs started by this process do not need it
   return secret;
 }
 
 Result<Secret> Secret::from_file(const std::string& path) {
   const bool of_variable = path.starts_with(kVariable);
   const std::string name = of_variable ? path.substr(kVariable.size()) : "";
-  if ((of_variable && !names_a_variable(name)) || from_digits(path)) {  // errors land in logs
+  if ((of_variable && !names_a_variable(name)) || from_digits(path)) {  // may be a secret, and errors are logged
     return fail(ErrorCode::InvalidArgument,
                 "the job's secret: {} -- COHORT_SECRET_FILE=env:NAME takes what the variable NAME holds; what is there "
                 "now is not shown, as it may be a secret",
@@ -145,7 +145,7 @@ Result<Secret> Secret::from_file(const std::string& path) {
     return fail(ErrorCode::Unavailable, "secret {}: the variable {} {} -- `openssl rand -hex 32` makes such a secret",
                 path, name, value == nullptr ? "is not set" : "does not hold 64 hexadecimal digits");
   }
-  // NONBLOCK so that a FIFO in its place cannot hold us up.
+  // O_NONBLOCK, so that a FIFO at this path cannot block.
   const sys::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) {
     return fail(ErrorCode::Unavailable, "secret file {}: {} -- make one with `cohort secret {}`", path,
@@ -273,7 +273,7 @@ void require(int success) {
   if (success != 1) raise(ErrorCode::Internal, "OpenSSL's AES-128-GCM failed -- is this OpenSSL built without it?");
 }
 
-/// GCM's counter of a frame whose nonce is the frame's number.
+/// Returns GCM's first counter block of a frame; the nonce is the frame's number.
 FrameMac::Tag first_counter(std::uint64_t frame) noexcept {
   FrameMac::Tag block{};
   for (std::size_t i = 0; i < sizeof frame; ++i) block[i] = static_cast<std::byte>(frame >> (8 * i));
@@ -281,7 +281,7 @@ FrameMac::Tag first_counter(std::uint64_t frame) noexcept {
   return block;
 }
 
-/// Each by itself, in place.
+/// Encrypts each block independently, in place.
 void encrypt_blocks(EVP_CIPHER_CTX* context, std::span<FrameMac::Tag> blocks) {
   auto* const bytes = reinterpret_cast<unsigned char*>(blocks.data());
   int length = 0;
@@ -314,7 +314,7 @@ void FrameMac::begin() {
                                reinterpret_cast<const unsigned char*>(first.data())));
 }
 
-/// For this frame and those behind it: one call for all of them, as it costs more than a block does.
+/// Makes the pads of this frame and the next ones in one call, which costs more than encrypting a block.
 void FrameMac::make_pads() {
   for (std::uint64_t i = 0; i < kPads; ++i) pads_[i] = first_counter(frames_ + i);
   encrypt_blocks(context_.get(), pads_);
@@ -326,7 +326,7 @@ void FrameMac::add(const void* data, std::size_t bytes) {
   while (bytes > 0) {
     const std::size_t step = std::min(bytes, kMostAtOnce);
     int length = 0;
-    // All of it is authenticated and not encrypted.
+    // All bytes are authenticated, not encrypted.
     require(::EVP_EncryptUpdate(context_.get(), nullptr, &length, from, static_cast<int>(step)));
     from += step;
     bytes -= step;

@@ -27,14 +27,14 @@ namespace {
 constexpr std::size_t kReadChunk = 16 << 10;
 constexpr std::size_t kReadPerAdvance = 256 << 10;
 constexpr std::size_t kHandshakeLimit = 4096;
-// Sent first where the kernel vouches for the other end; a TLS handshake starts with 0x16 instead.
+// Sent first if the kernel identifies the other end; a TLS handshake starts with 0x16 instead.
 constexpr std::string_view kPlainGreeting = "COHORT1\n";
 constexpr char kTlsHandshake = 0x16;
-// Position in a ClientHello, behind the headers of record and message and the version.
+// Position of the random number in a ClientHello, after the headers of record and message and the version.
 constexpr std::size_t kHelloRandom = 11;
 constexpr std::string_view kRepeats = "it repeats what another connection began with";
 constexpr std::size_t kRecordHeader = 5;
-// TLS alerts, handshake_failure and decrypt_error: the reply to a peer without the secret, or with another one.
+// TLS alerts handshake_failure and decrypt_error: the replies to a peer without the secret, and with another secret.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 constexpr std::string_view kTlsOtherSecret("\x15\x03\x03\x00\x02\x02\x33", 7);
 
@@ -43,7 +43,7 @@ constexpr std::string_view kHowToGiveASecret =
     "names "
     "it; `cohort run` does all that itself";
 
-// Bytes taken from the front, without moving the rest each time.
+// A queue of bytes, taken from the front without moving the rest each time.
 class ByteQueue {
  public:
   void append(std::string_view bytes) { bytes_.append(bytes); }
@@ -66,7 +66,7 @@ class ByteQueue {
   std::size_t taken_ = 0;
 };
 
-/// Length of the rest of a record, from the last two bytes of its header.
+/// Returns the length of a record's body, from the last two bytes of its header.
 std::size_t record_length(std::string_view header) {
   return static_cast<std::size_t>(static_cast<unsigned char>(header[3])) << 8 | static_cast<unsigned char>(header[4]);
 }
@@ -89,7 +89,7 @@ class RecordEdge {
       bytes.remove_prefix(step);
     }
   }
-  /// Bytes that surely belong to the record that has begun, or to the next one.
+  /// Number of bytes that can be read without reading past the current record, or past the next record's header.
   std::size_t to_go() const noexcept { return left_ > 0 ? left_ : kRecordHeader - header_.size(); }
   bool between() const noexcept { return left_ == 0 && header_.empty(); }
 
@@ -105,20 +105,20 @@ struct SecureConnection::Impl {
   Role role = Role::Client;
   SecureOptions options;
   std::string peer;
-  std::unique_ptr<TlsSession> tls;  // none where the kernel vouches for the peer, nor before a client has spoken
-  std::optional<Secret> secret;     // until then
-  std::string hello;                // of a client, until it is complete
+  std::unique_ptr<TlsSession> tls;  // null if the kernel identifies the peer, or before a client's hello
+  std::optional<Secret> secret;     // until `tls` exists
+  std::string hello;                // a client's, until it is complete
   bool credible = false;
   bool established = false;
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
   pid_t process = ::getpid();
-  RecordEdge edge;         // of what has been received
-  std::string waiting;     // framed, to be sent once established
-  ByteQueue incoming;      // decrypted
-  ByteQueue outgoing;      // as it goes to the socket
-  sys::UniqueFd to_send;   // goes with the next byte
-  sys::UniqueFd received;  // and nobody has taken it
+  RecordEdge edge;         // in the received bytes
+  std::string waiting;     // framed messages, to be sent once established
+  ByteQueue incoming;      // decrypted bytes
+  ByteQueue outgoing;      // bytes for the socket
+  sys::UniqueFd to_send;   // sent with the next byte
+  sys::UniqueFd received;  // not yet taken
 
   bool encrypted() const noexcept { return tls != nullptr || secret.has_value(); }
 
@@ -164,7 +164,8 @@ struct SecureConnection::Impl {
     return hello.size() >= kRecordHeader && hello.size() >= kRecordHeader + record_length(hello);
   }
 
-  /// An end that does not speak TLS, a replay, or one that does not know the secret costs no session of OpenSSL.
+  /// Checks a client's hello before an OpenSSL session is made, so that clients without TLS or without the secret, and
+  /// replays, cost none.
   Result<void> look_at_hello() {
     if (hello.front() != kTlsHandshake) return not_authenticated("it does not speak TLS");
     if (handshake_bytes >= kHandshakeLimit) return not_authenticated("its handshake is too long");
@@ -192,7 +193,7 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it brings no secret -- {}", kHowToGiveASecret));
       }
       if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
-        (void)flush();  // our first message, if it has not gone, shows the other end what is wrong
+        (void)flush();  // our first message, if unsent, shows the other end what is wrong
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
@@ -255,7 +256,7 @@ struct SecureConnection::Impl {
           return fail(ErrorCode::Unavailable,
                       "connection with {} closed by the other end before the handshake was over", peer);
         }
-        // TLS says good-bye itself; without it, somebody may have cut the stream short.
+        // TLS ends with close_notify; without it, the stream may have been truncated.
         if (encrypted()) return fail(ErrorCode::PeerLost, "connection with {} lost: it ended without a good-bye", peer);
         end_of_input = true;
         break;
@@ -284,7 +285,7 @@ struct SecureConnection::Impl {
     return {};
   }
 
-  // Length of the next frame's message; nullopt if its header is not complete.
+  // Returns the length of the next frame's message; nullopt if the frame's header is not complete.
   std::optional<std::uint32_t> announced() const {
     std::uint32_t length = 0;
     if (incoming.size() < sizeof length) return std::nullopt;
@@ -315,10 +316,10 @@ SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
 SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
 
 SecureConnection::~SecureConnection() {
-  // In a forked child it would be the parent's stream that got our good-bye. If the other end may have given its socket
-  // away, nobody there would know it from the bytes that are to come.
+  // In a forked child, close_notify would go into the parent's stream. If the other end may have detached its socket,
+  // it would take close_notify for data.
   if (!impl_ || !impl_->tls || !impl_->established || impl_->options.detachable || impl_->process != ::getpid()) return;
-  // Good-bye, as far as the socket takes it at once.
+  // Send close_notify, as far as the socket takes it without blocking.
   impl_->tls->close();
   impl_->outgoing.append(impl_->tls->take_output());
   (void)impl_->flush();
@@ -391,7 +392,7 @@ std::size_t SecureConnection::unsent_bytes() const noexcept { return impl_->outg
 bool SecureConnection::at_end() const noexcept { return impl_->end_of_input && impl_->incoming.size() == 0; }
 
 Result<void> SecureConnection::advance() {
-  // Input first: what the other end said last explains why it does not take our output.
+  // Read first: the other end's last bytes explain why it does not take our output.
   if (auto result = impl_->receive_some(); !result) return result;
   if (auto result = impl_->flush(); !result) return result;
   return impl_->check_frame();
@@ -478,22 +479,22 @@ void tell_of_no_secret(const Address& server, Deadline deadline) noexcept {
       const bool may_come = !socket && socket.error().kind == ConnectFailure::Refused;
       if (may_come && std::chrono::steady_clock::now() < deadline) continue;
       if (!socket) return;
-      // The greeting of an end that meets without a secret: it is distinct from all else.
+      // The greeting of an end without a secret, which the server recognises.
       (void)::send(socket->get(), kPlainGreeting.data(), kPlainGreeting.size(), MSG_NOSIGNAL);
-      (void)wait_ready(socket->get(), POLLIN, deadline);  // its refusal
+      (void)wait_ready(socket->get(), POLLIN, deadline);  // wait for the server's refusal
       return;
     }
-  } catch (const std::exception&) {  // it was for others' sake
+  } catch (const std::exception&) {  // the report is only for the server's user
   }
 }
 
 namespace {
 
-/// A connection that has not been answered, or not proved, so far.
+/// A connection that is not yet answered or not yet authenticated.
 struct Attempt {
   Endpoint endpoint;
-  sys::UniqueFd socket;                        ///< until it is connected
-  std::optional<SecureConnection> connection;  ///< from then on
+  sys::UniqueFd socket;                        ///< until connected
+  std::optional<SecureConnection> connection;  ///< after connecting
   std::string failure = "no answer";
   bool over = false;
   bool turned_away = false;
@@ -519,7 +520,7 @@ void begin(Attempt& attempt, const SocketAddress& address) {
   }
 }
 
-/// True once the peer has proved itself.
+/// Continues an attempt. Returns true when the peer has proved itself.
 bool go_on(Attempt& attempt, const Secret& secret, const SecureOptions& options) {
   if (!attempt.connection) {
     int error_number = 0;

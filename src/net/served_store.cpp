@@ -190,7 +190,7 @@ class StoreServer::Impl final : net::RpcServer::Service {
       const std::string* const value = table_.find(request.keys[i]);
       if (value == nullptr) {
         missing.push_back(request.keys[i]);
-        // One missing key is enough to go on waiting under; all are looked at again when it comes.
+        // Waiting for one missing key is enough; all keys are checked again when it is set.
         if (request.op == Op::Wait) break;
       } else if (request.op == Op::GetAny) {
         reply.number = static_cast<std::int64_t>(i);
@@ -256,7 +256,7 @@ class StoreServer::Impl final : net::RpcServer::Service {
   std::map<net::RpcServer::ClientPtr, SessionPtr> sessions_;
   std::unordered_map<std::string, std::vector<WaiterPtr>> parked_;
   Table table_;
-  net::RpcServer server_;  // the first to end: it calls the rest
+  net::RpcServer server_;  // the last member, so destroyed first: it calls this object
 };
 
 StoreServer::StoreServer(const StoreServerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -272,7 +272,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The server ends a wait at its deadline and says what is missing; this much later it is not there any more.
+// The server answers a wait at its deadline, with the missing keys. If no answer comes within this time after the
+// deadline, the server is considered gone.
 constexpr seconds kGrace{10};
 
 class RemoteStore final : public MeetingStore {

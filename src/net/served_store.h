@@ -1,4 +1,4 @@
-// The store that processes meet in: keys and values in one process, served to others over authenticated connections.
+// A store in one process, served to other processes over authenticated connections.
 // The server runs on a thread of its own from construction to destruction; its methods may be called from any thread.
 // A client may be used by several threads: requests are numbered, so a wait in one thread does not hold up a set in
 // another. It has no thread of its own. Not usable in a forked child (InvalidArgument).
@@ -22,33 +22,34 @@
 namespace cohort::store {
 
 struct StoreServerOptions {
-  /// Loopback and a port of the system's choice unless said otherwise.
+  /// By default loopback, with a port that the system chooses.
   net::Endpoint endpoint = net::any_loopback_port();
-  /// Required for TCP. Without one, on a Unix name, only this user's processes are let in.
+  /// Required for TCP. Without a secret, on a Unix name, only this user's processes are admitted.
   std::optional<net::Secret> secret = {};
-  /// Clients ask for a meeting by name and are asked to retry when it is not this one (an earlier world's server may
-  /// still hold the address for a moment).
+  /// Name of the meeting. Clients that ask for another meeting are told to retry (an earlier world's server may still
+  /// hold the address for a moment).
   std::string meeting = {};
-  /// Connections that have not proved the secret yet: how many at once (of more, those are closed that came first and
-  /// have said nothing of worth) and for how long.
+  /// Limits for connections that have not proved the secret yet: their number (beyond it, the oldest that has sent
+  /// nothing credible is closed), and their time.
   std::size_t half_open_limit = 128;
   std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);
 };
 
 class StoreServer {
  public:
-  /// Throws Unavailable if the place is taken (names the holder), InvalidArgument for TCP without a secret.
+  /// Throws Unavailable if the address is in use (names the process that uses it), InvalidArgument for TCP without a
+  /// secret.
   explicit StoreServer(const StoreServerOptions& options);
   /// Closes all connections; clients get PeerLost.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
-  /// Address it listens at, with the port that the system chose.
+  /// Address the server listens at, with the port that the system chose.
   const net::Endpoint& endpoint() const noexcept;
-  /// Soon after; for the process that owns the store, which waits for nothing.
+  /// Sets the key on the server's thread soon after, without waiting. For the process that owns the server.
   void set_if_absent(std::string key, std::string value);
-  /// Lets nobody in any more; connections that exist go on.
+  /// Accepts no further connections; existing connections stay.
   void close_listener();
 
  private:
@@ -58,29 +59,30 @@ class StoreServer {
 
 struct StoreClientOptions {
   net::Endpoint endpoint;
-  std::optional<net::Secret> secret = {};  ///< as the server's
-  std::string meeting = {};                ///< as the server's
-  /// For the calls that take no deadline of their own.
+  std::optional<net::Secret> secret = {};  ///< the same as the server's
+  std::string meeting = {};                ///< the same as the server's
+  /// Timeout of calls without a deadline parameter.
   std::chrono::milliseconds call_timeout = std::chrono::seconds(60);
 };
 
-/// Tries until the deadline, with growing pauses, since the server may not be up yet. Throws Timeout (nobody listens
-/// there, or no answer: says which), Unavailable (the name does not resolve), InvalidArgument (authentication failed).
+/// Connects; tries until the deadline, with growing pauses, since the server may not be up yet. Throws Timeout (the
+/// message says whether the connection was refused or unanswered), Unavailable if the name does not resolve,
+/// InvalidArgument if authentication failed.
 std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline);
 
-/// The same where one of several numeric addresses leads to the server: all are tried at once, and the one that proves
-/// the secret counts. `options.endpoint` is not used.
+/// Does the same if one of several numeric addresses leads to the server: tries all concurrently, and uses the one
+/// whose peer proves the secret. `options.endpoint` is not used.
 std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint> endpoints,
                                                    const StoreClientOptions& options, net::Deadline deadline);
 
-/// The usual case: TCP and a secret.
+/// Connects in the usual case: TCP and a secret.
 std::shared_ptr<MeetingStore> connect_tcp_store(const std::string& host, std::uint16_t port, const net::Secret& secret,
                                                 net::Deadline deadline);
 
-// Protocol between a store's client and server: the bodies of calls (net/rpc.h), whose methods are operations. Pure
-// functions; bytes from outside are checked in full before anything is done with them.
+// Protocol between a store's client and server: bodies of RPC calls (net/rpc.h); an RPC method is a store operation.
+// Pure functions; bytes from other processes are checked in full before use.
 inline constexpr std::uint32_t kProtocolVersion = 1;
-/// Two values and some keys; a list of keys that is longer is refused.
+/// Two values and some keys. Requests with longer lists of keys are refused.
 inline constexpr std::size_t kLongestMessage = 2 * kLongestValue + (std::size_t{1} << 20);
 
 enum class Op : std::uint8_t {
@@ -108,15 +110,15 @@ struct Request {
 };
 
 struct Reply {
-  std::optional<Error> error;  ///< then nothing below has a meaning, but `keys` with Timeout
+  std::optional<Error> error;  ///< if set, the fields below are unused, except `keys` with Timeout
   std::int64_t number = 0;
   std::optional<std::string> value;
-  std::vector<std::string> keys;  ///< with Timeout: those that are missing
+  std::vector<std::string> keys;  ///< with Timeout: the missing keys
 };
 
 std::string encode(const Request& request);
 std::string encode(const Reply& reply);
-/// Corrupt if the bytes are not exactly one request whose parts are within the limits of stores.
+/// Fails with Corrupt if the bytes are not exactly one request within the limits of stores.
 Result<Request> decode_request(std::uint8_t method, std::string_view bytes);
 Result<Reply> decode_reply(std::string_view bytes);
 

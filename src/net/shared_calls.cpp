@@ -10,14 +10,14 @@
 
 namespace cohort::net {
 
-// Fields that the other end may write at any time are atomics that are read once.
+// Fields that the other end may write at any time are atomics, and each is read only once.
 struct SharedCall {
-  std::atomic<std::uint32_t> state;  // by the server
+  std::atomic<std::uint32_t> state;  // written by the server
   // Written by the client, before the call is queued.
   std::atomic<std::uint32_t> method;
   std::atomic<std::uint32_t> blocks;
   std::atomic<std::uint32_t> body;  // bytes
-  // Written by the server, before it is answered: where in the call's blocks, and how long.
+  // Written by the server, before it sets `state`: position of the answer in the call's blocks, and its length.
   std::atomic<std::uint32_t> answer_at;
   std::atomic<std::uint32_t> answer;
   std::array<std::uint32_t, 10> unused;
@@ -25,15 +25,15 @@ struct SharedCall {
 static_assert(sizeof(SharedCall) == 64);
 
 struct SharedControl {
-  static constexpr std::uint64_t kMagic = 0x31'4C'4C'41'43'48'4F'43;  // of this layout
+  static constexpr std::uint64_t kMagic = 0x31'4C'4C'41'43'48'4F'43;  // identifies this layout
 
   std::uint64_t magic;
-  std::atomic<std::uint32_t> crowded;              // by the server
-  alignas(64) std::atomic<std::uint32_t> begun;    // by the client: calls, so far
-  alignas(64) std::atomic<std::uint32_t> asleep;   // by the server, which sets it, and the client, which clears it
-  alignas(64) std::atomic<std::uint32_t> answers;  // by the server: so far; clients sleep on it
+  std::atomic<std::uint32_t> crowded;              // written by the server
+  alignas(64) std::atomic<std::uint32_t> begun;    // written by the client: number of calls so far
+  alignas(64) std::atomic<std::uint32_t> asleep;   // set by the server, cleared by the client
+  alignas(64) std::atomic<std::uint32_t> answers;  // written by the server: number so far; clients sleep on it
   alignas(64) std::atomic<std::uint32_t> sleepers;
-  alignas(64) std::array<std::atomic<std::uint32_t>, 64> queue;  // numbers of calls; of the n-th at n % 64
+  alignas(64) std::array<std::atomic<std::uint32_t>, 64> queue;  // first blocks of calls; the n-th call is at n % 64
   std::array<SharedCall, kSharedBlocks> calls;
 };
 static_assert(sizeof(SharedControl) <= kSharedBlock);
@@ -43,7 +43,7 @@ namespace {
 
 constexpr std::uint32_t kUnderWay = 0, kAnswered = 1, kElsewhere = 2;
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kLeastRoom = 512;  // for answers without rows, errors most of all
+constexpr std::size_t kLeastRoom = 512;  // for answers without rows, mostly errors
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
@@ -96,7 +96,7 @@ void SharedCallsServer::tell(std::uint32_t number, std::uint32_t state) noexcept
   under_way_[number] = {};
   control().calls[number].state.store(state, std::memory_order_release);
   control().answers.fetch_add(1);
-  // A thread that counted itself among the sleepers after this sees the new number of answers, and does not sleep.
+  // A thread that increments `sleepers` after this check sees the new number of answers, and does not sleep.
   if (control().sleepers.load() != 0) sys::futex_wake_all(control().answers);
 }
 
@@ -104,7 +104,7 @@ SharedCallsServer::Answered SharedCallsServer::answer(SharedCallId id, std::stri
                                                       const std::function<void(char*)>& fill) {
   if (!under_way(id)) return Answered::NoSuchCall;
   const std::uint32_t number = id.block(), blocks = under_way_[number].blocks, body = under_way_[number].body;
-  // The payload behind the head begins with a line, so that rows are copied by whole lines.
+  // The payload behind the head begins at a cache line, so that rows are copied by whole lines.
   const std::size_t payload_at = aligned(aligned(body) + head.size());
   if (payload_at + bytes > blocks * kSharedBlock) return Answered::TooLong;
   const std::size_t at = payload_at - head.size();
@@ -122,7 +122,7 @@ void SharedCallsServer::answer_elsewhere(SharedCallId id) {
 
 bool SharedCallsServer::go_to_sleep() noexcept {
   control().asleep.store(1);
-  // A client that begins a call after this sees that we sleep.
+  // A client that begins a call after this check sees that the server sleeps.
   if (control().begun.load() == taken_) return true;
   control().asleep.store(0);
   return false;
@@ -147,13 +147,13 @@ Result<std::unique_ptr<SharedCallsClient>> SharedCallsClient::map(const sys::Uni
 
 std::uint32_t SharedCallsClient::blocks_for(std::size_t body, std::size_t room) noexcept {
   if (body > kSharedBytes || room > kSharedBytes) return kSharedBlocks + 1;
-  // The answer's head may be aligned twice.
+  // Alignment may add space before and after the answer's head.
   const std::size_t bytes = aligned(body) + std::max(room, kLeastRoom) + kLine;
   return static_cast<std::uint32_t>((bytes + kSharedBlock - 1) / kSharedBlock);
 }
 
 std::optional<SharedCallId> SharedCallsClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
-  // The lowest blocks that do, so that what was used last, and is in the caches, is used again.
+  // Use the lowest free blocks that suffice, so that recently used blocks, which are in the caches, are reused.
   const std::uint32_t blocks = blocks_for(body.size(), room);
   const std::uint64_t run = (std::uint64_t{1} << blocks) - 1;
   std::uint32_t number = 0;

@@ -88,8 +88,8 @@ std::string to_string(const Endpoint& endpoint) {
 
 namespace {
 
-// A thread's lookup of a name. The thread and its caller hold it, whoever is last: the resolver's own time-out
-// (resolv.conf) bounds how long it goes on where nobody waits for it any more.
+// A name lookup in a thread, owned by the thread and its caller together. If the caller stops waiting, the resolver's
+// own timeout (resolv.conf) limits how long the thread continues.
 struct Lookup {
   std::string host, port;
   addrinfo hints{};
@@ -104,7 +104,7 @@ struct Lookup {
   }
 };
 
-// glibc's own thread for this (getaddrinfo_a) is one that ThreadSanitizer does not know, and crashes on.
+// Starts the thread. glibc's getaddrinfo_a is not used: ThreadSanitizer does not know its thread, and crashes.
 void start(const std::shared_ptr<Lookup>& lookup) {
   sys::start_without_signals([lookup] {
     addrinfo* list = nullptr;
@@ -144,7 +144,7 @@ Result<std::vector<SocketAddress>> resolve(const Address& address, Deadline dead
   lookup->host = address.host;
   lookup->port = std::to_string(address.port);
   lookup->hints.ai_socktype = SOCK_STREAM;
-  // Numbers need no name service, nor a thread.
+  // Numeric addresses need neither a name service nor a thread.
   lookup->hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   if (::getaddrinfo(lookup->host.c_str(), lookup->port.c_str(), &lookup->hints, &lookup->list) == 0)
     return copy_list(lookup->list);
@@ -215,7 +215,8 @@ std::string command_line(const std::string& process) {
   return as_line(sys::read_text("/proc/" + process + "/cmdline").value_or(std::string()), 120);
 }
 
-/// The process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show it.
+/// Returns the process that listens at the endpoint, e.g. "pid 4711 (python3 train.py)"; empty if /proc does not show
+/// it.
 std::string describe_holder(const Endpoint& endpoint) {
   const std::string inode =
       endpoint.is_unix() ? inode_of_unix_listener(endpoint.unix_name) : inode_of_tcp_listener(endpoint.tcp.port);
@@ -255,7 +256,7 @@ Endpoint to_endpoint(const sockaddr_storage& storage, socklen_t size) {
     endpoint.tcp = {text, ntohs(v4->sin_port)};
   } else if (storage.ss_family == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&storage);
-    // An IPv4 peer of a socket that takes both.
+    // An IPv4 peer of a dual-stack socket.
     if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr))
       ::inet_ntop(AF_INET, &v6->sin6_addr.s6_addr[12], text, sizeof text);
     else
@@ -273,7 +274,7 @@ void set_no_delay(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on Unix sockets, harmlessly
 }
 
-// Connects one socket; the errno of the failure, ETIMEDOUT for "no answer by the deadline", 0 when connected.
+// Connects one socket. Returns 0 when connected, else the errno; ETIMEDOUT if there is no answer by the deadline.
 int connect_socket(int fd, const SocketAddress& address, Deadline deadline) {
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.size) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
@@ -310,7 +311,7 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
     }
     const int on = 1;
     if (!endpoint.is_unix()) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    // All addresses are those of IPv4, too, whatever net.ipv6.bindv6only says.
+    // The wildcard address includes IPv4, regardless of net.ipv6.bindv6only.
     const int off = 0;
     if (address.storage.ss_family == AF_INET6 && endpoint.tcp.host == "::")
       ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
@@ -319,7 +320,7 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
       return fd;
     }
     error_number = errno;
-    if (error_number == EADDRINUSE) break;  // another of its addresses would not be where the others look
+    if (error_number == EADDRINUSE) break;  // another address of the name is not the one that peers try
   }
   if (error_number == EADDRINUSE) {
     const std::string holder = describe_holder(endpoint);
@@ -381,7 +382,7 @@ Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& 
       return std::optional<sys::UniqueFd>(std::move(fd));
     }
     switch (errno) {
-      // The connection died in the queue: not the listener's trouble (accept(2), "Error handling").
+      // The connection failed in the queue, which is no error of the listener (accept(2), "Error handling").
       case EINTR:
       case ECONNABORTED:
       case ENETDOWN:
@@ -427,7 +428,7 @@ tl::expected<sys::UniqueFd, ConnectError> connect_once(const Endpoint& endpoint,
     }
     if (first_error == 0 || first_error == EAFNOSUPPORT || error_number == ETIMEDOUT) first_error = error_number;
   }
-  // EAGAIN: a Unix listener whose queue is full; it will take us later.
+  // EAGAIN: the queue of a Unix listener is full; a later attempt can succeed.
   const ConnectFailure kind = first_error == ECONNREFUSED || first_error == EAGAIN ? ConnectFailure::Refused
                               : first_error == ETIMEDOUT || first_error == EHOSTUNREACH || first_error == ENETUNREACH
                                   ? ConnectFailure::NoAnswer
@@ -481,7 +482,7 @@ Result<bool> is_local_host(const std::string& host, Deadline deadline) {
 }
 
 void watch_link(int fd) {
-  const int on = 1, seconds = 1, probes = 127;  // `link_silence`, not the kernel, limits a peer's silence
+  const int on = 1, seconds = 1, probes = 127;  // callers of `link_silence`, not the kernel, limit a peer's silence
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);

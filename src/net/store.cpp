@@ -201,7 +201,7 @@ std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Sto
 
 namespace {
 
-// A request with its value is one message: far below what a store takes, so that others are served in between.
+// A piece is one message; it is far below the limit of a store, so that other requests are served in between.
 constexpr std::size_t kPiece = std::size_t{8} << 20;
 
 std::string piece_key(std::string_view key, std::int64_t number) { return fmt::format("{}/{}", key, number); }

@@ -1,7 +1,7 @@
-// The meeting place: a small key-value store through which ranks find each other. Keys and values are bytes.
+// A small key-value store through which ranks find each other. Keys and values are bytes.
 // Implementations may be called from any thread. Blocking calls take a deadline and never wait without one.
-// `MeetingStore` adds what a meeting of processes needs: to wait for the first of several keys, and to learn that
-// another process has died. Implemented by the stores that connect processes (TCP or Unix socket, file).
+// `MeetingStore`, which the stores between processes implement (TCP or Unix socket, file), can also wait for the first
+// of several keys and report that another process has died.
 #pragma once
 
 #include "base/result.h"
@@ -30,27 +30,28 @@ class Store {
   virtual void set(std::string_view key, std::string_view value) = 0;
   /// Waits until the key exists. Throws Timeout, naming the key, when the deadline passes.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
-  /// The value if the key exists now.
+  /// Returns the value if the key exists now; does not wait.
   virtual std::optional<std::string> try_get(std::string_view key) = 0;
-  /// Waits until all keys exist. Throws Timeout, naming those that are missing.
+  /// Waits until all keys exist. Throws Timeout, naming the missing keys.
   virtual void wait(std::span<const std::string> keys, Deadline deadline) = 0;
-  /// Adds to a decimal counter that starts at 0; returns the new value. Throws InvalidArgument if the value under
-  /// the key is not a number or would overflow.
+  /// Adds to a decimal counter that starts at 0, and returns the new value. Throws InvalidArgument if the key's value
+  /// is not a number or would overflow.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
-  /// Sets the key to `desired` if its value is `expected` (nullopt: if it does not exist). Returns the value that
-  /// is there afterwards (nullopt: the key does not exist).
+  /// Sets the key to `desired` if its value is `expected`; nullopt means that the key does not exist. Returns the key's
+  /// value afterwards; nullopt if the key does not exist.
   virtual std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
                                                      std::string_view desired) = 0;
-  /// True if the key existed.
+  /// Returns whether the key existed.
   virtual bool delete_key(std::string_view key) = 0;
 };
 
 /// Makes a store within one process; for worlds of threads and for tests.
 std::shared_ptr<Store> make_in_process_store();
-/// All keys under "prefix/", so that several users share one store without meeting.
+/// Makes a store that keeps all its keys under "prefix/" in `store`, so that users with different prefixes do not
+/// collide.
 std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Store> store);
 
-/// Limits of all stores; longer ones are refused with InvalidArgument.
+/// Limits of all stores. Longer keys and values are refused with InvalidArgument.
 inline constexpr std::size_t kLongestKey = 4096;
 inline constexpr std::size_t kLongestValue = std::size_t{64} << 20;
 inline constexpr std::size_t kMostKeys = 65536;  ///< in one call of wait
@@ -61,58 +62,59 @@ class MeetingStore : public Store {
     std::size_t index = 0;
     std::string value;
   };
-  /// Waits until one of the keys exists; the first of the list that does. Throws Timeout, naming them.
+  /// Waits until one of the keys exists, and returns the first existing key of the list. Throws Timeout, naming the
+  /// keys.
   virtual Found get_any(std::span<const std::string> keys, Deadline deadline) = 0;
-  /// If this process dies (or drops the store) while the will stands, `key` is set to `value` unless it exists.
-  /// One will per key and process; a second one replaces the first.
+  /// If this process dies (or drops the store) before it withdraws the will, `key` is set to `value` unless the key
+  /// exists. A process has one will per key; a second will replaces the first.
   virtual void leave_will(std::string_view key, std::string_view value) = 0;
   virtual void withdraw_will(std::string_view key) = 0;
 };
 
-// Values of any length in a store, whose own values have a limit: in pieces, which are there before their number is. A
-// reader of a key finds all of it or nothing. Values are written once (those of one piece may be written again); any
-// thread.
+// Values of any length in a store, whose own values have a limit. A large value is written in pieces, and the number of
+// pieces last, so a reader finds the whole value or nothing. Each value is written once (a value of one piece may be
+// overwritten). Any thread.
 
-/// Throws what the store throws.
+/// Sets the value. Throws any error of the store.
 void set_large(Store& store, std::string_view key, std::string_view value);
-/// Waits until the key exists. Throws Timeout, naming it.
+/// Waits until the key exists. Throws Timeout, naming the key.
 std::string get_large(Store& store, std::string_view key, Store::Deadline deadline);
-/// Nullopt if it does not exist now.
+/// Returns nullopt if the key does not exist now.
 std::optional<std::string> try_get_large(Store& store, std::string_view key, Store::Deadline deadline);
-/// Deletes a value; nobody may read or write it meanwhile. A missing value is deleted already.
+/// Deletes a value, if it exists. No other process may read or write the value meanwhile.
 void delete_large(Store& store, std::string_view key);
 
-/// Key under which the job says in which of its epochs it is; not there: in the first, 0.
+/// Key of the job's current epoch. A missing key means the first epoch, 0.
 inline constexpr std::string_view kEpochKey = "job/epoch";
 
-/// The store of the job that started this process (`cohort run`): COHORT_STORE and the job's secret. Any thread.
-/// Throws Unavailable where there is no job, and what connecting throws.
+/// Connects to the store of the job that started this process (`cohort run`), with COHORT_STORE and the job's secret.
+/// Any thread. Throws Unavailable if there is no job, and any error of connecting.
 std::shared_ptr<Store> connect_job_store(Store::Deadline deadline);
 
 struct FileStoreOptions {
   std::string path;  ///< absolute; on a file system with locks
   int rank = 0;
   int size = 1;
-  std::string meeting = {};  ///< as all others say
+  std::string meeting = {};  ///< the same on all ranks
 };
 
-/// A store in a file that all ranks can lock: an append-only log under an open-file-description lock. For worlds
-/// without any server. The file belongs to one meeting: it is made by the first rank to come, removed by the last one
-/// to leave, and one left by an earlier job is recognised and refused. Any thread may call; not usable in a forked
-/// child. Throws Unavailable if the file was left by an earlier job or its world is complete already (says by whom, and
-/// how to remove it), InvalidArgument if it belongs to another user or others may write it, Mismatch if it is for
-/// another world size, Corrupt if it is not a store, Io where the system refuses.
+/// Opens a store in a file that all ranks can lock (an append-only log under an open-file-description lock), for worlds
+/// without a server. The file belongs to one meeting: the first rank to arrive creates the file, and the last rank to
+/// leave removes it. Any thread may call; not usable in a forked child. Throws Unavailable if the file was left by an
+/// earlier job or its world is complete already (the message names the job, and how to remove the file),
+/// InvalidArgument if the file belongs to another user or others may write it, Mismatch if it is for another world
+/// size, Corrupt if it is not a store, Io if the system refuses access.
 std::shared_ptr<MeetingStore> open_file_store(const FileStoreOptions& options, net::Deadline deadline);
 
-// The map behind every store, with the semantics of `Store` and its limits, and without waiting. Not thread-safe.
+// The map behind every store, with the semantics and limits of `Store` but without waiting. Not thread-safe.
 class Table {
  public:
   Result<void> set(std::string_view key, std::string_view value);
-  /// nullptr if there is none; valid until the key changes.
+  /// Returns nullptr if the key does not exist. The pointer is valid until the key changes.
   const std::string* find(std::string_view key) const;
-  /// The new value of a decimal counter.
+  /// Adds to a decimal counter, and returns its new value.
   Result<std::int64_t> add(std::string_view key, std::int64_t amount);
-  /// Returns the value that is there afterwards.
+  /// Returns the key's value afterwards.
   Result<std::optional<std::string>> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
                                                      std::string_view desired);
   bool erase(std::string_view key);
@@ -126,10 +128,10 @@ class Table {
   std::unordered_map<std::string, std::string, Hash, std::equal_to<>> entries_;
 };
 
-/// InvalidArgument if one of them is too long for a store.
+/// Fails with InvalidArgument if the key or the value is too long for a store.
 Result<void> check_sizes(std::string_view key, std::string_view value);
 
-/// A list of keys for a message, cut after a few.
+/// Returns a list of keys for a message, cut after a few.
 std::string list_of_keys(const std::vector<std::string>& keys);
 
 }  // namespace cohort::store

@@ -32,14 +32,14 @@ bool ReplayFilter::first_time(const Words& words) {
   return true;
 }
 
-// One end of a TLS 1.3 connection that is authenticated by a pre-shared key alone, with a fresh X25519 exchange:
-// OpenSSL set up that way, without its I/O. Used by TlsSession (bytes in memory) and TlsStream (a socket). One thread
-// at a time. (RFC 8446 section 2.2; external PSKs as RFC 9257 asks for: 256 bits, one per purpose.)
+// One end of a TLS 1.3 connection, authenticated by a pre-shared key alone, with a fresh X25519 exchange: an OpenSSL
+// session without I/O. Used by TlsSession (bytes in memory) and TlsStream (a socket). One thread at a time. (RFC 8446
+// section 2.2; external PSKs as RFC 9257 requires: 256 bits, one per purpose.)
 class TlsEnd {
  public:
   using Key = std::array<unsigned char, 32>;
 
-  /// `identity` says which key is meant: both ends give the same.
+  /// `identity` names the key; both ends have to give the same identity.
   static Result<std::unique_ptr<TlsEnd>> make(bool server, std::string identity, const Key& key);
   ~TlsEnd();
   TlsEnd(const TlsEnd&) = delete;
@@ -47,12 +47,12 @@ class TlsEnd {
 
   SSL* ssl() const noexcept { return ssl_.get(); }
   bool server() const noexcept { return server_; }
-  /// True if the peer has proved the key, after a handshake. It is what proves the peer, nothing else. (On a server
-  /// that has answered, before: true if the client's hello was made with the key, even if replayed.)
+  /// After the handshake, true if the peer has proved the key; nothing else authenticates the peer. (On a server that
+  /// has answered but not finished: true if the client's hello was made with the key, even if replayed.)
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
-  /// It is not needed once the handshake is over.
+  /// Erases the key, which is not needed after the handshake.
   void forget_key() noexcept;
-  /// Describes why a handshake failed, in words of this program.
+  /// Describes why a handshake failed, for the user.
   std::string handshake_failure() const;
 
  private:
@@ -78,7 +78,7 @@ class TlsEnd {
 
 namespace {
 
-/// The text of OpenSSL's latest complaint; empties its queue.
+/// Returns the text of OpenSSL's latest error, and empties its error queue.
 std::string openssl_text() {
   const unsigned long code = ::ERR_peek_last_error();
   ::ERR_clear_error();
@@ -86,7 +86,7 @@ std::string openssl_text() {
   return reason == nullptr ? "unknown reason" : reason;
 }
 
-/// Error of the function `what`, with OpenSSL's text.
+/// Makes the error of the function `what`, with OpenSSL's text.
 tl::unexpected<Error> openssl_error(std::string_view what) {
   return fail(ErrorCode::Internal, "TLS: {}: {}", what, openssl_text());
 }
@@ -149,15 +149,15 @@ int TlsEnd::find_psk(SSL* ssl, const unsigned char* identity, std::size_t size, 
   return *session == nullptr ? 0 : 1;
 }
 
-/// The settings of all ends of one kind, which keys are no part of: making them takes longer than a handshake. Never
-/// freed, since threads may still be at work when the process ends.
+/// Returns the settings shared by all servers or all clients; keys are not part of them. They are made once, since that
+/// takes longer than a handshake, and never freed, since threads may still run when the process ends.
 SSL_CTX* TlsEnd::context_of(bool server) {
   const auto make = [](bool serves) -> SSL_CTX* {
     std::unique_ptr<SSL_CTX, FreeContext> context(::SSL_CTX_new(::TLS_method()));
     if (!context) return nullptr;
     ::SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
     ::SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
-    // There are no certificates: a client that is offered one instead of the key must refuse it.
+    // Certificates are not used: a client that is offered one instead of the key must refuse it.
     if (!serves) ::SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
     if (::SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
         ::SSL_CTX_set_max_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
@@ -190,7 +190,7 @@ Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, 
   SSL* const ssl = end->ssl_.get();
   if (ssl == nullptr) return openssl_error("SSL_new");
   SSL_set_app_data(ssl, end.get());
-  // Most are silent for most of the time; and a TlsStream needs other buffers.
+  // Most connections are idle most of the time, and a TlsStream needs different buffers.
   ::SSL_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   if (server) {
     ::SSL_set_accept_state(ssl);
@@ -202,11 +202,11 @@ Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, 
 
 namespace {
 
-// RFC 8446, 5.5: at most 2^24.5 full records, 388 GiB, are safe under one key of AES-GCM; OpenSSL does not change it by
-// itself.
+// RFC 8446, 5.5: at most 2^24.5 full records, 388 GiB, are safe under one key of AES-GCM; OpenSSL does not change the
+// key by itself.
 constexpr std::uint64_t kMostUnderKey = std::uint64_t{1} << 37;
 
-// OpenSSL's own BIO of sockets raises SIGPIPE.
+// Part of a BIO for sockets, since OpenSSL's own raises SIGPIPE.
 int descriptor(BIO* bio) { return static_cast<int>(reinterpret_cast<std::intptr_t>(::BIO_get_data(bio))); }
 
 int send_some(BIO* bio, const char* bytes, int count) {
@@ -254,7 +254,7 @@ const BIO_METHOD* socket_method() {
   return method;
 }
 
-/// Keeps errno as after send and recv: the caller may look at it.
+/// Makes a PeerLost error, and keeps errno as after send and recv for the caller.
 tl::unexpected<Error> lost(int error) {
   auto failure = fail(ErrorCode::PeerLost, "{}", errno_text(error));
   errno = error;
@@ -274,7 +274,7 @@ Result<std::unique_ptr<TlsStream>> TlsStream::make(std::unique_ptr<TlsEnd> end, 
   ::SSL_set_bio(ssl, bio, bio);
   SSL_clear_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   ::SSL_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  SSL_set_read_ahead(ssl, 1);  // records are fetched many at a time
+  SSL_set_read_ahead(ssl, 1);  // several records are read with one call
   ::SSL_set_default_read_buffer_len(ssl, std::size_t{128} << 10);
   return std::unique_ptr<TlsStream>(new TlsStream(std::move(end)));
 }
@@ -285,7 +285,7 @@ Result<std::size_t> TlsStream::write(std::span<const std::byte> bytes) {
   std::size_t taken = 0;
   if (::SSL_write_ex(end_->ssl(), bytes.data(), bytes.size(), &taken) == 1) {
     under_key_ += taken;
-    // It fails while a record is half sent; then the next one tries.
+    // The update fails while a record is partly sent; then the next write tries again.
     if (under_key_ >= kMostUnderKey && ::SSL_key_update(end_->ssl(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1) under_key_ = 0;
     return taken;
   }
@@ -313,7 +313,7 @@ Result<std::optional<std::size_t>> TlsStream::read(std::span<std::byte> to) {
       return lost(saved);
     default: {
       const unsigned long code = ::ERR_peek_last_error();
-      // A peer that has gone says no good-bye.
+      // A peer that has died sends no close_notify.
       if (ERR_GET_REASON(code) == SSL_R_UNEXPECTED_EOF_WHILE_READING) {
         ::ERR_clear_error();
         return std::optional<std::size_t>(0);

@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<std::size_t> bytes_of_pieces{std::size_t{4} << 20};
 
-/// The part of a buffer that a rank has.
+/// Part of a collective's data that a rank's buffer holds.
 enum class Share { Nothing, Own, All };
 
 Share input_of(Kind kind, bool is_root) noexcept {
@@ -87,19 +87,19 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
   const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
   if (all <= piece_bytes) return;
-  // Formats with blocks are encoded from multiples of a block of the sum on. Pieces of parts that begin elsewhere would
-  // have other blocks, and so other bits than the whole has.
+  // A format with blocks is encoded in blocks from the beginning of the sum. A piece of a part that does not begin at a
+  // multiple of a block would be encoded in different blocks, and so have different bits.
   const auto block = static_cast<std::int64_t>(block_of(request.wire_format));
   const bool reduces = kind_ == Kind::ReduceScatter || kind_ == Kind::ReduceScatterV;
   if (reduces && block > 1 &&
       std::any_of(parts_.begin(), parts_.end() - 1, [block](auto part) { return part % block != 0; }))
     return;
-  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // of the parts, to lines
+  const std::size_t rounding = 2 * kCacheLine * parts_.size() * sides();  // bytes for rounding parts to cache lines
   const std::size_t each = piece_bytes > 2 * rounding ? piece_bytes - rounding : std::max(piece_bytes / 2, kCacheLine);
   pieces_ = (all + each - 1) / each;
 }
 
-/// Beginning of a piece's share of a part of so many elements. Shares differ by one unit at most.
+/// Returns where piece `which` begins in a part of `part` elements. Pieces differ by one unit at most.
 std::int64_t Chunking::begin(std::int64_t part, std::size_t which) const noexcept {
   const auto pieces = static_cast<std::int64_t>(pieces_), number = static_cast<std::int64_t>(which);
   const std::int64_t units = (part + unit_ - 1) / unit_;
@@ -143,7 +143,7 @@ Piece Chunking::piece(std::size_t which, std::byte* room) const {
     return {room + offset, static_cast<std::int64_t>(in_room / element_)};
   };
   const bool is_root = rank_ == request_.root;
-  // In place, but where that is not allowed.
+  // In place, except where that is not allowed.
   std::tie(piece.request.input, piece.request.input_count) = share(input_of(kind_, is_root), 0, piece.input);
   std::tie(piece.request.output, piece.request.output_count) =
       share(output_of(kind_, is_root), kind_ == Kind::AllToAll ? in_lines(in_room) : 0, piece.output);
@@ -154,7 +154,7 @@ Piece Chunking::piece(std::size_t which, std::byte* room) const {
 }
 
 Staging::Clock::time_point end_of_patience() noexcept {
-  constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang for good
+  constexpr auto kLastWait = std::chrono::milliseconds(100);  // a stream may hang forever
   return Staging::Clock::now() + kLastWait;
 }
 
@@ -192,7 +192,7 @@ Ring::~Ring() {
 
 bool Ring::pin(const std::shared_ptr<const sys::Mapping>& memory) {
   if (const auto found = peers_.find(memory.get()); found != peers_.end()) return found->second.pinned;
-  // Memory that a peer has freed is kept by nobody else.
+  // If no other owner is left, the peer has freed the memory.
   std::erase_if(peers_, [this](const auto& entry) {
     const bool freed = entry.second.memory.use_count() == 1;
     if (freed && entry.second.pinned) gpu_.unpin(entry.first->data());
@@ -235,7 +235,7 @@ class InPieces final : public Pieces {
     try {
       go_through(agreed, deadline, turn, event, number);
     } catch (const Error& error) {
-      ring_->settle();  // the caller's memory is used no longer, if that can be had
+      ring_->settle();  // waits until the caller's memory is not used any more, if possible
       throw Error(error.code(),
                   fmt::format("{} -- it is piece {} of {} of {}", error.what(),
                               std::min(number + 1, chunking_.pieces()), chunking_.pieces(), text_of(request_)),
@@ -245,7 +245,7 @@ class InPieces final : public Pieces {
       throw;
     }
   }
-  void abandon(Clock::time_point) noexcept override {}  // nothing has begun
+  void abandon(Clock::time_point) noexcept override {}  // no copy has begun
 
  private:
   struct InSlot {
@@ -253,10 +253,10 @@ class InPieces final : public Pieces {
     Piece piece;
   };
 
-  /// `number`: the piece that it is at.
+  /// Runs all pieces; `number` is the current piece.
   void go_through(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event,
                   std::size_t& number) {
-    // Ranks other than the root contribute if it has joined.
+    // In a broadcast, ranks other than the root contribute only if the root has joined.
     const bool brings = request_.kind != Kind::Broadcast || rank_ == request_.root || !agreed.everyone;
     const auto wait = [&](MarkPtr& mark) {
       if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
@@ -264,9 +264,9 @@ class InPieces final : public Pieces {
     };
     const std::size_t pieces = chunking_.pieces();
     bool finite = true;
-    // Data that only moves goes to the GPU out of the slot of the rank that provides it. That rank reuses the slot for
-    // the fourth piece after it once all have come to the second piece after it; and no rank comes to that before it
-    // has read this one.
+    // Without a reduction, the GPU reads data directly from the slot of the rank that provides it. That rank reuses the
+    // slot for the fourth next piece, when all ranks have reached the second next piece; and no rank reaches that piece
+    // before it has read this one.
     const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
     MarkPtr last, before_last;
     InSlot coming = begin(0, brings);
@@ -274,9 +274,9 @@ class InPieces final : public Pieces {
       InSlot own = std::move(coming);
       if (number + 1 < pieces) coming = begin(number + 1, brings);
       Piece& piece = own.piece;
-      wait(own.slot->departed);  // of an earlier piece, where nothing has come after it
+      wait(own.slot->departed);  // output of an earlier piece, if no later wait covered it
       wait(own.slot->arrived);
-      wait(before_last);  // of the second before this one
+      wait(before_last);  // output of the second piece before this one
       borrowed_.clear();
       if (borrows) piece.request.borrowed = &borrowed_;
       if (request_.finite_check) {
@@ -304,7 +304,8 @@ class InPieces final : public Pieces {
     slot.arrived = gpu_.copy_to_host(copies, after);
     return turn;
   }
-  /// Null: there is nothing to do. `stays`: this rank's input is in its place already, where that is the same.
+  /// Begins to copy a piece's output to the GPU. Returns null if there is nothing to copy. `stays`: input and output
+  /// are the same memory, so this rank's own part is in place already.
   MarkPtr depart(const InSlot& turn, bool stays) {
     std::vector<Transfer> copies;
     const auto* const result = static_cast<const std::byte*>(turn.piece.request.output);
@@ -324,7 +325,8 @@ class InPieces final : public Pieces {
     return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
   }
 
-  /// Address at which the GPU reads the block. A block that it could read only slowly is copied to `room` after all.
+  /// Returns the address at which the GPU reads the block. Copies the block to `room` if the GPU could read it only
+  /// slowly.
   const std::byte* taken(const Borrowed& block, std::byte* room) {
     if (!block.memory || ring_->pin(block.memory)) return block.data;
     std::memcpy(room, block.data, block.bytes);
@@ -337,7 +339,7 @@ class InPieces final : public Pieces {
   const Chunking chunking_;
   const std::shared_ptr<Ring> ring_;
   const int rank_;
-  std::vector<Borrowed> borrowed_;  // of the piece that is carried out
+  std::vector<Borrowed> borrowed_;  // the current piece's
 };
 
 class Alone final : public Pieces {
@@ -352,7 +354,7 @@ class Alone final : public Pieces {
   Alone& operator=(const Alone&) = delete;
 
   void run(const Round&, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) override {
-    turn.carry_out(Request(), event);  // it counts
+    turn.carry_out(Request(), event);  // the operation is counted
     for (const MarkPtr& mark : {marks_.input, marks_.output, copied_}) {
       if (mark) gpu_.wait(*mark, deadline, [&] { turn.attend(); });
     }

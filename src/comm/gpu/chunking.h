@@ -1,6 +1,7 @@
-// Divides a collective into pieces, each the same collective of some of every rank's elements: the same on all ranks,
-// by what they have agreed on. If ranks have parts of their own, each part is divided. An element meets the same
-// elements as in the whole, in the same order, so bits do not depend on it. Pure.
+// Divides a collective into pieces; a piece is the same collective over some of each rank's elements. The division
+// follows from the agreed request, so it is the same on all ranks. If ranks have parts of their own, each part is
+// divided. An element is combined with the same elements, in the same order, as without division, so results have the
+// same bits. Pure.
 #pragma once
 
 #include "base/memory.h"
@@ -20,12 +21,12 @@ namespace cohort::comm::cuda {
 
 inline constexpr std::size_t kCacheLine = 64;
 
-/// Size of a piece: larger operations go in pieces of so many bytes.
+/// Returns the size of a piece; larger operations are divided into pieces of this size.
 std::size_t piece_bytes() noexcept;
-/// For measurements and tests: of what is asked for from now on, the same on all ranks. Any thread.
+/// Sets the size of pieces for later requests, for measurements and tests; the same on all ranks. Any thread.
 void set_piece_bytes(std::size_t bytes) noexcept;
 
-/// Bytes that belong together: by their positions in a buffer of the request and in the piece's memory.
+/// Contiguous bytes: their position in a buffer of the request (`at`), and in the piece's memory (`in_room`).
 struct ByteRange {
   std::size_t at = 0;
   std::size_t in_room = 0;
@@ -33,7 +34,7 @@ struct ByteRange {
 };
 
 struct Piece {
-  Request request;  ///< of the staging memory
+  Request request;  ///< with buffers in the staging memory
   std::vector<ByteRange> input;
   std::vector<ByteRange> output;
 };
@@ -42,9 +43,10 @@ class Chunking {
  public:
   Chunking(const Request& request, int rank, int size, std::size_t piece_bytes);
 
-  /// 1: it is left whole. So are all_to_all_v, in which no rank knows the others' parts, and messages.
+  /// Number of pieces; 1 if the operation is not divided. all_to_all_v, in which no rank knows the others' parts, and
+  /// messages are never divided.
   std::size_t pieces() const noexcept { return pieces_; }
-  /// Bytes that a piece needs at most.
+  /// Largest number of bytes of staging memory that a piece needs.
   std::size_t room() const noexcept;
   Piece piece(std::size_t which, std::byte* room) const;
 
@@ -57,35 +59,34 @@ class Chunking {
   const int rank_;
   const std::size_t element_;
   const std::int64_t unit_;          // elements that stay together
-  std::vector<std::int64_t> parts_;  // elements of each
+  std::vector<std::int64_t> parts_;  // number of elements of each part
   std::size_t pieces_ = 1;
 };
 
-// Host memory of a communicator in which operations go through in pieces, the next into the next of its slots. Belongs
-// to the operation that is carried out, of which there is one at a time; operations that wait for their turn keep it.
+// A communicator's host memory for operations in pieces: consecutive pieces use consecutive slots. Used by the
+// operation that is running, one at a time; operations that wait for their turn keep it alive.
 class Ring {
  public:
-  static constexpr std::size_t kSlots = 4;  // one that comes, one that is worked on, and two that go
+  static constexpr std::size_t kSlots = 4;  // one piece being copied in, one being processed, two being copied out
 
   struct Slot {
     std::byte* data = nullptr;
-    MarkPtr arrived;   // the input, where it is on its way
-    MarkPtr departed;  // likewise, the output
+    MarkPtr arrived;   // end of the copy of the input, if one is under way
+    MarkPtr departed;  // end of the copy of the output, if one is under way
   };
 
-  /// `room` has kSlots times `slot_bytes`.
+  /// `room` has kSlots times `slot_bytes` bytes.
   Ring(Gpu& gpu, std::shared_ptr<std::byte> room, std::size_t slot_bytes);
-  /// Memory that a copy may still write is never used again.
+  /// Never frees memory that a copy may still write.
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
   std::size_t slot_bytes() const noexcept { return slot_bytes_; }
   Slot& next() noexcept { return slots_[turn_++ % kSlots]; }
-  /// Memory of a peer from now on, so that the GPU reads it as fast as the ring's. False if the driver does not take
-  /// it.
+  /// Pins a peer's memory, so that the GPU reads it as fast as the ring's. Returns false if the driver refuses.
   bool pin(const std::shared_ptr<const sys::Mapping>& memory);
-  /// Waits a moment for what is under way. False: it still is.
+  /// Waits a moment for copies under way. Returns false if some are not over.
   bool settle() noexcept;
 
  private:
@@ -101,33 +102,34 @@ class Ring {
   std::size_t turn_ = 0;
 };
 
-/// Waits a moment until a mark has passed, which a stream that hangs keeps from it. True if it has.
+/// Waits until `limit` for a mark to pass; a hung stream never passes it. Returns whether the mark has passed.
 bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) noexcept;
-/// The end of such a wait.
+/// Returns the usual limit for `settled`, a moment from now.
 Staging::Clock::time_point end_of_patience() noexcept;
-/// Memory that a copy may still use is kept until the process ends.
+/// Keeps memory that a copy may still use until the process ends.
 void keep_for_good(std::shared_ptr<const void> memory);
 
-// Collectives of a GPU's memory that go through host memory in pieces, and those of a world of one, which stay on the
-// GPU. One thread at a time.
+// Collectives of GPU memory through host memory in pieces, and collectives of a world of one, which stay on the GPU.
+// One thread at a time.
 
 class Pieces {
  public:
   using Clock = std::chrono::steady_clock;
   virtual ~Pieces() = default;
-  /// Returns when the result is in its place. `agreed`: what came of a round. Throws what ends the world.
+  /// Returns when the result is in the output. `agreed` is the outcome of a round. Throws the error that ends the
+  /// world.
   virtual void run(const Round& agreed, Clock::time_point deadline, Turn& turn, CollectiveEvent* event) = 0;
-  /// Does as Staging::abandon, where `run` has not failed itself.
+  /// Does what Staging::abandon does, if `run` itself has not failed.
   virtual void abandon(Clock::time_point limit) noexcept = 0;
 };
 
-/// The operation that `cut` divides, through `ring`, whose slots hold a piece each.
+/// Makes an operation that runs in the pieces of `cut` through `ring`; a slot has to hold a piece.
 std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
                                   std::shared_ptr<Ring> ring, int rank);
 
 /// True if a world of one only has to copy.
 bool is_copy(const Request& request) noexcept;
-/// Starts such a copy.
+/// Starts the copy of an operation for which `is_copy` is true.
 std::shared_ptr<Pieces> copy_alone(Gpu& gpu, const Request& request, StreamMarks marks);
 
 }  // namespace cohort::comm::cuda

@@ -16,7 +16,7 @@ namespace cohort::comm {
 
 using namespace cuda;
 
-/// State shared by operations on a GPU's memory, and the beginning of each. Lives as long as one of them.
+/// State shared by operations of GPU memory, which this class starts. Lives as long as one of the operations.
 class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
  public:
   explicit Gpu(const CommunicatorImpl& host)
@@ -28,19 +28,18 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
         sums_(std::get<std::string>(value_or_throw(env::value(env::kGpuSums))) == "exact" ? GpuSums::Exact
                                                                                           : GpuSums::Fast) {}
 
-  /// Sets its timeout, and what its memory is to the ranks.
+  /// Sets the request's timeout, and how its memory is described to the other ranks.
   void complete(DeviceRequest& request) const {
     if (request.timeout.count() == 0) request.timeout = timeout;
     if (request.device.type != DeviceType::CUDA) return;
     const bool fast = request.gpu_sums.value_or(sums_) == GpuSums::Fast && has_sum(request);
     request.memory = fast ? MemoryKind::DeviceFast : MemoryKind::Device;
   }
-  /// Starts the requests by NCCL, if all may go that way; else the copies to the host begin.
+  /// Starts the requests by NCCL, if it may carry out all of them; else begins the copies to host memory.
   Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
-  /// Makes a Work that is over once everything before it is.
+  /// Makes a Work that is over when all earlier operations are.
   Work await_all(const Request& name);
-  /// For threads that wait for a GPU outside of any turn. In the communicator's caller, which runs no operation without
-  /// the queue as long as it lives.
+  /// Returns the check for threads that wait for a GPU outside of a turn.
   WhyEnded watch(Kind kind) const;
   Staged stage(const DeviceRequest& request, const Rooms::Allocate& allocate) {
     if (request.device.type != DeviceType::CUDA) return {request, nullptr, nullptr};
@@ -60,10 +59,10 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();
 };
 
-/// One call, of one operation or of a group: in the queue it is a Composite, to the program a Work.
+/// One call of the program, for one operation or a group: a Composite for the queue, and a Work for the program.
 class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork {
  public:
-  /// `fits`: PeerBuffers, where there is no NCCL.
+  /// `fits`: PeerBuffers can carry out the call, if there is no NCCL.
   Call(std::shared_ptr<Gpu> gpu, Request whole, std::vector<DeviceCall> direct, bool fits, std::vector<Staged> staged)
       : gpu_(std::move(gpu)),
         whole_(std::move(whole)),
@@ -105,7 +104,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   }
 
  private:
-  /// The one stream of all buffers, if there is one.
+  /// Returns the stream of all buffers, if it is the same for all.
   static std::optional<Device> stream_of(const std::vector<DeviceCall>& direct) {
     if (direct.empty()) return std::nullopt;
     const Device& first = direct.front().request.device;
@@ -121,9 +120,10 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   void go_on(std::optional<Error> failed) noexcept override {
     if (!is_given_) end(std::move(failed));
   }
-  /// Called by the one thread that ends it. A kept Work keeps no memory: neither for staging nor what is in callbacks.
+  /// Called by the one thread that ends the call. Frees the staging memory and the callbacks, which a program that
+  /// keeps the Work would otherwise keep alive.
   void end(std::optional<Error> failed) {
-    const auto limit = end_of_patience();  // of all together
+    const auto limit = end_of_patience();  // one limit for all
     for (const Staged& one : staged_) {
       if (failed && one.staging) one.staging->abandon(limit);
       if (failed && one.pieces) one.pieces->abandon(limit);
@@ -140,7 +140,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     }
     finish(std::move(failed));
   }
-  /// Called in the turn.
+  /// Called in the call's turn.
   void put_in_flight(std::shared_ptr<Flight> given) {
     is_given_ = true;
     {
@@ -153,7 +153,8 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
                           }});
   }
 
-  /// Not finished: ranks have not come. With neither an error nor a flight it goes by staging, on all ranks.
+  /// Runs without staging. Leaves `finished` false if ranks have not called the operation. If there is neither an error
+  /// nor a flight, the operation has to be staged, on all ranks.
   std::optional<Error> run_direct(Turn& turn, bool& finished) noexcept {
     return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
       NcclPlane& plane = *gpu_->nccl;
@@ -161,7 +162,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
       finished = !plane.open(fits_) || turn.agree(whole_, round, event);
       if (!finished) return false;
       try {
-        // The event is that of the plane's last round.
+        // The event describes the last round.
         if (round.everyone && plane.form(direct_.front().gpu, turn)) {
           if (event != nullptr) event->sequence = 0;
           turn.carry_out(as_round(whole_, round), event);
@@ -187,7 +188,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     });
   }
 
-  // Runs as the queue's groups do: one operation after the other, where neighbours that are small and alike travel in
+  // Runs like the queue's groups: one operation after the other, with small adjacent ones of the same type fused into
   // one buffer.
   std::optional<Error> run_staged(Turn& turn) noexcept {
     const auto await_gpu = [&] { gpu_->in_flight->await_room(1, whole_, deadline(), turn); };
@@ -217,7 +218,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
           turn.carry_out(std::span(hosts).subspan(begin, count), event);
           step(left.first(count), [](Staging& staging) { staging.depart(); });
         }
-        // One's output is on its way while the next is carried out.
+        // An operation's output is copied while the next operation runs.
         if (begin + count == staged_.size())
           step(staged_, [&](Staging& staging) { staging.finish(deadline(), [&] { turn.attend(); }); });
         return true;
@@ -232,7 +233,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     request.round = &round;
     return request;
   }
-  /// A failure there ends the world: the others wait for this rank.
+  /// Ends the world if the function fails, since the others wait for this rank.
   template <class Way>
   void step(std::span<const Staged> staged, const Way& way) {
     try {
@@ -245,7 +246,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     }
   }
 
-  /// The ranks agree on the whole as on any operation, and refuse what does not go together.
+  /// Runs an operation in pieces. The ranks agree on the whole operation first, as on any other, and refuse a mismatch.
   void run_pieces(const Staged& staged, Turn& turn, CollectiveEvent* event) {
     Round agreed{.everyone = true};
     if (gpu_->placement.size > 1) turn.carry_out(as_round(staged.host, agreed), event);
@@ -263,15 +264,15 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   const bool may_be_direct_;
   const bool fits_;
   const std::optional<Device> only_stream_;
-  std::vector<DeviceCall> direct_;        // until the end
-  std::vector<Staged> staged_;            // likewise
-  bool is_given_ = false;                 // to the GPU; belongs to the turn
-  std::shared_ptr<Flight> flight_;        // under the mutex
-  std::optional<CollectiveEvent> event_;  // to be reported when it ends
+  std::vector<DeviceCall> direct_;        // until `end`
+  std::vector<Staged> staged_;            // until `end`
+  bool is_given_ = false;                 // queued on the GPU; used in the turn only
+  std::shared_ptr<Flight> flight_;        // guarded by the mutex
+  std::optional<CollectiveEvent> event_;  // reported when the call ends
 };
 
 Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate) {
-  constexpr std::size_t kLarge = std::size_t{1} << 20;  // takes the GPU longer than it takes to wake a thread
+  constexpr std::size_t kLarge = std::size_t{1} << 20;  // the GPU takes longer for it than a thread takes to wake
   const auto may_be_direct = [this](const DeviceRequest& request) {
     return request.device.type == DeviceType::CUDA && nccl->may_take(request);
   };
@@ -311,7 +312,7 @@ WhyEnded DeviceCommunicator::Gpu::watch(Kind kind) const {
     looked = now;
     try {
       kept->attend_if_idle();
-    } catch (const Error&) {  // the cause of the world's end, reported below
+    } catch (const Error&) {  // the error that ended the world, reported below
     } catch (const std::exception& error) {
       return Error(ErrorCode::Internal, error.what());
     }
@@ -321,7 +322,7 @@ WhyEnded DeviceCommunicator::Gpu::watch(Kind kind) const {
 
 DeviceCommunicator::~DeviceCommunicator() {
   if (!gpu_) return;
-  if (gpu_->queue->in_child()) {  // a forked child: all of it is the parent's
+  if (gpu_->queue->in_child()) {  // in a forked child, everything belongs to the parent
     static_cast<void>(new std::shared_ptr<Gpu>(std::move(gpu_)));
     return;
   }
@@ -353,7 +354,7 @@ Work DeviceCommunicator::start_beside_gpu(const DeviceRequest& asked) {
     if (const auto why = why_ended()) throw *why;
   });
   Work work = host_->start(staged.host);
-  work.on_done([staging = staged.staging] {});  // whose memory it is
+  work.on_done([staging = staged.staging] {});  // keeps the memory until the end
   return work;
 }
 
@@ -372,7 +373,7 @@ Work DeviceCommunicator::start_group(std::vector<DeviceRequest> requests) {
 }
 
 int DeviceCommunicator::join(const BarrierOptions& options) {
-  if (gpu_) {  // once what is in flight is over
+  if (gpu_) {  // after the operations in flight
     DeviceRequest nothing;
     nothing.kind = Kind::Joined;
     nothing.timeout = options.timeout.value_or(host_->timeout());

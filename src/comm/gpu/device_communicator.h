@@ -1,6 +1,6 @@
-// A communicator of whatever memory: it wraps one of the host's, which carries out what is of the host's memory and by
-// which ranks agree on the rest. Memory of a GPU goes by NCCL and by kernels that fold, or, where a rank has no NCCL,
-// by staging through the host's memory. One thread at a time.
+// A communicator for host and GPU memory. It wraps a host communicator, which carries out operations of host memory and
+// by which ranks agree on operations of GPU memory. Those use NCCL and fold kernels or, if a rank has no NCCL, staging
+// through host memory. One thread at a time.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -19,10 +19,10 @@ class DeviceCommunicator {
   DeviceCommunicator(const DeviceCommunicator&) = delete;
   DeviceCommunicator& operator=(const DeviceCommunicator&) = delete;
 
-  /// For what has nothing to do with devices.
+  /// The host communicator, for functions that do not concern devices.
   CommunicatorImpl& host() const noexcept { return *host_; }
 
-  /// Functions as those of CommunicatorImpl.
+  /// These functions behave like those of CommunicatorImpl.
   Work start(const DeviceRequest& request) {
     if (!gpu_ && request.device.type == DeviceType::CPU) return host_->start(request);
     return start_beside_gpu(request);
@@ -38,7 +38,7 @@ class DeviceCommunicator {
   const std::shared_ptr<Gpu>& gpu();
 
   std::shared_ptr<CommunicatorImpl> host_;
-  std::shared_ptr<Gpu> gpu_;  // from the first operation of a GPU's memory on
+  std::shared_ptr<Gpu> gpu_;  // made at the first operation of GPU memory
 };
 
 }  // namespace cohort::comm

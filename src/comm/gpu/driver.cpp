@@ -17,7 +17,7 @@ constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
 constexpr int kProcessors = 16;       // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kErrorLog = 5;          // CU_JIT_ERROR_LOG_BUFFER
 constexpr int kErrorLogSize = 6;      // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
-constexpr int kImplicit = 906;       // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream is captured that waits for this one
+constexpr int kImplicit = 906;       // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream that waits for this one is captured
 constexpr int kRelaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr unsigned kPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -52,10 +52,10 @@ struct Functions {
   int (*cuModuleGetFunction)(void**, void*, const char*) = nullptr;
   int (*cuLaunchKernel)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                         void**) = nullptr;
-  // Null where the driver has none: it captures nothing then.
+  // Null if the driver lacks the function; it then cannot capture.
   int (*cuStreamIsCapturing)(void*, int*) = nullptr;
   int (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
-  // Null where processes cannot share memory.
+  // Null if processes cannot share memory.
   int (*cuIpcGetMemHandle)(IpcHandle*, Address) = nullptr;
   int (*cuIpcOpenMemHandle_v2)(Address*, IpcHandle, unsigned) = nullptr;
   int (*cuIpcCloseMemHandle)(Address) = nullptr;
@@ -65,7 +65,7 @@ struct Library {
   Functions call;
   int gpus = 0;
   int version = 0;
-  std::string trouble;  // why it cannot be used
+  std::string trouble;  // why the driver cannot be used
 };
 
 std::string said(const Functions& call, int status) {
@@ -77,7 +77,7 @@ std::string said(const Functions& call, int status) {
 
 Library load() {
   Library library;
-  // It stays: its threads may be at work until the process ends.
+  // Never unloaded: the driver's threads may run until the process ends.
   void* const handle = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* const why = ::dlerror();
@@ -128,7 +128,7 @@ Library load() {
     if (void* const found = ::dlsym(handle, name); found != nullptr)
       function = reinterpret_cast<std::decay_t<decltype(function)>>(found);
   };
-  // Since CUDA 11.4; it distinguishes parts of a GPU.
+  // Since CUDA 11.4; the second version distinguishes parts of a GPU.
   find_if_there(call.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
   find_if_there(call.cuStreamIsCapturing, "cuStreamIsCapturing");
   find_if_there(call.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
@@ -157,8 +157,8 @@ Address address(const void* memory) noexcept { return reinterpret_cast<Address>(
 
 namespace {
 
-/// While another thread captures, the driver would refuse calls of this one, and end that capture: unless they are
-/// declared to have nothing to do with it.
+/// Sets this thread's capture mode and returns the old one. While another thread captures a graph, the driver would
+/// refuse calls of this thread and end the capture, unless this thread's mode is relaxed.
 int exchange_capture_mode(int mode) noexcept {
   const auto exchange = library().call.cuThreadExchangeStreamCaptureMode;
   if (exchange != nullptr) exchange(&mode);
@@ -231,7 +231,7 @@ std::array<unsigned char, 16> Gpu::uuid() const {
 void* Gpu::allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline) {
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
   void* const memory = reserve(asked);
-  // Not on the default stream: some streams would not come after it, and it comes after others.
+  // Not on the default stream: it waits for other streams, and some streams do not wait for it.
   const Stream stream = make_stream();
   zero(memory, asked, stream);
   wait(*mark(stream), deadline);
@@ -432,7 +432,7 @@ bool Gpu::passed(const Mark& mark) const {
 
 void Gpu::wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
                const std::function<void()>& meanwhile) {
-  // A copy of a small buffer takes some microseconds, of a piece of a large one a hundred: a sleep would be longer.
+  // Copying a small buffer takes some microseconds, a piece of a large one about a hundred: less than a sleep.
   Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200));
   while (!passed(mark)) {
     if (std::chrono::steady_clock::now() >= deadline) {

@@ -1,5 +1,5 @@
-// The CUDA driver, loaded at run time: nothing of it is needed to build, and a machine may lack it. A Gpu is one of
-// this process's GPUs as the host sees it: its memory, marks on its streams, copies. Any thread.
+// The CUDA driver, loaded at run time: the build does not need it, and a machine may lack it. A Gpu object gives access
+// to one of this process's GPUs: memory, marks on streams, copies. Any thread.
 #pragma once
 
 #include "base/result.h"
@@ -19,7 +19,7 @@ namespace cohort::comm::cuda {
 /// A CUstream. Null: the default stream.
 using Stream = void*;
 
-/// A place in a stream: passed once all work before it is done.
+/// A position in a stream, passed when all work before it is done.
 class Mark {
  public:
   explicit Mark(void* event, void* context) noexcept : event_(event), context_(context) {}
@@ -34,7 +34,7 @@ class Mark {
 };
 using MarkPtr = std::shared_ptr<const Mark>;
 
-/// Handle by which another process of the host finds memory of a GPU (CUipcMemHandle).
+/// Handle with which another process of the host opens memory of a GPU (CUipcMemHandle).
 struct IpcHandle {
   char bytes[64] = {};
 };
@@ -47,22 +47,23 @@ struct Transfer {
 
 class Gpu {
  public:
-  /// The GPU of CUDA's number among those that this process sees. The same object for the same number, until the
-  /// process ends. Throws Unavailable (there is no driver: how to get it), InvalidArgument (there is no such GPU).
+  /// Returns the GPU with this CUDA device number: always the same object, which lives until the process ends. Throws
+  /// Unavailable if there is no driver (says how to get it), InvalidArgument if there is no such GPU.
   static Gpu& at(int index);
-  /// How many this process sees; Unavailable where there is no driver.
+  /// Returns the number of GPUs that this process sees; fails with Unavailable if there is no driver.
   static Result<int> count();
-  /// "CUDA 12.4, 2 GPUs", or why there are none.
+  /// Returns "CUDA 12.4, 2 GPUs", or why there are none.
   static Result<std::string> look();
 
   int index() const noexcept { return index_; }
-  /// Identifies it, whatever number it has for a process. For a part of a GPU (MIG), the part's. Throws Internal.
+  /// Identifies the GPU independently of its number in a process; for a part of a GPU (MIG), the part. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
 
-  /// Zeroed by the deadline. Throws Unavailable, Timeout.
+  /// Allocates GPU memory, zeroed by the deadline. Throws Unavailable, Timeout.
   void* allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline);
   void free(void* memory) noexcept;
-  /// Makes copies of this host memory fast, and asynchronous. False if the driver does not: they work all the same.
+  /// Pins host memory, which makes its copies fast and asynchronous. Returns false if the driver refuses; copies then
+  /// still work.
   bool pin(void* host, std::size_t bytes) noexcept;
   void unpin(void* host) noexcept;
 
@@ -70,41 +71,45 @@ class Gpu {
   /// Checks a program's stream before it is marked or put after a mark: throws InvalidArgument if a CUDA graph is being
   /// captured from it, which would destroy the graph. `doing`: "all_reduce(float32[2]) failed -- rank 0 (host)".
   void refuse_capture(Stream stream, const std::function<std::string()>& doing) const;
-  /// Copies on streams of the GPU's own, so that both directions go on at once; after `after`.
+  /// Copies after `after`, on streams of this object, one per direction, so that both directions run concurrently.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
-  /// Several, after all of these marks; null ones do not count.
+  /// Makes several copies, after all of these marks; null marks are ignored.
   MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
   MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
-  /// Copies from this GPU's memory into this GPU's, on one of those streams.
+  /// Copies within this GPU's memory, on one of those streams.
   MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
   /// Makes a stream that does not wait for the default stream.
   Stream make_stream();
   void end_stream(Stream stream) noexcept;
-  /// Copies from this GPU's memory into this GPU's, in the stream.
+  /// Copies within this GPU's memory, in the stream.
   void copy_within(void* to, const void* from, std::size_t bytes, Stream stream);
   /// Makes the memory zero, in the stream.
   void zero(void* memory, std::size_t bytes, Stream stream);
-  /// Puts everything that the stream is given from now on after the mark.
+  /// Makes all later work of the stream wait for the mark.
   void put_after(Stream stream, const Mark& mark);
 
-  /// Not zeroed, so that no stream is waited for. Throws Unavailable.
+  /// Allocates GPU memory that is not zeroed, so it waits for no stream. Throws Unavailable.
   void* reserve(std::size_t bytes);
-  /// For other processes of the host, which open it as long as it is there: what `reserve` gave. Throws Unavailable.
+  /// Returns a handle for memory of `reserve`, with which other processes of the host can open the memory while it
+  /// exists. Throws Unavailable.
   IpcHandle share(void* memory) const;
-  /// Opens memory that another process shares, of this GPU or of one whose memory this one reads. Throws Unavailable.
+  /// Opens memory that another process shares, on this GPU or on one whose memory this GPU can read. Throws
+  /// Unavailable.
   void* open_shared(const IpcHandle& handle) const;
   void close_shared(void* memory) noexcept;
-  /// Kernels, from PTX, which the driver compiles for this GPU. They stay. Throws Unavailable: what it says of them.
+  /// Loads kernels from PTX, which the driver compiles for this GPU. They are never unloaded. Throws Unavailable with
+  /// the driver's message.
   void* load_kernels(const char* ptx);
   void* find_kernel(void* kernels, const char* name);
-  /// Launches with one argument by value, of which the driver knows the size; threads in blocks of so many.
+  /// Launches a kernel with one argument, passed by value (the driver knows its size), in blocks of `per_block`
+  /// threads.
   void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
-  /// Multiprocessors.
+  /// Number of multiprocessors.
   unsigned processors() const noexcept { return processors_; }
-  /// Throws Internal: what the driver says of work before the mark.
+  /// Returns whether the mark has passed. Throws Internal if the driver reports an error of work before the mark.
   bool passed(const Mark& mark) const;
-  /// Throws Timeout, Internal. `meanwhile` is called again and again, and may throw, too.
+  /// Waits for the mark. Throws Timeout, Internal. `meanwhile` is called repeatedly, and may throw too.
   void wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
             const std::function<void()>& meanwhile = {});
 
@@ -113,7 +118,7 @@ class Gpu {
   explicit Gpu(int index);
   bool captures(Stream stream) const;
   MarkPtr new_mark();
-  /// Gives one of the GPU's own streams copies, by `copy(transfer)`, which returns the driver's status.
+  /// Queues copies on one of this object's streams, with `copy(transfer)`, which returns the driver's status.
   template <class Copy>
   MarkPtr give(Stream stream, std::span<const Transfer> copies, std::span<const MarkPtr> after, const Copy& copy);
 
@@ -125,8 +130,8 @@ class Gpu {
   Stream to_device_ = nullptr;
 };
 
-/// The pauses of a wait for a GPU: longer and longer ones; none before the thread has been awake for a while, where it
-/// waits for what takes no longer. Belongs to the thread that waits.
+/// The pauses of a thread that waits for a GPU; each is longer than the one before. For the first `awake`, the thread
+/// yields instead of sleeping, since many waits are over by then. Belongs to the waiting thread.
 class Pauses {
  public:
   explicit Pauses(std::chrono::microseconds longest = std::chrono::microseconds(100),
@@ -151,8 +156,8 @@ class Pauses {
   std::chrono::microseconds pause_{0};
 };
 
-/// The GPU's context is this thread's while it lives: what libraries over CUDA then do is done there, and no graph that
-/// another thread captures is in its way.
+/// Makes the GPU's context current in this thread while this object lives: CUDA libraries then use this context, and a
+/// graph capture of another thread does not interfere.
 class InGpu {
  public:
   /// Throws Internal.
@@ -164,7 +169,7 @@ class InGpu {
  private:
   friend class Gpu;
   friend class Mark;
-  /// False: it is not.
+  /// Converts to false if the context could not be made current.
   explicit InGpu(void* context) noexcept;
   explicit operator bool() const noexcept { return status_ == 0; }
 

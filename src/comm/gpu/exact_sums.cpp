@@ -1,5 +1,5 @@
-// How a sum with the CPU's bits is cut into pieces that fit in the scratch memory (ExactSums): the same on
-// all ranks, pure; and the steps of such a sum.
+// Divides sums with the CPU's bits (ExactSums) into pieces that fit in the scratch memory, the same on all ranks, and
+// plans their steps. Pure.
 #include "comm/gpu/exact_sums.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kLine = ExactSums::kAlignment;
-// Largest input of which every rank is sent everything, and folds it all: one exchange instead of two.
+// Largest input that is sent whole to every rank, which folds all of it: one exchange instead of two.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 constexpr std::size_t kSmallOfAll = std::size_t{1} << 20;
 
@@ -23,19 +23,19 @@ bool is_small(const Request& request, int ranks) noexcept {
   return whole && bytes <= kSmall && bytes * static_cast<std::size_t>(ranks) <= kSmallOfAll;
 }
 
-/// Scratch memory for the largest slice of so many bytes.
+/// Returns the scratch memory for the largest slice of `bytes` bytes.
 std::size_t slot_of_slice(std::size_t bytes, int ranks) noexcept {
   return (lines(bytes) / static_cast<std::size_t>(ranks) + 1) * kLine;
 }
 
-/// The most that one rank keeps of a reduce_scatter, in elements.
+/// Returns the largest part that a rank keeps of a reduce_scatter, in elements.
 std::int64_t longest_part(const Request& request, int ranks) noexcept {
   std::int64_t longest = 0;
   for (int rank = 0; rank < ranks; ++rank) longest = std::max(longest, kept_by(request, rank).count());
   return longest;
 }
 
-/// Scratch memory for so many bytes of an all_reduce or reduce that are exchanged at once.
+/// Returns the scratch memory for `bytes` bytes of an all_reduce or reduce, exchanged together.
 std::size_t scratch_of_slices(std::size_t bytes, const ExactWorld& world) noexcept {
   const std::size_t flat = slot_of_slice(bytes, world.size) * static_cast<std::size_t>(world.size);
   if (world.columns == 0) return flat;
@@ -44,12 +44,12 @@ std::size_t scratch_of_slices(std::size_t bytes, const ExactWorld& world) noexce
   return std::max(flat, slot * static_cast<std::size_t>(world.columns) +
                             slot_of_slice(slot, hosts) * static_cast<std::size_t>(hosts));
 }
-/// Scratch memory for so many bytes of each rank's part.
+/// Returns the scratch memory for `bytes` bytes of each rank's part.
 std::size_t scratch_of_parts(std::size_t bytes, const ExactWorld& world) noexcept {
   const std::size_t slots = static_cast<std::size_t>(world.size) + (world.columns > 0 ? world.on.size() : 0);
   return lines(bytes) * kLine * slots;
 }
-/// Scratch memory for a whole request.
+/// Returns the scratch memory for a whole request.
 std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noexcept {
   if (request.input_count == 0) return 0;
   if (is_small(request, world.size)) return lines(request.input_bytes() * static_cast<std::size_t>(world.size)) * kLine;
@@ -58,7 +58,7 @@ std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noex
   return scratch_of_parts(static_cast<std::size_t>(longest_part(request, world.size)) * size_of(request.dtype), world);
 }
 
-/// Number of elements that may be exchanged at once: `bytes` are too many, or fit.
+/// Returns the number of elements that may be exchanged together, so that their scratch memory fits.
 template <class Scratch>
 std::int64_t most_of(std::size_t bytes, std::size_t element, std::size_t most, const Scratch& scratch) noexcept {
   std::size_t fitting = lines(bytes);
@@ -66,13 +66,13 @@ std::int64_t most_of(std::size_t bytes, std::size_t element, std::size_t most, c
   return static_cast<std::int64_t>(std::min(fitting * kLine, bytes) / element);
 }
 
-/// The elements of a reduce_scatter that a rank keeps, of so many elements of each part from `begin` on.
+/// Returns the elements that a rank keeps in a reduce_scatter, among `count` elements of each part from `begin` on.
 Slice stretch_of(const Request& request, int rank, std::int64_t begin, std::int64_t count) noexcept {
   const Slice kept = kept_by(request, rank);
   const std::int64_t first = std::min(kept.begin + begin, kept.end);
   return {first, std::min(first + count, kept.end)};
 }
-/// Address at which this rank keeps them.
+/// Returns the address in the rank's output of a range of elements that it keeps.
 std::byte* kept_at(const Request& request, int rank, const Slice& range) noexcept {
   return at(request.output, range.begin - kept_by(request, rank).begin, size_of(request.dtype));
 }
@@ -146,7 +146,8 @@ bool ExactSums::counts(int rank) const noexcept {
   return std::binary_search(round_.contributors.begin(), round_.contributors.end(), rank);
 }
 
-// Steps take turns with its two halves: what has been folded may still lie there when the next step begins.
+// Steps alternate between the two halves of the scratch memory: results of a step's folds may still be in use when the
+// next step begins.
 std::byte* ExactSums::take(std::size_t bytes) {
   if (used_ + bytes > most_at_once_) {
     ++current_;
@@ -157,7 +158,8 @@ std::byte* ExactSums::take(std::size_t bytes) {
   return room;
 }
 
-// A small one is not divided. A reduce folds every rank's slice where it is not wanted, which needs memory for longer.
+// A small request is not divided. A reduce is excluded: it folds slices on ranks that do not keep the result, which
+// needs scratch memory for longer.
 bool ExactSums::goes_by_columns(const Request& request) const noexcept {
   return world_.columns > 0 && request.kind != Kind::Reduce &&
          round_.contributors.size() == static_cast<std::size_t>(world_.size);
@@ -193,7 +195,7 @@ void ExactSums::add_small(const Request& request) {
 void ExactSums::add_slices(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const bool all = request.kind == Kind::AllReduce;
-  const bool keeps = all || request.root == world_.rank;  // the result
+  const bool keeps = all || request.root == world_.rank;  // this rank keeps the result
   const auto own = static_cast<std::size_t>(world_.rank);
   for (std::int64_t begin = 0; begin < request.input_count;) {
     const std::int64_t count =
@@ -302,7 +304,7 @@ void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& 
     const auto lowest = std::find_if(there.begin(), there.end(), [&](int rank) { return counts(rank); });
     if (lowest == there.end()) continue;
     ExactFold sum = sum_of(request, there, inputs, rooms[static_cast<std::size_t>(*lowest)], count);
-    if (sum.inputs.size() == 1 && sum.scales.empty()) {  // it is that rank's input
+    if (sum.inputs.size() == 1 && sum.scales.empty()) {  // the sum is that rank's input
       last.inputs.push_back(sum.inputs.front());
       continue;
     }
@@ -312,10 +314,10 @@ void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& 
   folds.push_back(std::move(last));
 }
 
-// Sums with the CPU's bits on several hosts that have equally many ranks: those of a host first, and then, in columns
-// of one rank on each host, the hosts' sums.
+// Sums with the CPU's bits on several hosts with equal numbers of ranks: first over the ranks of a host, then over the
+// hosts, in columns of one rank on each host.
 
-// A slice for each rank of the host, and of it a part for each host: two exchanges there, and the same way back.
+// Each rank of the host has a slice, divided into a part for each host: two exchanges to reduce, two to gather.
 void ExactSums::add_columns(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const int hosts = static_cast<int>(world_.on.size());
@@ -354,7 +356,7 @@ void ExactSums::add_columns(const Request& request) {
       last.inputs.push_back(host == own_host ? at(partial, part(host).begin, element) : from);
       send(step(first + 1), at(partial, part(host).begin, element), bytes_of(part(host), element), rank);
       receive(step(first + 1), from, bytes_of(part(own_host), element), rank);
-      // And back, once it has been folded.
+      // Return the result after folding.
       send(step(first + 2), at(result, part(own_host).begin, element), bytes_of(part(own_host), element), rank);
       receive(step(first + 2), at(result, part(host).begin, element), bytes_of(part(host), element), rank);
     }
@@ -369,7 +371,7 @@ void ExactSums::add_columns(const Request& request) {
   }
 }
 
-// Each host's rank in a column sums, for its host, the parts that the column's ranks keep, and sends the sums there.
+// Each rank sums, over its host, the parts that the ranks of its column keep, and sends the sums to them.
 void ExactSums::add_parts_of_columns(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const std::int64_t longest = longest_part(request, world_.size);

@@ -1,6 +1,6 @@
-// Reductions of GPU memory with the CPU's bits: what is exchanged, and what is folded of it, step by step. Each element
-// is folded as the planes do it: over the ranks of each host by ascending number, to the element's type, then over the
-// hosts. Pure; one object for one group of requests, in the thread that runs it.
+// Plans reductions of GPU memory with the same bits as on the CPU: which data is exchanged and folded in each step.
+// Each element is folded as the CPU's planes do: over the ranks of each host by ascending number, rounded to the
+// element's type, then over the hosts. Pure; one object for one group of requests, in the thread that runs it.
 #pragma once
 
 #include "comm/api/request.h"
@@ -16,20 +16,20 @@ namespace cohort::comm::cuda {
 
 /// Placement of the ranks, and of this one among them.
 struct ExactWorld {
-  /// `hosts`: by rank, numbered from 0 without gaps; empty: all on one.
+  /// `hosts` has each rank's host, numbered from 0 without gaps; empty if all ranks are on one host.
   ExactWorld(int own, int ranks, std::vector<int> hosts);
 
   int rank;
   int size;
   std::vector<int> hosts;
-  std::vector<std::vector<int>> on;  ///< ranks by host, where there are several
-  int local = 0;                     ///< own number on the own host
-  /// Number of ranks on each host, if it is the same for all and more than one: ranks with one number on all hosts are
-  /// a column, and less goes between hosts. Else 0.
+  std::vector<std::vector<int>> on;  ///< ranks by host, if there are several hosts
+  int local = 0;                     ///< this rank's number on its host
+  /// Number of ranks on each host, if it is more than one and the same for all hosts; else 0. Ranks with the same local
+  /// number form a column, which reduces traffic between hosts.
   int columns = 0;
 };
 
-/// A FoldJob that has its own lists.
+/// A FoldJob that owns its lists.
 struct ExactFold {
   FoldJob job;
   std::vector<const void*> inputs;
@@ -39,14 +39,14 @@ struct ExactFold {
   FoldJob bound() const noexcept;
 };
 
-/// Messages that are exchanged at once, in one group of NCCL's operations, and the folds that follow them.
+/// Messages exchanged in one group of NCCL operations, and the folds that follow them.
 struct ExactStep {
   struct Message {
     std::byte* memory;
     std::size_t bytes;
     int peer;
   };
-  /// All ranks' `bytes`, by rank.
+  /// An all-gather of `bytes` bytes per rank.
   struct Gather {
     const std::byte* from;
     std::byte* to;
@@ -60,22 +60,23 @@ struct ExactStep {
 
 class ExactSums {
  public:
-  /// Received data lies in scratch memory of at most twice so many bytes, aligned to kAlignment.
+  /// Most bytes of scratch memory of one step. Two steps alternate, so there are at most twice as many in all, aligned
+  /// to kAlignment.
   static constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
   static constexpr std::size_t kAlignment = 64;
 
-  /// True if it has this reduction. The same on all ranks.
+  /// True if this class supports the reduction. The same on all ranks.
   static bool has(const Request& request) noexcept;
-  /// Bytes of scratch memory for these requests, the same on all ranks.
+  /// Returns the bytes of scratch memory needed for these requests; the same on all ranks.
   static std::size_t scratch_of(std::span<const Request> requests, const ExactWorld& world,
                                 std::size_t most_at_once = kMostAtOnce);
 
   ExactSums(const ExactWorld& world, const Round& round, std::size_t most_at_once = kMostAtOnce)
       : world_(world), round_(round), most_at_once_(most_at_once) {}
-  /// The steps of all these requests, with so much scratch memory.
+  /// Returns the steps of all these requests; `scratch` has `scratch_of` bytes.
   std::vector<ExactStep> plan(std::span<const Request> requests, std::byte* scratch);
   using Inputs = std::vector<const std::byte*>;
-  /// The one fold of all ranks' inputs on one host, all of which this rank reads where they lie.
+  /// Returns the single fold of all ranks' inputs on one host, which this rank reads in place.
   ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
 
  private:
@@ -84,22 +85,24 @@ class ExactSums {
   void add_small(const Request& request);
   void add_slices(const Request& request);
   void add_parts(const Request& request);
-  /// The same by columns: over the ranks of each host first, then between hosts.
+  /// Adds the steps by columns: first over the ranks of each host, then between hosts.
   void add_columns(const Request& request);
   void add_parts_of_columns(const Request& request);
   bool goes_by_columns(const Request& request) const noexcept;
-  /// Part of the scratch memory of a step, in which pieces are exchanged; it is used until the next one is over.
+  /// Takes a part of the scratch memory of the current step, in which pieces are exchanged. The part is in use until
+  /// the next step is over.
   std::byte* take(std::size_t bytes);
   ExactStep& step(std::size_t number);
   void send(ExactStep& in, const std::byte* from, std::size_t bytes, int peer) const;
   void receive(ExactStep& in, std::byte* to, std::size_t bytes, int peer) const;
   bool counts(int rank) const noexcept;
-  /// Folds the ranks' inputs, by rank; where they were received, hosts' sums fit, too.
+  /// Adds the folds of the ranks' inputs. `inputs` is by rank; `rooms` is scratch memory that can also hold hosts'
+  /// sums.
   void fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output, std::int64_t count);
-  /// The sum of these ranks, of one host among several.
+  /// Returns the fold of these ranks, which are on one of several hosts.
   ExactFold sum_of(const Request& request, const std::vector<int>& ranks, const Inputs& inputs, std::byte* output,
                    std::int64_t count) const;
-  /// The sum of hosts' sums, which is the result.
+  /// Returns the fold of the hosts' sums into the result.
   ExactFold sum_of_hosts(const Request& request, std::byte* output, std::int64_t count) const;
   bool is_scaled(const Request& request) const noexcept { return !round_.fractions.empty() || request.prescale != 1; }
 
@@ -109,7 +112,7 @@ class ExactSums {
   std::byte* scratch_ = nullptr;
   std::vector<ExactStep> steps_;
   std::size_t current_ = 0;  // the step in which pieces are exchanged
-  std::size_t used_ = 0;     // of its scratch memory
+  std::size_t used_ = 0;     // bytes used of that step's scratch memory
 };
 
 }  // namespace cohort::comm::cuda

@@ -1,7 +1,7 @@
-// Arithmetic of the kernels that fold on a GPU (fold_kernels.cu): numbers in memory as values, and one more of them
-// folded into a total. Compiled for GPUs as well, so it includes nothing of the libraries.
+// Arithmetic of the kernels that fold on a GPU (fold_kernels.cu): Codecs convert numbers in memory to values, Steps
+// fold a value into a total. Compiled for GPUs as well, so it includes no library headers.
 //
-// A Codec says how a vector of 16 bytes becomes kValues values that are computed with, and how one element (Part) does.
+// A Codec defines how a vector of 16 bytes is converted to kValues values for computing, and how one element (Part) is.
 // Integers stay packed, several lanes in a word. A Step folds one more value into the total.
 #pragma once
 
@@ -36,7 +36,7 @@ COHORT_DEVICE To bits_of(From from) {
 
 // --- steps ---
 
-// kOften: it is worth a loop that loads several vectors at once.
+// kOften: common enough for a loop that loads several vectors together.
 struct Add {
   static constexpr bool kOften = true;
   template <class T>
@@ -65,7 +65,7 @@ struct Max {
     return total < value ? value : total;
   }
 };
-// A NaN wins and stays; of equals (+0 and -0) the first rank's stays.
+// A NaN is the result and stays so; of equal values (+0 and -0) the first rank's is kept.
 struct MinFloat {
   static constexpr bool kOften = false;
   template <class T>
@@ -106,7 +106,7 @@ struct Scales<double> {
   static COHORT_DEVICE double of(const FoldArguments& job, int k) { return job.scales[k]; }
 };
 
-/// Finishes the total of a real number; factors of 1 change no bit.
+/// Finishes the total of real numbers (scaling, division); factors of 1 change no bit.
 template <class T>
 COHORT_DEVICE T finished(T total, const FoldArguments& job) {
   if (job.divisor != 1) total = total / static_cast<T>(job.divisor);
@@ -121,7 +121,7 @@ COHORT_DEVICE bool is_finite(double value) {
   return (bits_of<unsigned long long>(value) & kExponent) != kExponent;
 }
 
-/// The words of a vector as values of four or eight bytes.
+/// Accesses the words of a vector as values of four or eight bytes.
 template <class Value>
 struct Plain {
   static constexpr int kValues = 16 / sizeof(Value);
@@ -184,7 +184,7 @@ struct Float16 {
 #else
   static COHORT_DEVICE float widen(Word half) {
     const Word sign = (half & 0x8000u) << 16;
-    // Exact, also of denormals: a power of two.
+    // Multiplying by a power of two is exact, even for denormals.
     const Word magnitude = bits_of<Word>(bits_of<float>((half & 0x7FFFu) << 13) * bits_of<float>(239u << 23));
     return bits_of<float>(sign | magnitude | ((half & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u));
   }
@@ -221,7 +221,7 @@ struct Halves {
   static COHORT_DEVICE Value finish(Value total, const FoldArguments& job) { return finished(total, job); }
 };
 
-/// Products; sums are those of their parts.
+/// Products of complex numbers; sums are computed on their parts.
 template <class T>
 struct Complexes {
   struct Value {
@@ -254,7 +254,7 @@ struct Complexes {
 
 struct NoScale {};
 
-/// Words of four bytes as they are.
+/// Words of four bytes, unconverted.
 struct Whole {
   using Scale = NoScale;
   static constexpr bool kOften = false;
@@ -271,7 +271,7 @@ struct Bits : Whole {
   static COHORT_DEVICE Word load(const Part* from) { return *from; }
   static COHORT_DEVICE void store(Part* to, Word value) { *to = static_cast<Part>(value); }
 };
-/// 0 or 1 in each byte, which the steps keep.
+/// Each byte is 0 or 1, which the steps preserve.
 struct Bools : Bits {
   static COHORT_DEVICE Word get(const Words& words, int i) { return ones(words[i]); }
   static COHORT_DEVICE Word load(const Part* from) { return ones(*from); }
@@ -300,7 +300,7 @@ template <>
 struct SignedOf<8> {
   using Type = long long;
 };
-/// Types in which a lane is held and computed with: small ones as int or unsigned.
+/// Types in which a lane is stored and computed; small types are computed as int or unsigned.
 template <class T, bool kLong = sizeof(T) == 8>
 struct LaneOf {
   using Held = Word;
@@ -321,7 +321,7 @@ struct LaneOf<T, true> {
   using Wide = T;
 };
 
-/// Lanes of T in a word.
+/// Integers of type T, packed as lanes in a word.
 template <class T>
 struct Lanes {
   using Held = typename LaneOf<T>::Held;
@@ -329,7 +329,7 @@ struct Lanes {
   static constexpr int kBits = 8 * static_cast<int>(sizeof(T));
   static constexpr int kLanes = static_cast<int>(sizeof(Held) / sizeof(T));
 
-  /// `apply(lane)` or `apply(lane, lane)` for each.
+  /// Calls `apply(lane)` or `apply(lane, lane)` for each lane.
   template <class Apply, class... Value>
   static COHORT_DEVICE Held each(const Apply& apply, Value... values) {
     if constexpr (kLanes == 1) {
@@ -362,7 +362,7 @@ struct Integers {
   static COHORT_DEVICE Value finish(Value total, const FoldArguments&) { return total; }
 };
 
-/// Sums wrap around, so they are those of unsigned lanes; dividing knows the sign.
+/// Averages of integers. Sums wrap around, so they use unsigned lanes; only the division depends on the sign.
 template <class T>
 struct Averages : Integers<T> {
   static constexpr bool kOften = false;
@@ -374,7 +374,7 @@ struct Averages : Integers<T> {
   }
 };
 
-/// One more value, of numbers of the codec or of all its lanes.
+/// Folds one more value, either one number or all lanes of a word.
 template <class Step, class Codec>
 struct Folding {
   static COHORT_DEVICE typename Codec::Value apply(const typename Codec::Value& total,

@@ -1,12 +1,12 @@
-// The arithmetic of reductions on a GPU: what comm/kernels/fold.h promises, to the bit. A subset of C++ that clang
-// compiles to PTX (tools/write-fold-kernels), and any compiler for the host, where tests compare the bits. No fused
-// multiply-add, no flushed denormals, IEEE division; halves are converted to nearest even on both.
+// The kernels of reductions on a GPU, with the same bits as comm/kernels/fold.h. Written in a subset of C++ that clang
+// compiles to PTX (tools/write-fold-kernels), and any compiler compiles for the host, where tests compare the bits. No
+// fused multiply-add, no flushed denormals, IEEE division; 16-bit floats are rounded to nearest even on both.
 #include "comm/gpu/fold_codecs.h"
 
 namespace cohort::comm::cuda {
 namespace {
 
-/// `kAtOnce` vectors, the first of them number `at`, the others so many further.
+/// Folds `kAtOnce` vectors: number `at`, and further ones at equal distances.
 template <class Codec, class Step, int kAtOnce>
 COHORT_DEVICE void fold_vectors(const FoldArguments& job, Index at, Index step) {
   constexpr int kValues = Codec::kValues;
@@ -56,11 +56,11 @@ COHORT_DEVICE void fold_element(const FoldArguments& job, Index at) {
   Codec::store(static_cast<Part*>(job.output) + at, Codec::finish(total, job));
 }
 
-/// Thread `own` of so many.
+/// Body of thread `own`, one of several.
 template <class Codec, class Step>
 COHORT_DEVICE void fold(const FoldArguments& job, Index own, Index threads) {
   constexpr Index kPerVector = 16 / sizeof(typename Codec::Part);
-  // As many loads at once as keep the memory busy, and no more registers than they need.
+  // Enough concurrent loads to keep the memory busy, without needing more registers.
   constexpr int kAtOnce = Codec::kValues > 4 ? 2 : 4;
   const Index vectors = job.aligned != 0 ? job.count / kPerVector : 0;
   Index at = own;

@@ -4,7 +4,7 @@
 
 namespace cohort::comm::cuda {
 
-/// One fold, as FoldJob has it (comm/kernels/fold.h), by value: at most 4 KiB.
+/// One fold, like FoldJob (comm/kernels/fold.h), in a form that can be passed by value: at most 4 KiB.
 struct FoldArguments {
   static constexpr int kMostInputs = 192;
 
@@ -12,14 +12,14 @@ struct FoldArguments {
   double scales[kMostInputs];       // 1: no factor
   float single_scales[kMostInputs];
   void* output;              // the same memory as an input or disjoint from all of them
-  unsigned long long count;  // of what the kernel counts: elements, parts of complex numbers, bytes
+  unsigned long long count;  // in the kernel's units: elements, parts of complex numbers, or bytes
   double postscale;
   int input_count;  // 1 or more
   int divisor;      // from 1 to 2^24; 1: nothing is divided
   int aligned;      // not 0: inputs and output are aligned to 16 bytes
 };
 
-static_assert(sizeof(FoldArguments) == 3880);  // to whoever compiles it
+static_assert(sizeof(FoldArguments) == 3880);  // with every compiler
 
 }  // namespace cohort::comm::cuda
 

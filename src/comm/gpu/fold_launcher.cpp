@@ -12,12 +12,12 @@ namespace cohort::comm::cuda {
 namespace {
 
 static_assert(FoldLauncher::kMostInputs == FoldArguments::kMostInputs);
-constexpr unsigned kThreads = 256;     // of a block, as the kernels are compiled
-constexpr unsigned kBlocks = 8;        // of a multiprocessor
-constexpr std::size_t kVector = 16;    // bytes
-constexpr std::size_t kPerThread = 2;  // vectors, at the least, before more blocks are started
+constexpr unsigned kThreads = 256;     // per block, as the kernels are compiled
+constexpr unsigned kBlocks = 8;        // per multiprocessor
+constexpr std::size_t kVector = 16;    // bytes of a vector
+constexpr std::size_t kPerThread = 2;  // least vectors per thread before more blocks are started
 
-/// Complex numbers are folded by their parts, but for products.
+/// True for complex numbers that are folded by their real and imaginary parts: all reductions except products.
 bool by_parts(DType dtype, ReduceOp op) { return is_complex(dtype) && op != ReduceOp::Product; }
 bool by_bytes(DType dtype, ReduceOp op) { return op >= ReduceOp::BitAnd && dtype != DType::Bool; }
 
@@ -43,7 +43,7 @@ std::string kernel_of(DType dtype, ReduceOp op) {
   const auto type = std::string(to_string(dtype));
   if (extreme) return type + extreme_name;
   if (op == ReduceOp::Average) return type + "_average";
-  // Alike for both signs.
+  // The kernel is the same for signed and unsigned types.
   return (type.front() == 'u' ? type : "u" + type) + (product ? "_multiply" : "_add");
 }
 

@@ -1,5 +1,5 @@
-// Folds on a GPU: what `fold` does on the host (comm/kernels/fold.h), to the bit, by kernels of ours that the driver
-// compiles at their first use. One for each GPU, until the process ends. Any thread.
+// Folds on a GPU with the same bits as `fold` on the host (comm/kernels/fold.h), by kernels that the driver compiles at
+// first use. One object for each GPU, which lives until the process ends. Any thread.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -12,20 +12,20 @@
 
 namespace cohort::comm::cuda {
 
-/// The kernels' text (fold_kernels.ptx).
+/// The kernels' PTX (fold_kernels.ptx).
 extern const char* const kFoldKernels;
 
 class FoldLauncher {
  public:
-  /// Compiles them at first, for a second or two, and then has run each of them: so none waits for work of others
-  /// later on. Throws Unavailable, Internal.
+  /// Returns the GPU's launcher. The first call compiles the kernels, which takes a second or two, and runs each of
+  /// them once, so that no later launch has to wait for other work. Throws Unavailable, Internal.
   static FoldLauncher& on(Gpu& gpu);
 
   static constexpr std::size_t kMostInputs = 192;
-  /// Folds the GPU's memory, in the stream: one output, up to kMostInputs inputs; `stores` and `non_finite` are not
-  /// looked at. Throws Internal.
+  /// Folds GPU memory in the stream: one output, up to kMostInputs inputs. Ignores `stores` and `non_finite`. Throws
+  /// Internal.
   void fold(const FoldJob& job, Stream stream) const;
-  /// Makes the 4 bytes at `flag` 1 where a value is NaN or infinite; else they stay as they are. Throws Internal.
+  /// Sets the 4 bytes at `flag` to 1 if a value is NaN or infinite; else leaves them unchanged. Throws Internal.
   void look(const ConstBuffer& values, std::uint32_t* flag, Stream stream) const;
 
  private:

@@ -13,9 +13,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 5ms;          // between looks at the other ranks
-constexpr auto kGrace = 1s;          // for what is in flight to say itself that it is late
-constexpr auto kUnattended = 500us;  // between looks at what nobody waits for
+constexpr auto kLook = 5ms;          // between checks on the other ranks
+constexpr auto kGrace = 1s;          // after a deadline, for the operation in flight to report its timeout itself
+constexpr auto kUnattended = 500us;  // between checks of operations that no thread waits for
 constexpr auto kLeaving = 1ms;
 
 }  // namespace
@@ -29,7 +29,7 @@ bool DeviceWork::wait_for_first(std::optional<Clock::time_point> limit) {
   try {
     if (limit) return first_.wait_for(*limit - Clock::now());
     first_.wait();
-  } catch (const Error&) {  // `go_on` is told, too
+  } catch (const Error&) {  // `go_on` gets the error too
   }
   return true;
 }
@@ -37,7 +37,7 @@ bool DeviceWork::wait_for_first(std::optional<Clock::time_point> limit) {
 bool DeviceWork::wait_until(std::optional<Clock::time_point> limit) {
   if (done()) return true;
   if (!wait_for_first(limit)) return false;
-  // The GPU mostly takes no longer than waking would.
+  // Spin first: the GPU is usually done before a sleeping thread would wake.
   for (Pauses pauses(100us, 200us); !done(); pauses.take()) {
     look();
     if (limit && !done() && Clock::now() >= *limit) return done();
@@ -115,7 +115,7 @@ bool InFlight::look() noexcept {
     try {
       const bool over = first->over(first_deadline);
       if (!over && late && late != first) late->over(late_deadline);
-      // NCCL's kernels may go on past a rank that has given up, without data: a rank that gives up reports it before.
+      // NCCL's kernels may finish without data from a rank that has given up; such a rank reports its error first.
       if (!over || queue_->ended()) return any;
     } catch (const Error& error) {
       fail_all(error);
@@ -129,7 +129,7 @@ bool InFlight::look() noexcept {
   }
 }
 
-/// Called by the thread that looks.
+/// Called with `looking_` held.
 void InFlight::end_first(std::optional<Error> failed) noexcept {
   Entry first;
   {
@@ -142,7 +142,7 @@ void InFlight::end_first(std::optional<Error> failed) noexcept {
   queue_->call_back([&] { first.end(std::move(failed)); });
 }
 
-/// Called by the thread that looks.
+/// Called with `looking_` held.
 void InFlight::fail_all(const Error& error) noexcept {
   queue_->abort(error.what());
   while (true) {
@@ -214,7 +214,7 @@ void InFlight::watch() noexcept {
   queue_->unkeep();
 }
 
-/// False: the world has ended, and what is in flight with it.
+/// Returns false if the world has ended, and with it the operations in flight.
 bool InFlight::check_on_others() noexcept {
   std::optional<Error> failed;
   try {

@@ -1,7 +1,8 @@
-// Works of operations of a GPU's memory, and what a communicator's GPU has been given and has not done: in order,
-// checked by threads that wait, and by a thread of its own, since an operation also has to end, or fail, while nobody
-// waits. That thread checks on the other ranks as long as something is in flight, and stays until the ranks of this
-// host have done what they were given together: so nobody leaves whose memory another still reads.
+// Works of operations of GPU memory, and InFlight: the operations that a communicator has queued on its GPU and that
+// are not over, in order. Waiting threads check them, and so does a thread of InFlight, since an operation also has to
+// end or fail while no thread waits. That thread checks on the other ranks while operations are in flight, and stays
+// until the ranks of this host have finished their common operations, so that no rank leaves while another reads its
+// memory.
 #pragma once
 
 #include "comm/api/work_state.h"
@@ -24,7 +25,7 @@
 
 namespace cohort::comm::cuda {
 
-/// A Work that ends some time after another one, of the queue or of the matcher.
+/// A Work that ends some time after another Work (`first`), which comes from the queue or the matcher.
 class DeviceWork : public UnfinishedWork, public std::enable_shared_from_this<DeviceWork> {
  public:
   void wait() final { wait_until(std::nullopt); }
@@ -33,18 +34,18 @@ class DeviceWork : public UnfinishedWork, public std::enable_shared_from_this<De
   std::optional<int> source() const noexcept final { return first_.source(); }
   bool at_home() const noexcept final { return ::getpid() == home_; }
 
-  /// It follows `first`. To be called once.
+  /// Sets the Work that this one follows. Call once.
   void follow(Work first);
   void finish(std::optional<Error> failed);
 
  protected:
   using Clock = std::chrono::steady_clock;
 
-  /// Waits for the other one only. False: it is not done by then.
+  /// Waits only for `first`. Returns false if it is not done by `limit`.
   bool wait_for_first(std::optional<Clock::time_point> limit);
-  /// The other one is done. In its callback.
+  /// Called when `first` is done, in its callback.
   virtual void go_on(std::optional<Error> failed) noexcept = 0;
-  /// Looks whether this one is over. Any thread.
+  /// Checks whether this Work is over. Any thread.
   virtual void look() noexcept = 0;
 
   std::mutex mutex_;
@@ -56,17 +57,17 @@ class DeviceWork : public UnfinishedWork, public std::enable_shared_from_this<De
   const pid_t home_ = ::getpid();
 };
 
-/// One or several operations of which a GPU has been given all, in the order of its stream.
+/// One or several operations that are queued completely on a GPU, in the order of its stream.
 class Flight {
  public:
   using Clock = std::chrono::steady_clock;
   virtual ~Flight() = default;
-  /// True if the result is there. `deadline`: until when it has to be. Throws Timeout, Internal. Never true once the
-  /// library has been given up: then it cannot be known.
+  /// Returns true if the result is available. Throws Timeout if it is not available by `deadline`, Internal. Never true
+  /// after `give_up`, since the state is then unknown.
   virtual bool over(Clock::time_point deadline) = 0;
-  /// Puts everything that this stream is given from now on after the result. Any thread. Throws Internal.
+  /// Makes all later work of the device's stream wait for the result. Any thread. Throws Internal.
   virtual void put_before(const Device& device) const = 0;
-  /// The world has ended: what the library does is given up. Any thread.
+  /// Gives up the library's work because the world has ended. Any thread.
   virtual void give_up() noexcept = 0;
 };
 
@@ -76,9 +77,9 @@ class InFlight : public std::enable_shared_from_this<InFlight> {
   struct Entry {
     std::shared_ptr<Flight> flight;
     Clock::time_point deadline;
-    std::function<void(std::optional<Error>)> end;  // reports to those concerned
+    std::function<void(std::optional<Error>)> end;  // reports the outcome
   };
-  /// The GPU has the next when one is over: the host runs no further ahead.
+  /// Most operations in flight, which bounds how far the host runs ahead of the GPU.
   static constexpr std::size_t kMost = 64;
 
   explicit InFlight(std::shared_ptr<Queue> queue) : queue_(std::move(queue)) {}
@@ -86,16 +87,16 @@ class InFlight : public std::enable_shared_from_this<InFlight> {
   /// Called by an operation in its turn, once it has waited for a free entry.
   void put(Entry entry);
   bool has_room();
-  /// Waits until less than `most` operations are in flight. `whole` is what waits for it. Throws what ends the world,
-  /// Timeout.
+  /// Waits until fewer than `most` operations are in flight. `whole` is the waiting operation. Throws Timeout, or the
+  /// error that ends the world.
   void await_room(std::size_t most, const Request& whole, Clock::time_point deadline, Turn& turn);
-  /// Called before the first is given to the GPU. Throws std::system_error.
+  /// Starts the thread. Called before the first operation is queued on the GPU. Throws std::system_error.
   void watch_from_now_on();
-  /// Ends what is over, in order. False: nothing was, or another thread looks.
+  /// Ends the operations that are over, in order. Returns false if there were none, or another thread is doing this.
   bool look() noexcept;
-  /// Nothing is put any more once the queue has stopped, and the thread ends then.
+  /// Lets the thread end. Called when the queue has stopped, so no operation is added any more.
   void leave();
-  /// Called after that. `in_callback`: the calling thread may be one that the thread waits for.
+  /// Joins the thread, after `leave`. `in_callback`: the thread may be waiting for the calling thread.
   void join(bool in_callback);
 
  private:
@@ -105,11 +106,11 @@ class InFlight : public std::enable_shared_from_this<InFlight> {
   bool check_on_others() noexcept;
 
   const std::shared_ptr<Queue> queue_;
-  std::mutex looking_;  // before mutex_
-  std::mutex mutex_;    // the last of all
+  std::mutex looking_;  // locked before mutex_
+  std::mutex mutex_;    // the last in the lock order
   std::deque<Entry> entries_;
   std::condition_variable changed_;
-  std::uint64_t over_ = 0;  // that were in flight
+  std::uint64_t over_ = 0;  // number of operations that are over
   Clock::time_point last_deadline_{};
   bool leaving_ = false;
   std::thread watcher_;

@@ -22,7 +22,8 @@ constexpr const char* kInWheel = "nvidia/nccl/lib/libnccl.so.2";
 constexpr const char* kHowToGet =
     "pip install nvidia-nccl-cu12 (or -cu13, as the driver is), or give its path with COHORT_NCCL";
 
-/// Folders of Python packages that this process has loaded something from, or that its virtual environment has.
+/// Returns the folders of Python packages from which this process has loaded a library, and those of its virtual
+/// environment.
 std::set<fs::path> package_folders() {
   std::set<fs::path> found;
   ::dl_iterate_phdr(
@@ -45,7 +46,7 @@ std::set<fs::path> package_folders() {
   return found;
 }
 
-/// Libraries to look for, in this order, after those that are loaded already.
+/// Returns the libraries to try, in this order, after those already loaded.
 std::vector<std::string> places(const std::string& chosen) {
   if (!chosen.empty()) return {chosen};
   std::vector<std::string> all;
@@ -57,7 +58,7 @@ std::vector<std::string> places(const std::string& chosen) {
   return all;
 }
 
-/// Path of a function's library.
+/// Returns the path of the library that contains a function.
 std::string path_of(const void* function) {
   Dl_info info{};
   return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : kName;
@@ -71,7 +72,7 @@ std::string Nccl::text_of(int version) {
 
 Result<Nccl> Nccl::load(const std::string& chosen) {
   if (chosen == "off") return fail(ErrorCode::Unavailable, "NCCL is not used: COHORT_NCCL=off");
-  // Two of them in one process would each have threads and memory of its own, and might differ.
+  // Prefer a loaded NCCL: two in one process would have separate threads and memory, and might differ in version.
   void* handle = ::dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
   const bool found_loaded = handle != nullptr;
   std::string why;

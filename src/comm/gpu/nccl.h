@@ -1,5 +1,5 @@
-// NCCL, loaded at run time: nothing of it is needed to build, and a machine may lack it. Its functions, as its manual
-// has them, of 2.18 and newer. One library for the process, which stays loaded. Any thread.
+// NCCL, loaded at run time: the build does not need it, and a machine may lack it. Declares the functions of NCCL 2.18
+// and newer, as in its manual. One library for the process, which stays loaded. Any thread.
 #pragma once
 
 #include "base/result.h"
@@ -12,7 +12,7 @@ namespace cohort::comm::cuda {
 
 /// Result of NCCL's functions.
 enum class NcclResult : int { Success = 0 };
-/// Identifier by which the ranks of a communicator meet.
+/// Identifier by which the ranks of a communicator find each other.
 struct NcclId {
   char bytes[128];
 };
@@ -31,10 +31,10 @@ enum class NcclType : int {
   Float64 = 8,
   BFloat16 = 9,
 };
-/// NCCL's own operations; others are made of a communicator.
+/// NCCL's built-in operations; others are created with a communicator.
 enum class NcclOp : int { Sum = 0, Product = 1, Max = 2, Min = 3, Average = 4 };
 
-/// Options of a communicator; the fields that 2.18 knows. Fields that are not set are NCCL's own choice.
+/// Options of a communicator: the fields of NCCL 2.18. NCCL chooses the values of unset fields.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -73,7 +73,7 @@ struct NcclFunctions {
 };
 
 struct Nccl {
-  /// Versions are numbered as NCCL does: 2.30.7 is 23007.
+  /// Versions are numbered as in NCCL: 2.30.7 is 23007.
   static constexpr int kOldest = 21800;
   /// Version from which ranks may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so.
   static constexpr int kSharesGpus = 23000;
@@ -82,12 +82,13 @@ struct Nccl {
   int version = 0;
   std::string path;
 
-  /// The library, loaded once: one that is in the process already (torch's), COHORT_NCCL, the wheel nvidia-nccl beside
-  /// Python packages that are in use, what the system finds. Unavailable: why there is none, and how to get one.
+  /// Returns the library, loaded once; tries, in order: a library already in the process (torch's), COHORT_NCCL, the
+  /// wheel nvidia-nccl next to Python packages in use, the system's search. Fails with Unavailable, which says why
+  /// there is none and how to get one.
   static const Result<Nccl>& find();
-  /// The same each time anew, with COHORT_NCCL as given here.
+  /// Searches in the same way at each call, with `chosen` as the value of COHORT_NCCL.
   static Result<Nccl> load(const std::string& chosen);
-  /// "2.30.7".
+  /// Formats a version as "2.30.7".
   static std::string text_of(int version);
   /// Describes a result, with NCCL's own text. `comm` may be null.
   std::string said(NcclResult result, NcclComm comm) const;

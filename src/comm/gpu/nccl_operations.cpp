@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kScalarOfHost = 1;  // ncclScalarHostImmediate
 
-/// A complex number is two of them.
+/// NCCL's type of an element, and how many of it make one element: two for complex numbers.
 struct Element {
   NcclType type;
   std::size_t count;
@@ -45,7 +45,7 @@ NcclOp op_of(ReduceOp op) noexcept {
   }
 }
 
-/// One request on its way to NCCL: buffers by offset in bytes, and the first result that is no success.
+/// Launches one request: passes buffers by offset in bytes, and keeps the first result that is not success.
 class Launch {
  public:
   Launch(const NcclWorld& world, const Request& request)
@@ -83,7 +83,7 @@ class Launch {
   void note(NcclResult result) noexcept {
     if (result_ == NcclResult::Success) result_ = result;
   }
-  /// Bytes of each rank's part, one after the other.
+  /// Visits each rank's part, by offset and length in bytes.
   template <class Visit>
   void for_parts(const Visit& visit) {
     std::size_t at = 0;

@@ -14,10 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGraceOfHang = 1s;  // after a deadline, for the rank whose stream hangs to say so itself
+constexpr auto kGraceOfHang = 1s;  // after a deadline, for the rank whose stream hangs to report that
 constexpr auto kLooking = 500ms;   // after NCCL's error, for the ranks to find out which of them is lost
 
-/// A reduction whose elements are exchanged and folded by us: NCCL lacks it, or does it otherwise than the CPU.
+/// True for a reduction that Cohort's kernels fold, because NCCL lacks it or its bits would differ from the CPU's.
 bool is_folded(const Request& request, const Round& round) noexcept {
   return is_reduction(request.kind) &&
          (request.memory != MemoryKind::DeviceFast || (!round.shares.empty() && !has_shares(request.dtype)));
@@ -80,7 +80,7 @@ std::optional<NcclResult> NcclPlane::state_of_comm() {
   return asked == NcclResult::Success ? state : asked;
 }
 
-/// Operations that NCCL has been given, in its stream.
+/// Operations queued in NCCL's stream.
 class NcclPlane::Given final : public Flight {
  public:
   Given(std::shared_ptr<NcclPlane> plane, std::span<const DeviceCall> together, std::string what, MarkPtr made,
@@ -95,7 +95,7 @@ class NcclPlane::Given final : public Flight {
     const Gpu& gpu = *plane_->gpu_;
     const bool there = gpu.passed(*made_) && std::all_of(look_.there.begin(), look_.there.end(),
                                                          [&](const auto& mark) { return gpu.passed(*mark); });
-    // An abort lets the stream go on, without a result: so this is asked after that.
+    // An abort lets the stream finish without a result, so check the communicator after the stream.
     const auto state = plane_->state_of_comm();
     if (!state) return false;
     const bool well = *state == NcclResult::Success;
@@ -105,7 +105,7 @@ class NcclPlane::Given final : public Flight {
       return true;
     }
     if (!well) {
-      // NCCL sees that a connection is broken before it is known that a rank has died: then that rank is named.
+      // NCCL may detect a broken connection before this world detects the dead rank: wait, so that the rank is named.
       const auto now = Clock::now();
       if (!failing_) failing_ = now;
       if (now - *failing_ < kLooking) return false;
@@ -136,7 +136,7 @@ std::shared_ptr<Flight> NcclPlane::run(std::span<const DeviceCall> together, boo
                                        Turn& turn) {
   if (!open(fits)) return nullptr;
   if (peers_) return fold_at_peers(together, round, turn);
-  // NCCL does not authenticate what it sends between hosts.
+  // NCCL does not authenticate traffic between hosts.
   const auto may_be_code = [](const DeviceCall& call) { return may_be_object(call.request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
   if (several_hosts && std::any_of(together.begin(), together.end(), may_be_code)) return nullptr;
@@ -153,10 +153,10 @@ void NcclPlane::give_up() noexcept {
   end_comm(false);
 }
 
-/// Operations that NCCL is given at once.
+/// Operations passed to NCCL in one group.
 struct NcclPlane::Step {
-  std::vector<Request> operations;  // that are NCCL's own
-  std::optional<double> share;      // of a weighted average
+  std::vector<Request> operations;  // carried out by NCCL itself
+  std::optional<double> share;      // this rank's, of a weighted average
   ExactStep exchange;
 };
 
@@ -178,7 +178,7 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
     step.operations.push_back(request);
     if (round.shares.empty()) continue;
     step.share = round.shares[static_cast<std::size_t>(placement_.rank)];
-    // A rank of no weight: its input is not read.
+    // The input of a rank without weight is not read.
     if (step.share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   std::vector<ExactStep> exchanges;
@@ -192,7 +192,7 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
     give_step(std::exchange(step, {}), together, what, turn);
     for (const ExactFold& fold : folds) folds_->fold(fold.bound(), stream_);
   }
-  Look look = look_at_results(together);  // before anybody may change them
+  Look look = look_at_results(together);  // before other work can change them
   return std::make_shared<Given>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
 }
 
@@ -234,7 +234,7 @@ NcclResult NcclPlane::call_nccl(const Step& step, const std::optional<ShareOps>&
   NcclWorld world{*nccl_, nullptr, stream_, placement_.rank, placement_.size, shares};
   {
     const std::lock_guard lock(calls_);
-    if (comm_ == nullptr) return NcclResult::Success;  // which is found out then
+    if (comm_ == nullptr) return NcclResult::Success;  // the caller detects that later
     world.comm = comm_;
     calling_->store(true, std::memory_order_release);
   }
@@ -252,7 +252,7 @@ void NcclPlane::give_step(Step step, std::span<const DeviceCall> together, std::
   std::optional<ShareOps> shares;
   if (step.share) {
     const std::lock_guard lock(calls_);
-    if (comm_ == nullptr) return;  // which is found out then
+    if (comm_ == nullptr) return;  // the caller detects that later
     if (!(shares_ && shares_->ops().share == *step.share))
       check(shares_.emplace(*nccl_, comm_, *step.share).result(), what);
     shares = shares_->ops();
@@ -263,7 +263,7 @@ void NcclPlane::give_step(Step step, std::span<const DeviceCall> together, std::
   for (;;) {
     const auto state = state_of_comm();
     if (!state) {
-      turn.attend();  // says why
+      turn.attend();  // throws the reason
       raise(ErrorCode::Aborted, "{} failed -- {} -- NCCL has been ended", what, where());
     }
     if (thread_->over()) {
@@ -305,7 +305,7 @@ void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::strin
         what, where());
 }
 
-/// Checks results that are asked to be finite: by a kernel, or on the host where there are no kernels.
+/// Checks results for non-finite values, if requested: by a kernel, or on the host if there are no kernels.
 NcclPlane::Look NcclPlane::look_at_results(std::span<const DeviceCall> together) {
   std::vector<const Request*> asked;
   for (const DeviceCall& call : together) {
@@ -329,7 +329,7 @@ NcclPlane::Look NcclPlane::look_at_results(std::span<const DeviceCall> together)
   }
   look.flags = rooms_->take(*gpu_, bytes, [](std::size_t most) { return std::make_shared<HeapBlock>(most); });
   look.there.push_back(gpu_->copy_to_host(look.flags.get(), flags, bytes, *gpu_->mark(stream_)));
-  gpu_->put_after(stream_, *look.there.back());  // the next operation's flags lie there, too
+  gpu_->put_after(stream_, *look.there.back());  // the next operation reuses the flags
   return look;
 }
 

@@ -1,4 +1,4 @@
-// Collectives of GPU memory over NCCL: whether it serves the ranks, which of them it has, and a communicator's own.
+// Collectives of GPU memory over NCCL: whether NCCL is usable for a world, which operations it supports, and NcclPlane.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -29,44 +29,44 @@
 
 namespace cohort::comm::cuda {
 
-// Exchange between the ranks of a world about their GPUs and their NCCL, and whether NCCL serves them: the same answer
-// on all of them. Plain values of one layout, which travel between the ranks of one build; pure, any thread.
+// Data about GPUs and NCCL that the ranks of a world exchange to decide whether NCCL is usable; all ranks decide the
+// same. Plain values, sent as they are between ranks of one build. Pure, any thread.
 struct Card {
-  std::int32_t usable = 0;  ///< it has NCCL and a GPU
+  std::int32_t usable = 0;  ///< the rank has NCCL and a GPU
   std::int32_t version = 0;
   std::int32_t gpu = -1;
   std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
-  std::int32_t encrypts = 0;  ///< what it sends to other hosts, and there are any
+  std::int32_t encrypts = 0;  ///< there are several hosts, and traffic between them has to be encrypted
   std::int32_t ipc = 0;       ///< COHORT_GPU_IPC
   std::array<unsigned char, 16> uuid{};
-  NcclId id{};         ///< rank 0's
-  char host[64] = {};  ///< its name for messages, cut; two hosts may have one
-  char why[256] = {};  ///< where it is not usable
+  NcclId id{};         ///< used from rank 0
+  char host[64] = {};  ///< the host's name for messages, cut; not unique
+  char why[256] = {};  ///< the reason if not usable
 };
 
-/// Reason why NCCL does not serve these ranks; nullopt if it does.
+/// Returns the reason why these ranks cannot use NCCL; nullopt if they can.
 std::optional<std::string> obstacle(std::span<const Card> cards);
 
-/// How it went, on each rank, to make its communicator.
+/// Outcome of making the communicator on one rank.
 struct Start {
   std::int32_t made = 0;
   char why[252] = {};
 };
 std::optional<std::string> obstacle(std::span<const Start> starts, std::span<const Card> cards);
 
-/// Copies as much of it as fits.
+/// Copies as much of `text` as fits.
 template <std::size_t N>
 void put_text(char (&to)[N], std::string_view text) noexcept {
   to[text.copy(to, N - 1)] = '\0';
 }
 
-// Collectives that NCCL carries out, and how each is given to it. Pure, but for the calls of NCCL; any thread.
+// Collectives that NCCL supports, and how each is launched. Pure, except for the calls of NCCL; any thread.
 
-/// A reduction that NCCL has, but for the order in which elements are folded: not those of types it lacks, nor bit
-/// operations, factors, and weights but those of an all_reduce; nor the minimum of floats, which it does not make NaN
-/// where a rank has NaN, nor the average of integers, whose rounding it does not promise.
+/// True if NCCL supports the reduction, regardless of the order in which elements are folded. NCCL lacks some types,
+/// bit operations, factors, and weights except in an all_reduce. Also excluded are the minimum of floats, which in NCCL
+/// is not NaN if a rank has NaN, and the average of integers, whose rounding NCCL does not specify.
 bool has_sum(const Request& request) noexcept;
-/// An operation that moves data, of whatever type.
+/// True if NCCL supports this kind of operation, which moves data of any type.
 bool has_move(Kind kind) noexcept;
 
 /// NCCL's operations that sum each rank's input times its share of a weighted average.
@@ -75,11 +75,12 @@ struct ShareOps {
   NcclOp single = NcclOp::Sum;
   NcclOp twice = NcclOp::Sum;
 
-  /// The operation for a type that has_shares.
+  /// Returns the operation for a type for which `has_shares` is true.
   NcclOp of(NcclType type) const noexcept { return type == NcclType::Float32 ? single : twice; }
 };
 
-/// A communicator's ShareOps: made before a group of NCCL's operations, and kept until NCCL has it in its stream.
+/// Owns a communicator's ShareOps: created before a group of NCCL operations, and kept until the group is in the
+/// stream.
 class ShareSums {
  public:
   ShareSums(const Nccl& nccl, NcclComm comm, double share) noexcept;
@@ -89,7 +90,7 @@ class ShareSums {
 
   /// Result of creating the operations.
   NcclResult result() const noexcept { return result_; }
-  /// The communicator has gone, and they with it.
+  /// Forgets the operations, which were destroyed with the communicator.
   void forget() noexcept { ops_.single = ops_.twice = NcclOp::Sum; }
   const ShareOps& ops() const noexcept { return ops_; }
 
@@ -114,55 +115,58 @@ struct NcclWorld {
 struct DeviceCall {
   DeviceRequest request;
   Gpu& gpu;
-  StreamMarks marks;  ///< what its streams had when it was asked for
+  StreamMarks marks;  ///< work of the request's streams when it was made
 
   bool reached() const { return gpu.passed(*marks.output) && gpu.passed(*marks.input); }
 };
 
-/// Gives it to NCCL; between ncclGroupStart and ncclGroupEnd.
+/// Launches the request's NCCL operations. Call between ncclGroupStart and ncclGroupEnd.
 NcclResult launch(const NcclWorld& world, const Request& request);
-/// Launches the step's exchange, likewise.
+/// Launches the step's exchange in the same way.
 NcclResult launch(const NcclWorld& world, const ExactStep& step);
-/// True if NCCL multiplies this type by a share as precisely as is promised; for halves it would round the share.
+/// True if NCCL multiplies this type by a share with the promised precision; for 16-bit floats it would round the
+/// share.
 bool has_shares(DType dtype) noexcept;
 
-// A communicator's collectives of GPU memory over NCCL, where all its ranks have it: one communicator of NCCL's, made
-// with the first operation that NCCL may carry out, and a stream of its own. Sums that NCCL does not do as the CPU does
-// are exchanged by it and folded by kernels of ours. `may_take` and `call` in the thread that calls the communicator,
-// `form` and `run` in the one that runs operations; another may look at what is in flight, and any may give up. If NCCL
-// does not serve, small sums go by PeerBuffers, if all ranks have them, and the rest by staging.
+// A communicator's collectives of GPU memory over NCCL, if all its ranks have NCCL: owns one NCCL communicator, made
+// with the first operation that NCCL may carry out, and one stream. Sums whose bits in NCCL would differ from the CPU's
+// are exchanged by NCCL and folded by Cohort's kernels. Call `may_take` and `call` in the thread that calls the
+// communicator, `form` and `run` in the thread that runs operations; another thread may check operations in flight, and
+// any may give up. Without NCCL, small sums use PeerBuffers, if all ranks have them, and the rest uses staging.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `hosts`: by rank; empty: all are on one.
+  /// `hosts` has each rank's host; empty if all ranks are on one host.
   NcclPlane(rendezvous::Placement placement, std::vector<int> hosts)
       : placement_(std::move(placement)), world_{placement_.rank, placement_.size, std::move(hosts)} {}
   ~NcclPlane();
   NcclPlane(const NcclPlane&) = delete;
   NcclPlane& operator=(const NcclPlane&) = delete;
 
-  /// True if NCCL may carry the request out. The same on all ranks that ask for the same.
+  /// True if NCCL may carry out the request. The same on all ranks for the same request.
   bool may_take(const DeviceRequest& request) const noexcept;
-  /// False: the ranks have agreed to stage this. The same on all of them, once what was asked for before is over.
-  /// `fits`: it would go by PeerBuffers.
+  /// Returns false if the ranks have agreed to stage a request; the same on all ranks when earlier requests are over.
+  /// `fits`: PeerBuffers can carry out the request.
   bool open(bool fits) const noexcept {
     const State state = state_.load(std::memory_order_acquire);
     return state != State::Staging && (state != State::Peers || fits);
   }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
-  /// A request that it may take. It comes after what its streams have now. Throws Unavailable, InvalidArgument.
+  /// Makes a call for a request of `may_take`, which runs after the present work of its streams. Throws Unavailable,
+  /// InvalidArgument.
   DeviceCall call(const DeviceRequest& request);
-  /// The same by staging; the copy of its input begins. Throws Unavailable, Internal.
+  /// Stages the call instead, and begins the copy of its input. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// Sets up NCCL for its first operation, once all ranks have agreed on that, or the substitute. False: NCCL is set
-  /// up, or the ranks do without it from now on. Throws what ends the world.
+  /// Sets up NCCL, or PeerBuffers instead, after all ranks have agreed on the first operation. Returns false if that
+  /// was done before, or the ranks stage from now on. Throws the error that ends the world.
   bool form(Gpu& gpu, Turn& turn);
-  /// Gives the GPU `together`, a group or one operation, which live as long as what is returned: all ranks have agreed
-  /// on them in `round`. `fits`: as for `open`. Null: they go by staging, on all ranks. Throws what ends the world.
+  /// Queues `together`, a group or one operation that all ranks have agreed on in `round`, on the GPU. Its elements
+  /// have to live as long as the returned Flight. `fits`: as for `open`. Returns null, on all ranks, if the operations
+  /// have to be staged. Throws the error that ends the world.
   std::shared_ptr<Flight> run(std::span<const DeviceCall> together, bool fits, const Round& round, Turn& turn);
-  /// The world has ended. Any thread.
+  /// Gives up because the world has ended. Any thread.
   void give_up() noexcept;
 
  private:
@@ -175,29 +179,29 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   class Given;
 
   Start start(const NcclId& id, Turn& turn);
-  /// Kernels, and scratch memory for these sums. False: some rank lacks them.
+  /// Provides kernels, and scratch memory for these sums. Returns false if some rank lacks them.
   bool can_fold(std::span<const Request> sums, Turn& turn);
   std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   std::shared_ptr<Flight> fold_at_peers(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
-  /// One group of NCCL's. Returns once it is in the stream.
+  /// Queues one group of NCCL operations. Returns when the group is in the stream.
   void give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn);
-  /// Gives the step to the communicator, on the thread for that.
+  /// Makes the step's NCCL calls, on the NcclThread.
   NcclResult call_nccl(const Step& step, const std::optional<ShareOps>& shares);
-  /// Checks results of NCCL's functions, and of its communicator while `calls_` is held.
+  /// Checks a result of NCCL's functions, and the communicator's state; `calls_` has to be held.
   void check(NcclResult result, std::string_view what) const;
-  /// Throws Timeout if they should be over.
+  /// Throws Timeout if the deadline of the operations has passed.
   void require_in_time(std::span<const DeviceCall> together, std::string_view what, Clock::time_point deadline) const;
-  /// Checks of results, which are known once these marks are passed.
+  /// Checks of results for non-finite values; their outcome is known when these marks have passed.
   struct Look {
     std::vector<MarkPtr> there;
     std::vector<std::shared_ptr<FiniteCheck>> asked = {};
-    std::shared_ptr<std::byte> flags = {};  // by what is asked: not 0 if something is not finite
+    std::shared_ptr<std::byte> flags = {};  // one per entry of `asked`; not 0 if a value is not finite
   };
   Look look_at_results(std::span<const DeviceCall> together);
   Look read_results(std::span<const Request* const> asked);
   Scratch reserve(std::size_t bytes);
-  /// Nullopt: it has been ended.
+  /// Returns nullopt if the communicator has been ended.
   std::optional<NcclResult> state_of_comm();
   void end_comm(bool healthy) noexcept;
   std::string where() const;
@@ -207,22 +211,22 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   const pid_t home_ = ::getpid();
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
-  Gpu* gpu_ = nullptr;  // that NCCL uses, or PeerBuffers
-  std::mutex calls_;    // of NCCL's functions that return at once: one thread at a time
+  Gpu* gpu_ = nullptr;  // used by NCCL or PeerBuffers
+  std::mutex calls_;    // serializes calls of NCCL functions that do not block
   NcclComm comm_ = nullptr;
-  std::unique_ptr<NcclThread> thread_;  // of those that may block
+  std::unique_ptr<NcclThread> thread_;  // calls NCCL functions that may block
   const std::shared_ptr<std::atomic<bool>> calling_ = std::make_shared<std::atomic<bool>>(false);  // one has begun
-  std::optional<ShareSums> shares_;  // that were last needed
+  std::optional<ShareSums> shares_;                                                                // the last ones used
   Stream stream_ = nullptr;
-  Folding folding_ = Folding::Unknown;  // whether all have kernels
+  Folding folding_ = Folding::Unknown;  // whether all ranks have kernels
   const FoldLauncher* folds_ = nullptr;
-  std::vector<void*> reserved_;  // memory of the GPU; given back after NCCL is
+  std::vector<void*> reserved_;  // GPU memory, freed after the NCCL communicator
   Scratch scratch_;
-  std::size_t agreed_scratch_ = 0;  // bytes that all have
-  bool told_of_memory_ = false;     // that it is not there
+  std::size_t agreed_scratch_ = 0;  // scratch bytes that all ranks have
+  bool told_of_memory_ = false;     // lack of scratch memory has been reported
   std::shared_ptr<PeerBuffers> peers_;
-  Scratch flags_;                                                   // of results that are not finite
-  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // of memory that peers do not see
+  Scratch flags_;                                                   // flags of non-finite results
+  const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // memory that peers do not see
 };
 
 }  // namespace cohort::comm::cuda

@@ -17,7 +17,7 @@
 namespace cohort::comm::cuda {
 namespace {
 
-/// NCCL's own switch, which it reads as a number.
+/// Returns NCCL's switch NCCL_MULTI_RANK_GPU_ENABLE, which NCCL reads as a number.
 bool shares_gpus() {
   const char* const text = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   return text != nullptr && std::atoi(text) != 0;
@@ -30,7 +30,7 @@ std::string text_in(const char (&from)[N]) {
 
 std::string named(std::size_t rank, const Card& card) { return fmt::format("rank {} ({})", rank, text_in(card.host)); }
 
-/// This rank's. Rank 0 makes the id.
+/// Returns this rank's card. Rank 0 creates the id.
 Card card_of(const Gpu& gpu, const rendezvous::Placement& placement) {
   Card card;
   card.gpu = gpu.index();
@@ -106,19 +106,19 @@ std::optional<std::string> obstacle(std::span<const Start> starts, std::span<con
 
 namespace {
 
-// How a communicator of NCCL's is made, and how it is ended.
+// Creates and destroys the NCCL communicator.
 
 using namespace std::chrono_literals;
 
-constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; without it they go by staging
-constexpr auto kEnding = 2s;           // for NCCL to give back what it has
-constexpr auto kEndingBroken = 200ms;  // likewise in a world that has ended: the error is waited for
-constexpr auto kReturning = 50ms;      // for a call that does not hang to return, before its communicator goes
+constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; if exceeded, operations are staged
+constexpr auto kEnding = 2s;           // for NCCL to free its resources
+constexpr auto kEndingBroken = 200ms;  // for the same if the world has ended, since the caller waits for the error
+constexpr auto kReturning = 50ms;      // for a call that does not hang to return, before its communicator is destroyed
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
 constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
-constexpr auto kTelling = 100ms;  // for other hosts to learn that it has, before kernels go on without this rank's data
+constexpr auto kTelling = 100ms;  // for other hosts to learn of the world's end, before kernels finish without data
 
-/// Runs what may hang on a thread of its own, and leaves it there if it does.
+/// Runs a function that may hang on a thread of its own, and abandons the thread if it does.
 template <class Body>
 bool within(std::chrono::milliseconds limit, Body body) noexcept {
   struct Shared {
@@ -136,7 +136,7 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
     }).detach();
     std::unique_lock lock(shared->mutex);
     return shared->changed.wait_for(lock, limit, [&] { return shared->done; });
-  } catch (const std::exception&) {  // no thread can be had
+  } catch (const std::exception&) {  // the thread could not be started
     return false;
   }
 }
@@ -144,7 +144,7 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
 }  // namespace
 
 NcclPlane::~NcclPlane() {
-  if (::getpid() != home_) {  // a forked child: it is the parent's
+  if (::getpid() != home_) {  // in a forked child, everything belongs to the parent
     static_cast<void>(thread_.release());
     static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
     return;
@@ -205,7 +205,7 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
 }
 
 Start NcclPlane::start(const NcclId& id, Turn& turn) {
-  /// Whichever comes last, the call or its waiter, ends a communicator that nobody wants.
+  /// Shared by the call and its waiter; the last of the two destroys a communicator that is not needed.
   struct Making {
     NcclComm comm = nullptr;
     std::atomic<bool> left{false};
@@ -220,7 +220,8 @@ Start NcclPlane::start(const NcclId& id, Turn& turn) {
     if (making->left.exchange(true) && making->comm != nullptr) nccl.call.ncclCommAbort(making->comm);
     return result;
   });
-  // Ranks that fail meet the others in the exchange that follows: these must come to it within the operation's time.
+  // Ranks that fail wait for the others in the following exchange, so the others have to reach it within the
+  // operation's time.
   const auto now = Clock::now();
   const auto limit = now + std::min<Clock::duration>(kMostToStart, (turn.deadline() - now) / 2);
   for (Pauses pauses; !thread_->over() && Clock::now() < limit; pauses.take()) {
@@ -235,7 +236,7 @@ Start NcclPlane::start(const NcclId& id, Turn& turn) {
     put_text(made.why, "the ranks did not connect in time; NCCL_DEBUG=INFO tells which networks it tries");
     return made;
   }
-  for (Pauses pauses; !thread_->over();) pauses.take();  // it is about to be
+  for (Pauses pauses; !thread_->over();) pauses.take();  // the call is about to return
   comm_ = making->comm;
   const NcclResult result = thread_->result();
   made.made = result == NcclResult::Success ? 1 : 0;
@@ -247,8 +248,8 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Turn& turn) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
-  // A driver that compiles or finds memory may wait for all that is under way: that has been given to all ranks' GPUs,
-  // or is about to be.
+  // A driver that compiles or allocates may wait for all work under way on the GPU. That work can finish, because it
+  // has been queued on all ranks' GPUs, or is about to be.
   const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
   Scratch outgrown;
   Start own;
@@ -262,7 +263,7 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Turn& turn) {
     if (folding_ == Folding::Known) own.made = kNoMemory;
   }
   if (outgrown.memory != nullptr) {
-    gpu_->wait(*gpu_->mark(stream_), turn.deadline(), [&] { turn.attend(); });  // kernels use it until then
+    gpu_->wait(*gpu_->mark(stream_), turn.deadline(), [&] { turn.attend(); });  // kernels use the old memory until then
     reserved_.erase(std::find(reserved_.begin(), reserved_.end(), outgrown.memory));
     gpu_->free(outgrown.memory);
   }
@@ -296,7 +297,7 @@ void NcclPlane::end_comm(bool healthy) noexcept {
     shares_.reset();
   }
   if (comm == nullptr && !(healthy && peers_)) return;
-  // Anything that may hang may still use the memory.
+  // Work that may hang may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
   const auto peers = std::make_shared<std::shared_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
   const auto end = comm == nullptr ? nullptr : healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
@@ -312,7 +313,7 @@ void NcclPlane::end_comm(bool healthy) noexcept {
           if (end != nullptr) end(comm);
           for (void* const memory : reserved) gpu->free(memory);
           peers->reset();
-        } catch (const Error&) {  // the GPU has failed: there is nothing to give back
+        } catch (const Error&) {  // the GPU has failed, so nothing can be freed
         }
       });
   if (!ended) log::info("comm", "cuda:{} still ends what a communicator has there", gpu_->index());

@@ -15,7 +15,7 @@
 namespace cohort::comm::cuda {
 namespace {
 
-/// The next of a row of small operations finds the thread awake.
+/// How long the thread spins after a call, so that it is awake for the next of a series of small operations.
 constexpr std::chrono::microseconds kAwake{50};
 
 }  // namespace
@@ -88,7 +88,7 @@ void NcclThread::run(State& state, const Gpu& gpu) noexcept {
       failed = std::current_exception();
     }
     state.failed = std::move(failed);
-    call = nullptr;  // what it holds goes before anybody sees that it is over
+    call = nullptr;  // free what the call holds before reporting its end
     state.over.store(true, std::memory_order_release);
   }
 }

@@ -1,7 +1,7 @@
-// The thread that makes a communicator's calls of NCCL. They block where NCCL connects ranks: so the thread that runs
-// operations checks on the other ranks meanwhile, and leaves the thread where it is once one of them has died. It is
-// one for all calls, since starting one for each, as NCCL does where it is told not to block, takes longer than a small
-// sum. One call at a time, by one thread.
+// A thread that makes a communicator's NCCL calls, which block while NCCL connects ranks. Meanwhile the thread that
+// runs operations checks on the other ranks, and abandons the blocked thread if one of them has died. One thread serves
+// all calls, since starting one per call, as NCCL does in non-blocking mode, takes longer than a small sum. One call at
+// a time, from one caller thread.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -19,15 +19,15 @@ class NcclThread {
 
   /// Calls are made in the context of `gpu`. Throws std::system_error.
   explicit NcclThread(const Gpu& gpu);
-  /// A call that has not returned is left to itself, with what it holds.
+  /// Abandons a call that has not returned, and what it holds.
   ~NcclThread();
   NcclThread(const NcclThread&) = delete;
   NcclThread& operator=(const NcclThread&) = delete;
 
-  /// The call before is over.
+  /// Begins a call. The call before has to be over.
   void make(Call call);
   bool over() const noexcept;
-  /// Result of the call that is over. Throws Internal if the GPU has failed.
+  /// Returns the result of the call, which has to be over. Throws Internal if the GPU has failed.
   NcclResult result() const;
 
  private:

@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kPattern = 4096;  // elements of 4 bytes
 constexpr auto kNever = std::chrono::steady_clock::time_point::max();
 
-/// Identifies this process among all others, also its forked children.
+/// Returns an ID of this process that differs from all others', including its forked children's.
 std::array<std::uint32_t, 5> this_process() {
   static const auto random = [] {
     std::random_device source;
@@ -47,7 +47,7 @@ struct PeerBuffers::Offer {
   std::int32_t gpu = -1;
   void* memory = nullptr;
   IpcHandle handle;
-  char why[200] = {};  // where there is none
+  char why[200] = {};  // the reason if there is no buffer
 };
 
 bool PeerBuffers::fit(std::span<const DeviceRequest> requests) noexcept {
@@ -133,8 +133,8 @@ std::shared_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Place
   auto made = std::shared_ptr<PeerBuffers>(new PeerBuffers(gpu, placement));
   Offer own;
   std::vector<Offer> offers(made->bases_.size());
-  // A driver that compiles, finds or frees memory may wait for a stream that hangs: a thread does that, which is left
-  // to itself then, with the buffers.
+  // A driver that compiles, allocates or frees may wait for a stream that hangs, so a separate thread makes these
+  // calls; if it hangs, it is abandoned together with the buffers.
   NcclThread thread(gpu);
   const auto on_thread = [&thread](std::shared_ptr<PeerBuffers> self, std::function<void(PeerBuffers&)> body) {
     thread.make([self = std::move(self), body = std::move(body)] {
@@ -145,7 +145,7 @@ std::shared_ptr<PeerBuffers> PeerBuffers::make(Gpu& gpu, const rendezvous::Place
   const std::shared_ptr<void> at_the_end(nullptr, [&](void*) {
     if (made && thread.over()) on_thread(std::move(made), {});
   });
-  // Errors on this rank are reported to all, who come to each exchange.
+  // Errors on this rank are reported to all ranks, which take part in every exchange.
   const auto attempt = [&](std::function<void(PeerBuffers&)> body) {
     if (own.why[0] != '\0') return;
     on_thread(made, std::move(body));

@@ -1,7 +1,7 @@
-// Buffers on GPUs that the ranks of one host read in place (CUDA's memory for other processes), for small sums where
-// NCCL does not serve: each rank copies its input into a buffer of its own, and once all have, a kernel on each rank's
-// GPU folds all buffers, in the CPU's order. No GPU waits for another rank's, so a rank that dies hangs none. Used only
-// if requested (COHORT_GPU_IPC). Belongs to the thread that runs operations.
+// GPU buffers that the ranks of one host read in place (CUDA IPC memory), for small sums if NCCL is not available. Each
+// rank copies its input into its own buffer; when all have done so, a kernel on each rank's GPU folds all buffers, in
+// the CPU's order. No GPU waits for another rank's GPU, so a rank that dies hangs none. Used only if requested
+// (COHORT_GPU_IPC). Belongs to the thread that runs operations.
 #pragma once
 
 #include "comm/api/request.h"
@@ -19,26 +19,26 @@ namespace cohort::comm::cuda {
 
 class PeerBuffers {
  public:
-  /// Most bytes of one operation or group, where each buffer takes up `room_of` its bytes.
+  /// Most bytes of one operation or group; each input counts as `room_of` its bytes.
   static constexpr std::size_t kBytes = std::size_t{1} << 20;
   static constexpr std::size_t room_of(std::size_t bytes) noexcept { return (bytes + 63) / 64 * 64; }
 
-  /// True if these, one operation or a group, go by such buffers: the same on all ranks that ask for the same.
+  /// True if one operation or a group can use such buffers. The same on all ranks for the same requests.
   static bool fit(std::span<const DeviceRequest> requests) noexcept;
 
-  /// All ranks make theirs and open each other's, and kernels try whether they read what the others write. Null, on all
-  /// ranks, if any cannot, or a driver does not return in half of the operation's time: `why`. Throws what ends the
-  /// world.
+  /// Makes the buffers on all ranks: each rank opens the others' buffers, and kernels test whether they read what the
+  /// others write. Returns null on all ranks, with the reason in `why`, if any rank fails, or a driver call does not
+  /// return in half of the operation's time. Throws the error that ends the world.
   static std::shared_ptr<PeerBuffers> make(Gpu& gpu, const rendezvous::Placement& placement, Turn& turn,
                                            std::string& why);
   ~PeerBuffers();
   PeerBuffers(const PeerBuffers&) = delete;
   PeerBuffers& operator=(const PeerBuffers&) = delete;
 
-  /// This rank's buffer for the next operation, of which all ranks know that all take part; what they still read is the
-  /// other one, of the operation before.
+  /// Returns this rank's buffer for the next operation, after all ranks have agreed on it. The other ranks may still
+  /// read this rank's other buffer, of the operation before.
   std::byte* next() noexcept;
-  /// A rank's buffer for this operation; to be read once all ranks have filled theirs.
+  /// Returns a rank's buffer for this operation; read it only after all ranks have filled theirs.
   const std::byte* of(int rank) const noexcept;
 
  private:

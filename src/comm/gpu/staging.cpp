@@ -22,8 +22,9 @@ namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
 
-/// Done once the message is in the GPU's memory. Its copy begins where the message comes, in a thread that is needed
-/// for others; waiting threads check whether it is over, and one thread checks all that nobody waits for.
+/// The Work of a receive, done when the message is in GPU memory. The copy begins in the thread that receives the
+/// message, which must not block; waiting threads check whether the copy is over, and the thread of Unattended checks
+/// deliveries that no thread waits for.
 class Delivery final : public DeviceWork {
  public:
   Delivery(std::shared_ptr<Staging> staging, Clock::time_point deadline, WhyEnded why_ended)
@@ -37,7 +38,7 @@ class Delivery final : public DeviceWork {
       if (!staging_->is_there()) {
         failed = why_ended_();
         if (!failed && Clock::now() < deadline_) return;
-        if (!failed) staging_->finish(deadline_, {});  // says that it is late
+        if (!failed) staging_->finish(deadline_, {});  // throws Timeout if the copy is late
       }
     } catch (const Error& error) {
       failed = error;
@@ -47,7 +48,7 @@ class Delivery final : public DeviceWork {
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
-  /// A Work that is kept keeps no memory.
+  /// Frees the memory, which a program that keeps the Work would otherwise keep alive.
   void end(std::optional<Error> failed) noexcept {
     staging_ = nullptr;
     why_ended_ = {};
@@ -55,17 +56,17 @@ class Delivery final : public DeviceWork {
   }
 
   const Clock::time_point deadline_;
-  std::mutex looking_;  // at the copy, once it has departed
+  std::mutex looking_;  // held while checking the copy
   std::atomic<bool> departed_{false};
-  std::shared_ptr<Staging> staging_;  // until the end
-  WhyEnded why_ended_;                // likewise
+  std::shared_ptr<Staging> staging_;  // until `end`
+  WhyEnded why_ended_;                // until `end`
 };
 
-/// The thread that looks at deliveries of this process. It goes once there have been none for a while.
+/// The thread that checks this process's deliveries. It ends when there have been none for a while.
 class Unattended {
  public:
   static Unattended& of_this_process() {
-    static auto* const one = new Unattended();  // never destroyed: the thread may be there at the process's end
+    static auto* const one = new Unattended();  // never destroyed: the thread may still run at the process's end
     return *one;
   }
   void add(std::shared_ptr<Delivery> delivery) {
@@ -92,7 +93,7 @@ class Unattended {
       lock.lock();
       std::erase_if(under_way_, [](const auto& one) { return one->done(); });
       lock.unlock();
-      all.clear();  // what a callback keeps may go with the last
+      all.clear();  // may destroy what the callbacks hold
       any ? pauses.begin_again() : pauses.take();
       lock.lock();
     }
@@ -115,7 +116,7 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
   departed_.store(true, std::memory_order_release);
   try {
     Unattended::of_this_process().add(std::static_pointer_cast<Delivery>(shared_from_this()));
-  } catch (const std::system_error&) {  // no thread can be had: this one looks
+  } catch (const std::system_error&) {  // the thread could not be started: this thread checks
     for (Pauses pauses; !done(); pauses.take()) look();
   }
 }
@@ -141,7 +142,7 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   std::size_t input_at = 0;
   std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
   std::size_t all = output_at + out;
-  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place: so it is here, too
+  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place, so the host's buffers are too
     const std::byte* const begin = std::min<const std::byte*>(input, output);
     input_at = static_cast<std::size_t>(input - begin);
     output_at = static_cast<std::size_t>(output - begin);
@@ -157,7 +158,7 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
 Staging::~Staging() { abandon(end_of_patience()); }
 
 void Staging::abandon(Clock::time_point limit) noexcept {
-  // Copies under way still use the memory: an operation that failed is left in the midst of them.
+  // If the operation failed, copies under way may still use the memory.
   if (!settled(gpu_, arrived_, limit) || !settled(gpu_, departed_, limit)) keep_for_good(room_);
   arrived_ = departed_ = nullptr;
 }
@@ -230,10 +231,10 @@ std::shared_ptr<Ring> Rooms::ring(Gpu& gpu, std::size_t slot_bytes, const Alloca
     if (found != rings_.end() && found->second->slot_bytes() >= slot_bytes) return found->second;
   }
   const auto room = std::make_shared<Room>(gpu, allocate(Ring::kSlots * slot_bytes));
-  // Nothing else is ever put there: peers may still read it when an operation is over on this rank.
+  // The memory is used for nothing else: peers may still read it when an operation is over on this rank.
   std::shared_ptr<std::byte> memory(room, static_cast<std::byte*>(room->block->data));
   const auto made = std::make_shared<Ring>(gpu, std::move(memory), slot_bytes);
-  std::shared_ptr<Ring> before;  // lives on in the operations that are to go through it
+  std::shared_ptr<Ring> before;  // kept alive by the operations that will use it
   const std::lock_guard lock(mutex_);
   before = std::exchange(rings_[&gpu], made);
   return made;

@@ -1,6 +1,6 @@
-// Collectives and messages of a GPU's memory through host memory: each is one of host memory that the ranks of the host
-// share, with a copy before and after it, or several, in pieces (chunking.h). So the bits are those of the CPU's
-// planes. One thread at a time.
+// Collectives and messages of GPU memory through host memory: an operation runs on host memory that the ranks of the
+// host share, with a copy before and after it; large ones run in pieces (chunking.h). So results have the same bits as
+// on the CPU. One thread at a time.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -25,15 +25,15 @@ namespace cohort::comm::cuda {
 class Pieces;
 class Ring;
 
-/// Host memory of a communicator, for copies, kept for the next operation of its size. Any thread.
+/// A communicator's host memory for copies, reused for later operations of the same size. Any thread.
 class Rooms : public std::enable_shared_from_this<Rooms> {
  public:
-  /// `allocate` gives memory that the communicator's planes read and write in place.
+  /// Allocates memory that the communicator's planes read and write in place.
   using Allocate = std::function<std::shared_ptr<MemoryBlock>(std::size_t bytes)>;
 
-  /// Memory of at least so many bytes; given back when the last copy goes.
+  /// Returns memory of at least `bytes`; it is given back when the last copy of the pointer is destroyed.
   std::shared_ptr<std::byte> take(Gpu& gpu, std::size_t bytes, const Allocate& allocate);
-  /// The one ring through which all operations go in pieces of so many bytes, one after the other.
+  /// Returns the GPU's ring, which all operations in pieces of up to `slot_bytes` use, one after the other.
   std::shared_ptr<Ring> ring(Gpu& gpu, std::size_t slot_bytes, const Allocate& allocate);
 
  private:
@@ -43,30 +43,31 @@ class Rooms : public std::enable_shared_from_this<Rooms> {
   std::multimap<std::pair<Gpu*, std::size_t>, std::shared_ptr<Room>> free_;
 };
 
-/// Marks of what a request's streams had when it was asked for.
+/// Marks of the work that a request's streams had when the request was made.
 struct StreamMarks {
   MarkPtr input;
   MarkPtr output;
 };
-/// `rank`: the caller's. Throws Internal, InvalidArgument (Gpu::refuse_capture).
+/// Makes the marks of a request; `rank` is the caller's. Throws Internal, InvalidArgument (Gpu::refuse_capture).
 StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::Placement& rank);
-/// "all_reduce(float32[2]) of a GPU's memory".
+/// Returns, for example, "all_reduce(float32[2]) of a GPU's memory".
 std::string text_of(const Request& request);
 
-/// The rank, of how many.
+/// A rank and the world's size.
 struct Place {
   int rank = 0;
   int size = 1;
 };
 
-// Copies to host memory, where an operation is carried out, and back. In this order; one thread at a time.
+// Copies to host memory, where an operation is carried out, and back. Call the functions in this order; one thread at a
+// time.
 class Staging {
  public:
   using Clock = std::chrono::steady_clock;
-  /// Called again and again while something is waited for: checks the other ranks, and throws what ends the world.
+  /// Called repeatedly during a wait: checks the other ranks, and throws the error that ends the world.
   using Attend = std::function<void()>;
 
-  /// Puts host memory into `host`; the copy of the input begins.
+  /// Sets the buffers of `host` to host memory, and begins the copy of the input.
   Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Request& host, Rooms& rooms,
           const Rooms::Allocate& allocate);
   ~Staging();
@@ -77,12 +78,12 @@ class Staging {
   void arrive(Clock::time_point deadline, const Attend& attend);
   /// Starts the copy of the output back. Throws Internal.
   void depart();
-  /// True if the output is there, for whatever stream comes next. Throws Internal.
+  /// True if the output has been copied, so that any stream can use it. Throws Internal.
   bool is_there() const { return !departed_ || gpu_.passed(*departed_); }
-  /// Waits until it is. Throws Timeout, Internal.
+  /// Waits until the output has been copied. Throws Timeout, Internal.
   void finish(Clock::time_point deadline, const Attend& attend);
-  /// After an operation has failed, waits until `limit` for what still uses the staging memory and the program's
-  /// memory. As the destructor, which waits for a moment.
+  /// After an operation has failed, waits until `limit` for copies that still use the staging memory and the program's
+  /// memory. The destructor does the same, for a moment.
   void abandon(Clock::time_point limit) noexcept;
 
   std::shared_ptr<std::byte> room() const noexcept { return room_; }
@@ -93,30 +94,30 @@ class Staging {
   const std::size_t bytes_;
   std::shared_ptr<std::byte> room_;
   std::byte* host_output_ = nullptr;
-  MarkPtr ready_;     // what the output's stream had when the operation was asked for
-  MarkPtr arrived_;   // the input, where it is on its way
-  MarkPtr departed_;  // likewise, the output
+  MarkPtr ready_;     // work that the output's stream had when the operation was requested
+  MarkPtr arrived_;   // end of the copy of the input, if one is under way
+  MarkPtr departed_;  // end of the copy of the output, if one is under way
 };
 
-/// An operation that goes by host memory: `host` is of that memory, between the copies; or it goes in pieces. With
-/// neither, it has been of host memory from the beginning.
+/// An operation through host memory: either `host`, which runs on that memory between the copies of `staging`, or
+/// `pieces`. With neither, the operation's own buffers are in host memory.
 struct Staged {
   Request host;
   std::shared_ptr<Staging> staging;
   std::shared_ptr<Pieces> pieces;
 };
-/// The copy of its input has begun, after `marks`. Throws Unavailable, InvalidArgument.
+/// Begins the copy of the request's input, after `marks`. Throws Unavailable, InvalidArgument.
 Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks, Rooms& rooms,
              const Rooms::Allocate& allocate);
 
-/// Checks on the other ranks, and says what has ended the world. One thread at a time.
+/// Checks on the other ranks, and returns the error that has ended the world. One thread at a time.
 using WhyEnded = std::function<std::optional<Error>()>;
-/// A receive into host memory, under way as `work`, that ends once it is in the GPU's, or the world has. Nobody's
-/// thread waits for the GPU meanwhile.
+/// Returns a Work for the receive `work` into host memory. It ends when the data is in GPU memory or the world has
+/// ended; no thread blocks on the GPU for it.
 Work deliver_later(Work work, std::shared_ptr<Staging> staging, Staging::Clock::time_point deadline,
                    WhyEnded why_ended);
 
-/// Memory of a GPU. Throws Unavailable, InvalidArgument, Timeout.
+/// Allocates GPU memory. Throws Unavailable, InvalidArgument, Timeout.
 std::shared_ptr<MemoryBlock> allocate(std::size_t bytes, int index, Staging::Clock::time_point deadline);
 
 }  // namespace cohort::comm::cuda

@@ -16,19 +16,19 @@ using namespace std::chrono_literals;
 
 constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kPieceOfOne = 32 * kKiB;
-constexpr std::size_t kPieceOfMany = 64 * kKiB;  // where hosts have several ranks
+constexpr std::size_t kPieceOfMany = 64 * kKiB;  // if hosts have several ranks
 constexpr std::size_t kMostPiece = 1024 * kKiB;
 constexpr std::size_t kMostFrameOfOne = 128 * kKiB;
-constexpr std::size_t kMostFrameOfMany = 64 * kKiB;  // the transport keeps those that come early
-constexpr std::size_t kTells = 1024 * kKiB;          // shorter sums take longer than the wire does,
-constexpr std::size_t kHints = 128 * kKiB;           // but may show that it is faster than was known
+constexpr std::size_t kMostFrameOfMany = 64 * kKiB;  // the transport stores early frames of this size
+constexpr std::size_t kTells = 1024 * kKiB;          // shorter sums underestimate the wire's rate,
+constexpr std::size_t kHints = 128 * kKiB;           // but may show that the rate is higher than was known
 constexpr std::size_t kLeastBlock = 32 * kKiB;
-constexpr std::size_t kBlocks = 8;  // a sum has about as many, so that the wire starts early
+constexpr std::size_t kBlocks = 8;  // about the number of blocks of a sum, so that the wire starts early
 constexpr std::int64_t kLeastAhead = 3;
-constexpr std::chrono::duration<double> kOnTheWay = 1ms;  // so much a rank by itself is ahead,
-constexpr double kPiecesOnTheWay = 8;                     // in so many pieces
+constexpr std::chrono::duration<double> kOnTheWay = 1ms;  // time by which a rank alone on its host is ahead,
+constexpr double kPiecesOnTheWay = 8;                     // divided into so many pieces
 constexpr double kMostOnTheWay = 255;
-constexpr std::chrono::duration<double> kBlock = 600us;  // so long a block of several ranks may take
+constexpr std::chrono::duration<double> kBlock = 600us;  // longest time of a block of several ranks
 
 }  // namespace
 
@@ -37,13 +37,13 @@ ChunkTuner::ChunkTuner(const Layout& layout) noexcept
       columns_(layout.stripes),
       alone_(layout.size == layout.hosts),
       least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
-  const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // of a piece
+  const auto frames = static_cast<std::size_t>(columns_ * (hosts_ > 2 ? hosts_ : 1));  // frames per piece
   while (piece_bytes(most_ + 1) <= std::min(kMostPiece, (alone_ ? kMostFrameOfOne : kMostFrameOfMany) * frames))
     ++most_;
 }
 
-/// Pieces take the wire's time, not a number of bytes: on a fast one what each costs counts, on a slow one stripes that
-/// run apart. With more than two hosts a piece is cut once more.
+/// The length of pieces is a time on the wire, not a number of bytes: on a fast wire the overhead per piece matters, on
+/// a slow one that stripes drift apart. With more than two hosts, each piece is divided further among the hosts.
 void ChunkTuner::learn(std::size_t bytes, Duration took) noexcept {
   const std::size_t all = bytes * static_cast<std::size_t>(columns_);
   if (all < kHints || took <= Duration::zero()) return;
@@ -82,14 +82,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kDriving = 2ms;       // how often a rank drives the transport that waits for those beside it
+constexpr auto kDriving = 2ms;       // how often a rank that waits for others of its host drives the transport
 constexpr auto kGrace = 1000ms;      // for another host's own report of missing ranks
 constexpr auto kShortGrace = 100ms;  // for the report of a missing rank
 
-constexpr std::size_t kFast = 512 * kKiB;      // on the way on a wire of 4 Gbit/s
-constexpr std::size_t kPausesInOnTheWay = 10;  // so often two more trips fit into that time
+constexpr std::size_t kFast = 512 * kKiB;      // bytes in transit on a wire of 4 Gbit/s
+constexpr std::size_t kPausesInOnTheWay = 10;  // number of pairs of extra trips that fit into that time
 
-/// All leaders send all to all: beyond two, twice as many bytes as by owners soon cost more than a round trip.
+/// Limit for inline sums: each leader sends its whole sum to all others. With more than two hosts that is twice as many
+/// bytes as by owners, which soon costs more than a round trip.
 std::size_t most_inline(int hosts) noexcept {
   if (hosts == 2) return std::size_t{32} << 10;
   return std::max<std::size_t>(1024, (std::size_t{16} << 10) / static_cast<std::size_t>(hosts));
@@ -134,11 +135,11 @@ std::vector<std::byte>& Context::scratch(std::size_t which, std::size_t bytes) {
   return memory_of;
 }
 
-// --- what is said of it outside ---
+// --- the status page ---
 
 void Context::Waiting::tell() noexcept {
   told_ = true;
-  // Threads of the program may come and go while this one, which may be the communicator's, waits.
+  // Other threads of the program may begin and end waits while this thread, possibly the communicator's, waits.
   const bool awaited = context_.waiters_.awaited.load(std::memory_order_relaxed) > 0;
   context_.lane_.waiting.store(awaited ? 1 : 0, std::memory_order_relaxed);
 }
@@ -151,8 +152,9 @@ Context::Waiting::~Waiting() {
 
 // --- waiting ---
 
-/// Deadline of a wait for ranks on other hosts. A rank may itself wait for ranks of its host, which then reports first.
-/// If several ranks are missing, one may still wait for another in the operation before, and knows better.
+/// Deadline of a wait for ranks on other hosts. A missing rank may itself wait for ranks of its host, and is given time
+/// to report them first. If several ranks are missing, one of them may still wait for another in the operation before,
+/// and its report is more precise.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
   if (layout.on(layout.host_of(missing.front())).size() > 1) return waiters_.deadline.when() + kGrace;
   return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
@@ -168,12 +170,12 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     if (!how) continue;
     const std::vector<int> still = missing_now();
     if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
-    if (world.ended()) world.throw_ended();  // it may have said why before it went
+    if (world.ended()) world.throw_ended();  // the rank may have sent the reason before it left
     world.end_lost(rank, *how);
   }
   if (missing.empty() || Clock::now() < deadline_of(missing)) return;
   if (over) {
-    // The rank that this one waits for may itself wait for another one, from which something is expected here as well.
+    // The missing rank may itself wait for another rank, from which this rank expects a frame too.
     const std::vector<int> owing = transport.owing();
     std::vector<int> all;
     std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
@@ -195,12 +197,12 @@ void Context::attend() {
   world.throw_if_ended();
   for (int rank = 0; rank < layout.size; ++rank) {
     if (rank == layout.rank) continue;
-    // A rank that leaves in order has done its part.
+    // A rank that left in order has sent everything.
     if (const auto how = world.lost(rank); how && *how != transport::kLeft) world.end_lost(rank, *how);
   }
 }
 
-/// Describes what ranks that are waited for did not do. A rank may be late because another one of its host is.
+/// Describes what the missing ranks did not do. A rank may be late because another rank of its host is late.
 std::string Context::omission(const std::vector<int>& missing) const {
   const auto described = [&](int rank) {
     const auto& there = layout.on(layout.host_of(rank));
@@ -242,7 +244,7 @@ void Context::send(transport::Outgoing& frame, int peer, std::uint32_t tag, cons
   wire_bytes += bytes;
   const auto begun = Clock::now();
   transport.send(frame);
-  blocked += Clock::now() - begun;  // much of a wire's work may be done by the thread that hands it the bytes
+  blocked += Clock::now() - begun;  // the sending thread may do much of the wire's work
 }
 
 void Context::receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room) {

@@ -1,6 +1,5 @@
-// Base of the algorithms between hosts (Context): placement, contributions of all ranks, frames, parts on this host and
-// waiting; and what it keeps for large sums, their memory and the length of their pieces. Belongs to the thread that
-// runs operations.
+// Base of the algorithms between hosts (Context), with the memory of large sums (SumMemory) and the length of their
+// pieces (ChunkTuner); then the phases of an operation. Belongs to the thread that runs operations.
 #pragma once
 
 #include "comm/api/request.h"
@@ -28,33 +27,33 @@
 
 namespace cohort::comm::hosts {
 
-// How long the pieces of large sums are and how many of them are on the way, as the wire turns out to be. Each rank
-// learns for itself; as all have to divide alike, each says how often it would like pieces doubled, and the least
-// counts. Belongs to an engine and its thread.
+// Adapts the length of large sums' pieces, and the number of pieces in transit, to the measured speed of the wire. Each
+// rank measures for itself. All ranks have to divide alike, so each proposes a number of doublings of the piece length,
+// and the least is used. Belongs to an engine and its thread.
 class ChunkTuner {
  public:
   using Duration = std::chrono::steady_clock::duration;
   explicit ChunkTuner(const Layout& layout) noexcept;
 
-  /// Learns that an operation has moved so many bytes of this rank's stripe each way in this time.
+  /// Records that an operation moved `bytes` of this rank's stripe in each direction in the time `took`.
   void learn(std::size_t bytes, Duration took) noexcept;
-  /// How often this rank would like pieces doubled, up to `most`.
+  /// Number of doublings of the piece length that this rank proposes, up to `most`.
   int doublings() const noexcept { return doublings_; }
   int most() const noexcept { return most_; }
 
-  /// Bytes of a piece, on a host with several ranks of all its stripes together.
+  /// Bytes of a piece; on a host with several ranks, of all its stripes together.
   std::size_t piece_bytes(int doublings = 0) const noexcept { return least_bytes_ << doublings; }
-  /// Bytes of a sum that the ranks of a host reduce at once; for a rank that has nobody to meet there, a piece.
+  /// Bytes of a block, which the ranks of a host reduce together. For a rank alone on its host, a block is a piece.
   std::size_t block_bytes(std::size_t sum_bytes, int doublings) const noexcept;
-  /// How often pieces of a sum of so many bytes are doubled, where all ranks would like it so often. With several hosts
-  /// of a rank each, data on its way back waits for whole pieces, so there are a few.
+  /// Returns how often pieces of a sum of `sum_bytes` are doubled if all ranks propose `doublings`. With one rank per
+  /// host, and more than two hosts, results return only for whole pieces, so a sum keeps at least a few.
   int doublings_of(std::size_t sum_bytes, int doublings) const noexcept;
-  /// How many pieces a rank may be ahead of what it has received, up to `kMostAhead`. Pieces sent further ahead than
-  /// the wire needs wait in queues, and acknowledgements of the other direction wait behind them: the two directions of
-  /// a link end up taking turns. With less than it needs the wire runs dry.
-  /// All ranks have to be so far ahead alike, or what one sends first keeps a slower one from what it waits for.
+  /// Returns how many pieces a rank may send ahead of what it has received, up to `kMostAhead`. With too many, pieces
+  /// wait in queues, and acknowledgements of the other direction wait behind them, so the two directions of a link
+  /// alternate. With too few, the wire is idle at times. All ranks have to use the same number: otherwise the early
+  /// pieces of one rank delay those that a slower rank waits for.
   std::int64_t ahead(int doublings, int on_the_way) const noexcept;
-  /// Number of pieces, not doubled, that a rank by itself would like to have on the way.
+  /// Number of pieces, counted undoubled, that this rank proposes to have in transit.
   int on_the_way() const noexcept;
   static constexpr std::int64_t kMostAhead = 24;
 
@@ -64,44 +63,44 @@ class ChunkTuner {
   const bool alone_;  // one rank on each host
   const std::size_t least_bytes_;
   int most_ = 0;
-  double rate_ = 0;  // bytes per second of this rank, of late
+  double rate_ = 0;  // recent bytes per second of this rank
   int doublings_ = 0;
 };
 
-// Memory of large sums between hosts (stripes.cpp, sums.cpp), kept from operation to operation, so that it is touched
-// once. Belongs to the thread that runs operations.
+// Memory of large sums between hosts (stripes.cpp, sums.cpp), reused by later operations, so that its pages are first
+// touched only once. Belongs to the thread that runs operations.
 
-/// The elements that the ranks of a host reduce and gather at once.
+/// The elements that the ranks of a host reduce and gather together.
 struct Block {
   std::int64_t begin = 0;  // in elements of the buffer
   std::int64_t count = 0;
-  std::int64_t left = 0;               // elements of the slice that have not been through the wire
+  std::int64_t left = 0;               // elements of the slice whose result has not come over the wire
   Slice slice;                         // this stripe's share, in elements of the block
   const std::byte* partial = nullptr;  // this host's sum of the slice
-  std::byte* result = nullptr;         // of the slice
+  std::byte* result = nullptr;         // the slice's result
   std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
   std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
-  std::uint64_t borrowed = 0;            // until those beside this rank have read the result
+  std::uint64_t borrowed = 0;            // until the other ranks of this host have read the result
 };
-/// The elements that go over the wire at once.
+/// The elements sent over the wire together.
 struct Piece {
   std::int64_t number = 0;
   std::int64_t block = 0;
   std::int64_t first = 0;  // in elements of the block's slice
   std::int64_t count = 0;
   bool sending = false;
-  std::vector<std::byte> raw_bytes;                      // by host, their inputs to the part that this one folds
-  std::vector<std::byte> coded_bytes;                    // in a wire format: what is sent, then what comes back
-  std::vector<float> wide;                               // by host, as raw_bytes
+  std::vector<std::byte> raw_bytes;                      // by host, its inputs to the part that this host folds
+  std::vector<std::byte> coded_bytes;                    // in a wire format: the data sent, then the data received
+  std::vector<float> wide;                               // by host, raw_bytes as floats
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
   std::vector<transport::Incoming> raw_in, folded_in;
 };
-/// A chunk of what each rank keeps of a reduce_scatter.
+/// A chunk of each rank's output of a reduce_scatter.
 struct Chunk {
-  std::vector<std::byte> packed_bytes;  // this rank's input to it, as the host sums it
+  std::vector<std::byte> packed_bytes;  // this rank's input to the chunk, in the order of the host's sum
   std::vector<std::byte> sum_bytes;
-  std::vector<const std::byte*> sums;    // by host, of what its rank of this stripe keeps
-  std::vector<std::byte> raw_bytes;      // by host, their inputs to the part that this rank keeps
+  std::vector<const std::byte*> sums;    // by host, this host's sum of the output of that host's rank in this stripe
+  std::vector<std::byte> raw_bytes;      // by host, its inputs to the part that this rank keeps
   std::vector<bool> sends;               // by host
   std::vector<transport::Outgoing> out;  // by host
   std::vector<transport::Incoming> in;
@@ -114,12 +113,12 @@ struct SumMemory {
   std::vector<std::unique_ptr<Chunk>> chunks;
 };
 
-/// Protects frames of an operation in the memory of a function: if it is left by an exception, the transport lets go of
-/// them first. Declare it behind them.
+/// Protects frames of an operation that are local variables: if the function is left by an exception, the transport
+/// drops the frames before their memory is freed. Declare the guard after the frames.
 class FrameGuard {
  public:
   explicit FrameGuard(World& world) noexcept : world_(world), exceptions_(std::uncaught_exceptions()) {}
-  /// Ends the world if nothing else has. Out of memory here, too: the process ends, and its peers name it.
+  /// Ends the world unless it has ended. If memory runs out here too, the process ends, and its peers report it.
   ~FrameGuard() noexcept {
     if (std::uncaught_exceptions() == exceptions_) return;
     if (!world_.ended()) world_.end(ErrorCode::Internal, -1, world_.label().number(), "out of memory in an operation");
@@ -133,15 +132,15 @@ class FrameGuard {
   const int exceptions_;
 };
 
-/// Steps of an operation whose frames must not be mixed up; the upper bits of their tags.
+/// Steps of an operation, in the upper bits of the tags of their frames, so that no step receives another's frame.
 enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
 inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }
 
-// Base of the algorithms between hosts: placement, contributions of all ranks, frames that are sent and received, parts
-// that the ranks of this host carry out, and waiting for all of these, within deadlines and while peers live. Belongs
-// to the thread that runs operations.
+// Base of the algorithms between hosts: placement, contributions of all ranks, sending and receiving frames, parts that
+// the ranks of this host carry out together, and waiting, within deadlines and while peers live. Belongs to the thread
+// that runs operations.
 class Context {
  public:
   using Clock = std::chrono::steady_clock;
@@ -152,12 +151,13 @@ class Context {
 
   World& world;
   const Layout& layout;
-  local::Context& local;  ///< of the ranks of this host
+  local::Context& local;  ///< the context of the ranks of this host
   transport::Transport& transport;
-  /// Payloads up to here may go to all hosts at once, inline.
+  /// Payloads up to this size may travel inline in a round, to all hosts.
   const std::size_t inline_bytes;
-  /// The limit for sums in the next round, higher between ranks by themselves on a fast wire, if sending data more than
-  /// once takes no longer than the round trips it saves. All ranks know it alike from their last round.
+  /// Limit for inline sums in the next round. Higher between ranks alone on their hosts on a fast wire, if sending data
+  /// more than once takes no longer than the round trips saved. Equal on all ranks, since it follows from their last
+  /// round.
   std::size_t sum_inline_bytes() const noexcept;
   static constexpr std::size_t kMostInline = std::size_t{64} << 10;
   ChunkTuner tuner;
@@ -166,50 +166,50 @@ class Context {
   // State of the running operation:
   std::uint64_t sequence = 0;
   Agreement agreement;     ///< all ranks' contributions
-  int pieces_doubled = 0;  ///< how often
-  int on_the_way = 0;      ///< undoubled pieces
-  bool over = false;       ///< all ranks have come to it
+  int pieces_doubled = 0;  ///< number of doublings of the piece length
+  int on_the_way = 0;      ///< pieces in transit, counted undoubled
+  bool over = false;       ///< the round is over: all ranks have called the operation
 
-  /// The next operation: its number is `sequence`.
+  /// Begins the next operation, with the number `sequence`.
   void begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout);
-  /// It is over: nobody waits in it.
+  /// Ends the operation in the status page.
   void end() noexcept { lane_.end(sequence); }
 
-  /// Drives the transport until `ready()`. `missing()` gives the ranks that are waited for.
+  /// Drives the transport until `ready()`. `missing()` returns the ranks that are waited for.
   template <class Ready, class Missing>
   void wait(Ready ready, Missing missing);
-  /// Looks after the others once, and drives the transport, for an operation that is carried out elsewhere.
+  /// Checks on the other ranks once and drives the transport, during an operation carried out elsewhere (on a GPU).
   void attend();
   void wait_for(transport::Incoming& frame);
   void wait_for(transport::Outgoing& frame);
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
 
-  /// Runs a part that all ranks of this host carry out together. While this rank waits for them it goes on driving the
-  /// transport: another host may need that first.
+  /// Runs a part that all ranks of this host carry out together. While this rank waits for the others, it keeps driving
+  /// the transport, since another host may depend on that.
   template <class Body>
   void with_neighbours(Body body);
-  /// An operation of the local world as a part.
+  /// Runs an operation of the local world by `with_neighbours`.
   void run_local(const Request& request);
   void local_broadcast(int root, void* data, std::size_t bytes);
 
-  /// Memory aside, of at least so many bytes.
+  /// Returns scratch buffer number `which`, of at least `bytes` bytes.
   std::vector<std::byte>& scratch(std::size_t which, std::size_t bytes);
 
   // Costs of the operation so far:
-  std::chrono::nanoseconds blocked{0};  ///< sending, on frames and behind those beside this rank
+  std::chrono::nanoseconds blocked{0};  ///< time waiting for frames and for the other ranks of this host
   std::size_t wire_bytes = 0;           ///< sent
 
  private:
-  static constexpr auto kLook = std::chrono::milliseconds(10);      // between looks at lives and deadlines
-  static constexpr auto kSpinning = std::chrono::microseconds(50);  // at most, then the core is offered to others
+  static constexpr auto kLook = std::chrono::milliseconds(10);      // between checks of peers and deadlines
+  static constexpr auto kSpinning = std::chrono::microseconds(50);  // longest spin before the thread yields its core
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
-  static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' time on a wire
-  static constexpr auto kTelling = std::chrono::microseconds(300);    // the status page says so of longer waits
-  static constexpr auto kTaken = std::chrono::microseconds(1000);     // delay with which an offered core came back
-  static constexpr auto kBusy = std::chrono::milliseconds(50);        // for which it sleeps at once then
+  static constexpr auto kYielding = std::chrono::microseconds(2000);  // until it sleeps; a few blocks' wire time
+  static constexpr auto kTelling = std::chrono::microseconds(300);    // longer waits are shown in the status page
+  static constexpr auto kTaken = std::chrono::microseconds(1000);     // a yield that takes longer shows a busy core
+  static constexpr auto kBusy = std::chrono::milliseconds(50);        // how long waits then sleep without spinning
 
-  /// Says in the status page that the program waits for others in this operation, for as long as it lives.
+  /// While this object exists, the status page can show that the program waits for others in this operation.
   class Waiting {
    public:
     explicit Waiting(Context& context) : context_(context), since_(Clock::now()) {}
@@ -217,7 +217,7 @@ class Context {
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
     Clock::time_point since() const noexcept { return since_; }
-    /// It has become long, or goes on.
+    /// Shows the wait in the status page, or updates it there.
     void tell() noexcept;
 
    private:
@@ -233,7 +233,7 @@ class Context {
     world.local_world().state(layout.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
   std::string omission(const std::vector<int>& missing) const;
-  /// True if the operation, whose round is over, may move objects; a round's descriptions only say what it moves.
+  /// True if the operation may move objects and its round is over; a round itself moves only descriptions.
   bool moves_objects() const noexcept { return over && may_be_object(agreement.agreed.dtype); }
 
   status::LaneStatus& lane_;
@@ -242,8 +242,8 @@ class Context {
   Clock::time_point looked_{};
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;
-  Waiting* here_ = nullptr;    // for those beside this rank
-  Clock::time_point drove_{};  // the transport, while it waits for them
+  Waiting* here_ = nullptr;    // the wait for the other ranks of this host
+  Clock::time_point drove_{};  // when this rank last drove the transport in that wait
   std::vector<std::vector<std::byte>> scratch_;
 };
 
@@ -272,7 +272,7 @@ void Context::wait(Ready ready, Missing missing) {
   const bool spins = waiters_.attended.load(std::memory_order_relaxed) > 0 && !world.local_world().crowded();
   Waiting waiting(*this);
   const auto since = waiting.since();
-  bool away = false;  // the ranks beside this one can see that it waits for another host
+  bool away = false;  // the ranks of this host can see that this rank waits for another host
   int yields = 0;
   bool slept = false;
   while (!ready()) {
@@ -290,7 +290,7 @@ void Context::wait(Ready ready, Missing missing) {
     } else if (!spins || now - since > spinning_) {
       ++yields;
       ::sched_yield();
-      // Others make more of the core: a thread that wakes comes before one that has yielded.
+      // Other threads use the core: sleep, since a thread that wakes is scheduled before one that has yielded.
       if (Clock::now() - now > kTaken) busy_until_ = now + kBusy;
     }
     if (now - looked_ >= kLook) {
@@ -300,29 +300,29 @@ void Context::wait(Ready ready, Missing missing) {
       if (!ready()) look_after(missing);
     }
   }
-  // The awaited rank may share the core, and comes when this thread yields: spinning before that is lost time.
+  // The awaited rank may share the core, and runs only when this thread yields: then spinning before that is wasted.
   if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
   if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
   blocked += Clock::now() - since;
 }
 
-// Phases of an operation between hosts, once its ranks have called it: a round, then sums or moves. The functions run
-// on all ranks, on the thread that runs the operation.
+// Phases of an operation between hosts: a round, then sums or moves. The functions run on all ranks, on the thread that
+// runs the operation.
 
-// Rounds: how all ranks learn the others' descriptions, and come to one decision before anything is delivered. Small
-// sums travel along. The functions run on all ranks, on the thread that runs the operation.
+// Rounds: all ranks exchange the operation's descriptions, and reach one decision before any result is delivered. Small
+// sums are part of the round.
 
-/// Outcome of the last round, beside the context's `agreement` and `pieces_doubled`; its memory is kept.
+/// Outcome of the last round, in addition to the context's `agreement` and `pieces_doubled`. Its memory is reused.
 struct Round {
-  std::chrono::nanoseconds waited{0};   ///< for others to come to the operation
-  bool delivered = false;               ///< the result came with the round
-  bool agreed_here = false;             ///< ranks of this host describe the same, without weights
-  std::vector<Descriptor> here_brings;  ///< one if they agree, else all of them
+  std::chrono::nanoseconds waited{0};   ///< time until the other ranks had called the operation
+  bool delivered = false;               ///< the result was part of the round
+  bool agreed_here = false;             ///< the descriptions of this host's ranks are equal, and without weights
+  std::vector<Descriptor> here_brings;  ///< descriptions of this host's ranks; only one if they agree
   std::vector<std::byte> info;
   std::vector<std::vector<std::byte>> infos;  ///< by host
-  std::vector<std::byte> small;               ///< a decision, and the result behind it
-  std::vector<float> residual;                ///< the request's, as it is to be if the result comes with the round
+  std::vector<std::byte> small;               ///< a decision, followed by the result
+  std::vector<float> residual;                ///< the new residual if delivered
 };
 
 /// `request` is null on a rank that has joined.
@@ -331,43 +331,45 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
 std::optional<Disagreement> disagreement(const Context& context);
 /// Compares what ranks send in an all_to_all_v with what is expected.
 std::optional<Disagreement> compare_counts(Context& context, const Request& request);
-/// Throws Mismatch, or what has ended the world.
+/// If there is a disagreement, throws Mismatch, or the error that has ended the world.
 void refuse_if(const Context& context, std::optional<Disagreement> found);
 
-// Execution, once all ranks agree: sums (below), and operations that only move data. Between hosts each byte goes once
-// to each host that needs it. The functions run on all ranks, on the thread that runs the operation; additional memory
-// is the context's.
+// Execution, after all ranks agree: sums (below), and operations that only move data. Each byte is sent once to each
+// host that needs it. The functions run on all ranks, on the thread that runs the operation, with the context's scratch
+// memory.
 
-/// The operation that all have agreed on. `serving`: this rank has joined, and has neither input nor output.
+/// Executes the agreed operation. If `serving`, this rank has joined, and has neither input nor output.
 void execute(Context& context, const Request& request, bool serving);
 
 /// `bytes` is by rank.
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes);
 
-// Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
-// the hosts by ascending number, whatever the method. Every function runs on all ranks, also on those that have joined.
+// Reductions, after all ranks agree. With every method, each element is folded over the ranks of each host by ascending
+// number, then over the hosts by ascending number. Every function runs on all ranks, also on those that have joined.
 
 void reduce(Context& context, const Request& request, bool serving);
 /// Reduces by stripes, block by block (stripes.cpp). All ranks are contributors.
 void reduce_striped(Context& context, const Request& request, const Contributors& contributors);
-/// Reduction of the inputs within a host; an average divides once, at the end.
+/// Returns the reduction within a host: a sum for an average, which divides once, at the end.
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
-/// `to` = `factor` times `from`, rounded as a sum of one rank is.
+/// Computes `to` = `factor` times `from`, rounded as a sum of one rank is.
 void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count);
-/// The hosts' sums to the result.
+/// Folds the hosts' sums into the result.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor);
-/// The hosts' sums that a result of 1 stands for. Residuals are in units of the result: weights, which go into the sums
-/// where they differ and the divisor where they do not, may change from step to step.
+/// Returns the sum of the hosts' sums that gives a result of 1. Residuals are kept in units of the result, since
+/// weights (part of the sums if they differ, else of the divisor) may change from step to step.
 float unit_of(const Request& request, std::int64_t divisor) noexcept;
-/// A host's sum as it goes to the other hosts, of which `begin` is the first element.
+/// Encodes a host's sum for sending to the other hosts; `begin` is the position of its first element.
 void encode_sum(const Request& request, const float* values, std::byte* to, std::int64_t begin, std::size_t count,
                 std::int64_t divisor);
-/// A result, as it goes back to them, and as they will have it. The rounding error goes into the residual.
+/// Encodes a result for sending to the other hosts, and rounds `values` to what they will decode. Adds the rounding
+/// error to the residual.
 void encode_result(const Request& request, float* values, std::byte* to, std::int64_t begin, std::size_t count);
-/// Address to which the result of an element goes directly; null: it is put together aside.
+/// Returns the address in the output where the result from element `begin` on can be written directly; null if it has
+/// to be assembled in scratch memory.
 std::byte* destination(const Context& context, const Request& request, std::int64_t begin) noexcept;
-/// Takes what this rank is to have of a finished chunk that was put together aside.
+/// Copies this rank's output from a finished chunk that was assembled in scratch memory.
 void place(const Context& context, const Request& request, std::int64_t begin, std::int64_t count,
            const std::byte* result);
 

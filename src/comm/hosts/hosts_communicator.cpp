@@ -44,8 +44,8 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
       event->wire = context_.blocked;
       event->wire_bytes = context_.wire_bytes;
     }
-    // A rank that comes late can complete what others have given up, from what they sent before. Their report then lies
-    // behind that on the same connection; the thread that reads it holds the mutex until all of it is read.
+    // A late rank can complete an operation that others have given up, from frames they sent before. Their report then
+    // follows those frames on the same connection; the thread that reads it holds the mutex until it has read both.
     const std::lock_guard lock(context_.transport.mutex());
     context_.world.throw_if_ended();
     context_.end();
@@ -59,7 +59,7 @@ void Engine::run(const Request& request, Clock::time_point called, CollectiveEve
 
 int Engine::join(std::chrono::milliseconds patience) {
   context_.world.throw_if_ended_before(std::string(name_of(Kind::Joined)), context_.sequence + 1);
-  // A join in a later round came later; within one round, clocks decide.
+  // A join in a later round is later; within one round, clocks decide.
   const auto ticket = static_cast<std::int64_t>(context_.sequence + 1);
   const auto clock = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   while (true) {
@@ -71,7 +71,7 @@ int Engine::join(std::chrono::milliseconds patience) {
     context_.begin(own, Clock::now(), patience);
     meet_all(context_, round_, nullptr, own);
     if (context_.agreement.active.empty()) break;
-    if (disagreement(context_)) continue;  // the active ranks report it; this one gave nothing that could be wrong
+    if (disagreement(context_)) continue;  // the active ranks report it; this one contributed nothing
     if (context_.agreement.agreed.round != 0) continue;
     Request served = request_to_serve(context_.agreement.agreed);
     served.timeout = patience;
@@ -85,14 +85,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A thread that starts an operation mostly waits for it next, and then runs it itself. The queue's own thread therefore
-// polls this often for operations left to it, for a while after the last; then it sleeps until it is woken.
+// A thread that starts an operation usually waits for it next, and then runs it itself. For a while after the last
+// operation, the queue's own thread therefore only polls at this interval; then it sleeps until woken.
 constexpr auto kDoze = 1ms;
 constexpr auto kAwake = 20ms;
-constexpr auto kLeft = 200us;   // an operation that nobody has taken on for this long is the thread's
-constexpr auto kAsleep = 50ms;  // between looks at how the world is
-constexpr auto kLeaving = 15s;  // for what was sent to be taken
-constexpr auto kTelling = 1s;   // for others to learn why the world ended
+constexpr auto kLeft = 200us;   // after this time, an operation that no other thread runs is the thread's
+constexpr auto kAsleep = 50ms;  // between checks of the world's state
+constexpr auto kLeaving = 15s;  // limit for peers to take what was sent
+constexpr auto kTelling = 1s;   // limit for others to learn why the world ended
 
 }  // namespace
 
@@ -103,7 +103,7 @@ Core::Core(const FormOptions& options, std::unique_ptr<Place> place)
       matcher_({world_, kinds(), *world_.local().core().guard(), observer_, [this] { return shared_from_this(); }}),
       engine_(world_, waiters_, [this] { matcher_.attend(); }) {}
 
-/// Kinds that need no driving come first.
+/// Returns the channels; those that no thread has to drive come first.
 std::vector<messages::Channels*> Core::kinds() {
   if (world_.layout().locals == 1) return {&wire_};
   lanes_.emplace(world_.local_world(), world_.layout().here());
@@ -140,14 +140,14 @@ void Core::abort(std::string_view reason) {
 
 void Core::stop() {
   const bool here = thread_.get_id() == std::this_thread::get_id();
-  Queue::stop();         // its thread ends once no message is under way either
-  matcher_.stop(!here);  // in a callback, that thread has to go on for them
+  Queue::stop();         // the queue's thread ends when no message is under way either
+  matcher_.stop(!here);  // in a callback, that thread still has to serve messages
 }
 
 bool Core::ended() noexcept {
   try {
-    world_.transport().progress();   // others may have said so
-  } catch (const std::exception&) {  // the thread that drives it reports that
+    world_.transport().progress();   // others may have reported the end
+  } catch (const std::exception&) {  // the thread that drives the transport reports the error
     return true;
   }
   return world_.ended();
@@ -165,7 +165,7 @@ void Core::leave_to_thread() noexcept {
   if (asleep_) world_.transport().wake();
 }
 
-/// The communicator's thread.
+/// Body of the communicator's thread.
 void Core::serve() {
   ::pthread_setname_np(::pthread_self(), "cohort-hosts");
   times::leave_out_this_thread();
@@ -205,7 +205,7 @@ void Core::serve() {
 
 namespace {
 
-/// The code that forms the world names all hosts; a rank is given those that have its local rank.
+/// Placement for the given options. The options list all hosts; a rank's placement counts hosts with its local rank.
 rendezvous::Placement as_told(const FormOptions& options) {
   const Layout layout(options.hosts, options.placement.rank);
   rendezvous::Placement placement = options.placement;
@@ -236,11 +236,11 @@ std::shared_ptr<MemoryBlock> HostsCommunicator::allocate_shared(std::size_t byte
 
 namespace {
 
-/// Information about each other that ranks need to form groups.
+/// Information that ranks exchange to form groups.
 struct GroupInfo : GroupInfoHead {
   std::uint32_t info_length = 0;
   transport::tcp::Bytes32 token{};
-  char info[1036] = {};  // where ranks of other hosts meet it
+  char info[1036] = {};  // how ranks of other hosts reach this rank
 };
 
 template <std::size_t N>
@@ -286,7 +286,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.one_machine = world.options().one_machine;
   form.secret = world.options().secret;
   form.transport = world.options().transport;
-  std::map<int, int> hosts;  // by the world's number; numbered anew by their lowest rank
+  std::map<int, int> hosts;  // by the world's host number; renumbered in the order of their lowest rank
   for (std::size_t i = 0; i < members.size(); ++i) {
     const int member = members[i];
     const int host = layout.host_of(member);

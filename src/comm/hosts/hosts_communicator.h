@@ -25,15 +25,15 @@
 
 namespace cohort::comm::hosts {
 
-// Channels between hosts, for the matcher of sends and receives: headers are the Transport's messages, small payloads
-// with them; offered payloads that are asked for go as a frame. Messages from the transport are put aside under a mutex
-// of this class, which is the last of the order: the matcher's, the transport's, this. For the permitted callers, see
-// engine/channel.h.
+// Channels between hosts, for the matcher of sends and receives. Headers travel as the Transport's messages, together
+// with small payloads; a large payload is offered, and sent as a frame on request. Messages from the transport are
+// stored under this class's mutex. Lock order: the matcher's mutex, the transport's, this one. For the permitted
+// callers, see engine/channel.h.
 class TransportChannel;
 
 class TransportChannels final : public messages::Channels {
  public:
-  /// The world outlives them.
+  /// `world` has to outlive the channels.
   explicit TransportChannels(World& world);
   ~TransportChannels() override;
 
@@ -41,7 +41,7 @@ class TransportChannels final : public messages::Channels {
   std::unique_ptr<messages::Channel> open(int peer) override;
   bool look() override { return transport_.progress(); }
   std::uint32_t bell() noexcept override { return 0; }
-  void arm(bool) noexcept override {}  // whatever comes ends a sleep
+  void arm(bool) noexcept override {}  // any message ends a sleep
   void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) override;
   void wake() noexcept override { transport_.wake(); }
 
@@ -54,13 +54,13 @@ class TransportChannels final : public messages::Channels {
   World& world_;
   transport::Transport& transport_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Inbox>> inboxes_;  // by rank; made when something comes, or is to
+  std::vector<std::unique_ptr<Inbox>> inboxes_;  // by rank; made at the first message or `open`
 };
 
 // Runs one collective after the other over ranks on several hosts. Every operation begins with a round (round.cpp), in
-// which all ranks learn the others' descriptions; all refuse disagreement before any result is delivered. Then data
-// goes through the local world inside hosts and the transport between them (docs/design/hosts.md): context.h. One
-// thread at a time runs operations. After a failure other than Mismatch the world has ended.
+// which all ranks learn the others' descriptions; a disagreement is refused before any result is delivered. Then data
+// moves through the local world inside hosts and through the transport between them (context.h, docs/design/hosts.md).
+// One thread at a time runs operations. After a failure other than Mismatch the world has ended.
 class Engine {
  public:
   using Clock = std::chrono::steady_clock;
@@ -68,11 +68,11 @@ class Engine {
   Engine(World& world, Waiters& waiters, std::function<void()> meanwhile)
       : context_(world, waiters, std::move(meanwhile)) {}
 
-  /// All of an operation. Throws Mismatch (and the engine may be used again) or what ended the world.
+  /// Runs a whole operation. Throws Mismatch (the engine stays usable) or the error that ended the world.
   void run(const Request& request, Clock::time_point called, CollectiveEvent* event);
-  /// Serves the others' operations until all ranks have joined; `patience` is for each of them.
+  /// Serves the other ranks' operations until all ranks have joined; `patience` is the timeout of each operation.
   int join(std::chrono::milliseconds patience);
-  /// Does as Turn::attend.
+  /// Implements Turn::attend.
   void attend() { context_.attend(); }
 
  private:
@@ -80,12 +80,12 @@ class Engine {
   Round round_;
 };
 
-// The operations of a world on several hosts: a queue, whose thread also drives the transport while nobody waits, and
-// sends and receives. Lock order: the queue's mutex, then the transport's.
+// The operations of a world on several hosts: collectives in a queue, whose thread also drives the transport while no
+// other thread waits, and sends and receives. Lock order: the queue's mutex, then the transport's.
 class Core final : public Queue {
  public:
   Core(const FormOptions& options, std::unique_ptr<Place> place);
-  /// Has to be called once it is owned by a shared_ptr.
+  /// Call after a shared_ptr owns this object.
   void begin();
 
   Work submit(const Request& request) override;
@@ -113,7 +113,7 @@ class Core final : public Queue {
   void serve();
 
   World world_;
-  std::optional<local::ShmChannels> lanes_;  // to the ranks of this host
+  std::optional<local::ShmChannels> lanes_;  // channels to the ranks of this host
   TransportChannels wire_;
   messages::Matcher matcher_;
   Engine engine_;
@@ -121,10 +121,10 @@ class Core final : public Queue {
   std::vector<std::byte> fusing_;
 };
 
-// The backend of ranks on several hosts. One thread at a time; `abort` from any.
+// The backend of ranks on several hosts. One thread at a time, except that any thread may call `abort`.
 class HostsCommunicator final : public QueueCommunicator {
  public:
-  /// `place`: of a group, whose members have exchanged their addresses; else the store has them.
+  /// `place` is set for a group, whose members have exchanged their addresses; otherwise the store has the addresses.
   explicit HostsCommunicator(const FormOptions& options, std::unique_ptr<Place> place = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;

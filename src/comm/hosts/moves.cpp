@@ -1,4 +1,4 @@
-// Operations between hosts that only move data, once all ranks agree.
+// Operations between hosts that only move data, after all ranks agree.
 #include "comm/hosts/context.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace cohort::comm::hosts {
 namespace {
 
-// Data that moves between hosts in pieces of one size, so that a piece can be handed on while the next one comes.
-// Frames lie in the caller's memory, before a FrameGuard. For the thread that runs operations.
+// Moves data between hosts in pieces of one size, so that a piece can be forwarded while the next one arrives. Frames
+// are the caller's local variables, declared before a FrameGuard. For the thread that runs operations.
 
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
@@ -45,10 +45,10 @@ void wait_for_all(Context& context, std::vector<Frame>& frames) {
   for (Frame& frame : frames) context.wait_for(frame);
 }
 
-// Parts of all ranks to one place, to all of them, and from one place to all.
+// Gather, all_gather and scatter.
 
-/// Location of the parts of all ranks, in bytes: by rank one after the other, and the parts of a host's ranks together,
-/// which is the same if ranks are numbered so.
+/// Location of all ranks' parts, in bytes, in two orders: by rank, and by host, with the parts of a host's ranks
+/// together. Both orders are the same if ranks are numbered by host.
 struct HostParts {
   HostParts(const Layout& layout, const std::vector<std::int64_t>& of_rank)
       : begin(static_cast<std::size_t>(layout.hosts)), length(begin.size()) {
@@ -62,7 +62,7 @@ struct HostParts {
       begin[host] = layout.contiguous ? offset[static_cast<std::size_t>(layout.leader(static_cast<int>(host)))] : sum;
     }
   }
-  /// Counts of the ranks here, for an operation among them.
+  /// Counts of this host's ranks, for an operation among them.
   std::shared_ptr<const Counts> here(const Layout& layout) const {
     Counts counts;
     for (const int rank : layout.here()) {
@@ -70,14 +70,14 @@ struct HostParts {
     }
     return std::make_shared<const Counts>(std::move(counts));
   }
-  /// Moves parts from where they lie by host to where they lie by rank; the same memory if that is the same.
+  /// Copies parts from the order by host to the order by rank. The two addresses are equal if the orders are.
   void unpack(const Layout& layout, const std::byte* by_host, std::byte* by_rank) const {
     if (by_host == by_rank) return;
     each(layout, [&](std::size_t rank, std::size_t host, std::size_t size) {
       std::memcpy(by_rank + rank, by_host + host, size);
     });
   }
-  /// Calls `copy` for each part, with its place by rank and its place by host.
+  /// Calls `copy` for each part, with its offset by rank and its offset by host.
   template <class Copy>
   void each(const Layout& layout, const Copy& copy) const {
     for (int host = 0; host < layout.hosts; ++host) {
@@ -97,7 +97,7 @@ struct HostParts {
 
 }  // namespace
 
-// Gathers on each host to all its ranks, then the leaders exchange their hosts' parts, and hand them on.
+// Gathers on each host to all its ranks; then the leaders exchange their hosts' parts, and distribute them on the host.
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes) {
   const Layout& layout = context.layout;
   const HostParts parts(layout, bytes);
@@ -129,7 +129,7 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
       if (h == mine) continue;
       receive_pieces(context, in[h], layout.leader(static_cast<int>(h)), Step::Block, all + begin[h], length[h]);
     }
-    // Each begins with another host, so that not all send to one.
+    // Each host begins with a different one, so that not all send to the same host.
     for (std::size_t turn = 1; turn < hosts; ++turn) {
       const std::size_t h = (mine + turn) % hosts;
       send_pieces(context, sent[h], layout.leader(static_cast<int>(h)), Step::Block, here, length[mine]);
@@ -252,7 +252,7 @@ void scatter(Context& context, const Request& request, const std::vector<std::in
   for (auto& frames : out) wait_for_all(context, frames);
 }
 
-// Operations that only move data, once all ranks agree. Between hosts each byte goes once to each host that needs it.
+// Operations that only move data, after all ranks agree. Each byte is sent once to each host that needs it.
 
 std::vector<std::int64_t> bytes_by_rank(const Request& request) {
   std::vector<std::int64_t> bytes = request.counts->input;
@@ -260,7 +260,7 @@ std::vector<std::int64_t> bytes_by_rank(const Request& request) {
   return bytes;
 }
 
-// Along the hosts in a chain, piece by piece: the root's host first. Small ones go to all of them directly.
+// Sends the data along a chain of hosts, piece by piece, from the root's host on. Small data is sent to all directly.
 void broadcast(Context& context, const Request& request, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.output_bytes();
@@ -302,7 +302,7 @@ void broadcast(Context& context, const Request& request, bool serving) {
   wait_for_all(context, out);
 }
 
-// Directly between any two ranks: no byte goes a second time.
+// Sends directly between any two ranks: no byte is sent twice.
 void all_to_all(Context& context, const Request& request) {
   const Layout& layout = context.layout;
   const auto ranks = static_cast<std::size_t>(layout.size);
@@ -337,7 +337,7 @@ void all_to_all(Context& context, const Request& request) {
     const auto goes = static_cast<std::size_t>(given[peer] * element);
     send_pieces(context, out[peer], static_cast<int>(peer), Step::Direct, input + from[peer], goes);
   }
-  // Beside that, on the host: its ranks' parts one after the other.
+  // Meanwhile on the host: its ranks' parts one after the other.
   Counts counts;
   std::size_t goes = 0;
   std::size_t comes = 0;
@@ -401,7 +401,7 @@ void execute(Context& context, const Request& request, bool serving) {
     case Kind::ScatterV: return scatter(context, request, bytes_by_rank(request));
     case Kind::AllToAll:
     case Kind::AllToAllV: return all_to_all(context, request);
-    default: return;  // a barrier's round is all of it
+    default: return;  // a barrier consists of its round
   }
 }
 

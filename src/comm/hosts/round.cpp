@@ -1,5 +1,5 @@
-// Rounds: how all ranks learn the others' descriptions, and come to one decision before anything is delivered. Small
-// sums travel along.
+// Rounds: all ranks exchange the operation's descriptions, and reach one decision before any result is delivered. Small
+// sums are part of the round.
 #include "comm/hosts/context.h"
 
 #include "base/result.h"
@@ -20,8 +20,8 @@ struct InfoHeader {
   static constexpr std::uint16_t kUniform = 1;
   std::uint32_t ranks = 0;
   std::uint16_t flags = 0;
-  std::uint8_t doublings = 0;   // that this host's leader would like
-  std::uint8_t on_the_way = 0;  // likewise
+  std::uint8_t doublings = 0;   // number that this host's leader proposes
+  std::uint8_t on_the_way = 0;  // pieces in transit that it proposes
   std::uint64_t payload = 0;
 };
 /// Decision of the leader for its host.
@@ -30,25 +30,25 @@ struct Decision {
   std::uint64_t doublings = 0;
 };
 
-/// True if the result can come with the round. A reduce_scatter sends all to every host, which needs only a part.
+/// True if the result can be part of the round. In a reduce_scatter every host gets all data, but needs only a part.
 bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
   if (!is_reduction(request.kind) || request.weighted || request.round != nullptr) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
-  // A sum with a residual encodes the same elements in each step, whatever the wire.
+  // With a wire format, the limit must not depend on the wire: a residual needs the same elements encoded in each step.
   if (whole && request.wire_format == WireFormat::None) return request.input_bytes() <= context.sum_inline_bytes();
   return request.input_bytes() <= context.inline_bytes / share;
 }
 
-/// True if the sum of a description goes straight to where it is wanted.
+/// True if the sum is written directly into the output.
 bool folds_in_place(const Context& context, const Request& request) noexcept {
   return context.layout.locals == 1 && destination(context, request, 0) != nullptr;
 }
 
-/// Rounds as for a large sum on its way between hosts. It is not known yet whether this sum is delivered, so its
-/// residual is made aside.
+/// Rounds the partial sum as large sums are rounded between hosts. It is not known yet whether this sum is delivered,
+/// so the new residual is kept separately.
 void round_partial(const Context& context, Round& round, const Request& request, std::byte* partial) {
   if (request.wire_format == WireFormat::None) return;
   const auto count = static_cast<std::size_t>(request.input_count);
@@ -61,7 +61,7 @@ void round_partial(const Context& context, Round& round, const Request& request,
              unit_of(request, context.layout.size));
 }
 
-/// The input of this host's leader to a small sum: its ranks' inputs, folded; elsewhere null.
+/// Returns the leader's input to a small sum, which is the fold of its host's inputs; null on other ranks.
 const std::byte* small_partial(Context& context, Round& round, const Request& request) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.input_bytes();
@@ -90,7 +90,7 @@ const std::byte* small_partial(Context& context, Round& round, const Request& re
   return partial.data();
 }
 
-/// The ranks of this host learn the others' descriptions.
+/// Exchanges the descriptions of this host's ranks.
 void meet_here(Context& context, Round& round, const Request* request, const Descriptor& own) {
   const Layout& layout = context.layout;
   round.agreed_here = own.kind != Kind::Joined && own.weighted == 0;
@@ -110,7 +110,7 @@ void meet_here(Context& context, Round& round, const Request* request, const Des
   if (round.agreed_here || layout.locals == 1) round.here_brings.assign(1, own);
 }
 
-/// False if the description does not hold together.
+/// Stores another host's descriptions. Returns false if they are inconsistent.
 bool take_info(Context& context, int host, std::string_view bytes, const Descriptor& own) {
   InfoHeader header;
   const std::vector<int>& ranks = context.layout.on(host);
@@ -134,7 +134,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   return true;
 }
 
-/// The sum that came with the round, on each leader.
+/// Folds the sum that was part of the round, on each leader.
 void fold_infos(Context& context, Round& round, const Request& request, const std::byte* payload,
                 const std::vector<transport::Incoming>& in) {
   const Layout& layout = context.layout;
@@ -155,13 +155,13 @@ void fold_infos(Context& context, Round& round, const Request& request, const st
   if (request.residual != nullptr) std::copy(round.residual.begin(), round.residual.end(), request.residual);
   if (request.wire_format == WireFormat::None || layout.hosts == 2) return;
   Request own = request;
-  if (layout.host != 0) own.residual = nullptr;  // all do the same; what it loses is lost once
+  if (layout.host != 0) own.residual = nullptr;  // all hosts encode the same; the rounding error counts once
   const auto count = static_cast<std::size_t>(request.input_count);
   encode_result(own, static_cast<float*>(to), context.scratch(1, encoded_bytes(request.wire_format, count)).data(), 0,
                 count);
 }
 
-/// Leaders: each sends its host's description to all others.
+/// Called by leaders: each sends its host's descriptions to all others.
 void exchange_infos(Context& context, Round& round, const Request* request, const Descriptor& own,
                     const std::byte* payload) {
   const Layout& layout = context.layout;
@@ -190,7 +190,7 @@ void exchange_infos(Context& context, Round& round, const Request* request, cons
     context.receive(in[h], layout.leader(host), tag(Step::Info, 0), round.infos[h].data(), round.infos[h].size());
     context.send(out[h], layout.leader(host), tag(Step::Info, 0), round.info.data(), round.info.size());
   }
-  // All at once, so that every missing rank is named.
+  // Wait for all together, so that every missing rank is named.
   std::size_t next = 0;
   const auto reached = [&](std::size_t h) {
     return static_cast<int>(h) == layout.host || in[h].done.load(std::memory_order_acquire);
@@ -301,7 +301,7 @@ std::optional<Disagreement> compare_counts(Context& context, const Request& requ
 
 void refuse_if(const Context& context, std::optional<Disagreement> found) {
   if (!found) return;
-  // A rank with a different description may have ended the world since: then that counts.
+  // A rank with a different description may have ended the world meanwhile; then that cause counts.
   context.transport.progress();
   context.world.throw_if_ended();
   throw refusal(context.world.label().doing(), context.layout.rank, context.world.options().placement.host,

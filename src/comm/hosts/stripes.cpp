@@ -1,6 +1,6 @@
-// Large sums, by stripes. A block is reduced on each host, so that each stripe has its slice of the host's sum; slices
-// go over the wire in pieces, a few of them ahead of what has come; finished blocks are gathered on the host. While
-// the ranks of a host are busy with each other, pieces of other blocks are on the wire.
+// Large sums, by stripes. Each host reduces a block, so that each stripe has its slice of the host's sum. Slices are
+// exchanged in pieces, a few of them in transit; finished blocks are gathered on the host. While the ranks of a host
+// reduce or gather a block together, pieces of other blocks are on the wire.
 #include "comm/hosts/context.h"
 #include "comm/kernels/codecs.h"
 
@@ -10,12 +10,12 @@
 namespace cohort::comm::hosts {
 namespace {
 
-// A rank that has nobody to meet on its host has long blocks.
+// Bytes of a block of a rank alone on its host.
 constexpr std::size_t kAlone = std::size_t{1} << 20;
-// While a block is on the wire, so many behind it are reduced and have begun.
+// Number of blocks behind the one on the wire that are reduced and begun.
 constexpr std::int64_t kBlocksAhead = 2;
 
-/// How far one reduction has come. Pieces are numbered through all blocks of a stripe, alike on all hosts.
+/// Progress of one reduction. Pieces are numbered through all blocks of a stripe, with equal numbers on all hosts.
 struct StripedSum {
   Context& context;
   const Layout& layout;
@@ -23,19 +23,19 @@ struct StripedSum {
   const Contributors& contributors;
   std::size_t element = 0;
   WireFormat format = WireFormat::None;
-  bool coded = false;          // in another format between hosts
-  std::size_t unit = 0;        // bytes that are not divided: a cache line, or what has a scale of its own
+  bool coded = false;          // a wire format is used between hosts
+  std::size_t unit = 0;        // bytes that are not divided: a cache line, or a group with one scale
   bool carries = false;        // this rank has a stripe
   std::int64_t per_block = 0;  // elements
   std::int64_t per_piece = 0;
   std::int64_t blocks = 0;
-  std::int64_t reduced = 0;     // blocks of which this host's sum is there
-  std::int64_t next_block = 0;  // of the next piece that begins
-  std::int64_t next_first = 0;  // and where it begins in that block's slice
-  std::int64_t begun = 0;       // pieces
+  std::int64_t reduced = 0;     // blocks whose sum on this host is complete
+  std::int64_t next_block = 0;  // block of the next piece to begin
+  std::int64_t next_first = 0;  // position of that piece in the block's slice
+  std::int64_t begun = 0;       // number of pieces begun
   std::int64_t folded = 0;
   std::int64_t finished = 0;
-  std::int64_t ahead = 1;  // pieces that may be on the wire at once
+  std::int64_t ahead = 1;  // pieces that may be in transit together
   std::vector<const void*> partials = {};
 
   StripedSum(Context& in, const Request& asked, const Contributors& who);
@@ -45,11 +45,11 @@ struct StripedSum {
     return *context.memory.blocks[static_cast<std::size_t>(block % (kBlocksAhead + 1))];
   }
   Piece& piece_at(std::int64_t piece) const { return *context.memory.pieces[static_cast<std::size_t>(piece % ahead)]; }
-  /// The part of a piece that a host folds: with two hosts both fold all.
+  /// The part of a piece that a host folds; with two hosts, both fold all of it.
   Slice part_of_piece(const Piece& piece, int host) const noexcept {
     return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0, unit);
   }
-  /// Bytes on the wire of so many elements of a piece, or the position of such an element there.
+  /// Bytes on the wire of so many elements of a piece; also the position of the element with this number there.
   std::size_t on_wire(std::int64_t elements) const noexcept {
     const auto number = static_cast<std::size_t>(elements);
     return coded ? encoded_bytes(format, number) : number * element;
@@ -69,13 +69,13 @@ struct StripedSum {
   void deliver_block(std::int64_t number);
 };
 
-/// Memory of a block is not used again until those beside this rank have read its result.
+/// Waits until the other ranks of this host have read the block's result, before its memory is reused.
 void StripedSum::wait_until_returned(Block& block) {
   const std::uint64_t borrowed = std::exchange(block.borrowed, 0);
   if (borrowed > 0) context.with_neighbours([&] { local::wait_until_read(context.local, borrowed); });
 }
 
-/// Memory of a piece is not used again until the system has all that was sent of it.
+/// Waits until the system has taken all sent frames of the piece, before its memory is reused.
 void StripedSum::finish_sending(Piece& piece) {
   if (!piece.sending) return;
   for (std::size_t h = 0; h < piece.raw_out.size(); ++h) {
@@ -112,7 +112,7 @@ void StripedSum::begin_piece() {
   piece.sending = true;
   const std::size_t own_bytes = on_wire(part_of_piece(piece, layout.host).count());
   piece.raw_bytes.resize(own_bytes * hosts);
-  // Each begins with the host after its own, so that not all send to the same one.
+  // Each host begins with the next one, so that not all send to the same host.
   for (int step = 1; step < layout.hosts; ++step) {
     const int host = (layout.host + step) % layout.hosts;
     const auto h = static_cast<std::size_t>(host);
@@ -137,7 +137,7 @@ void StripedSum::begin_pieces() {
   }
 }
 
-/// Folds what came of the hosts; with more than two, to the others with it.
+/// Folds the hosts' inputs to a piece; with more than two hosts, sends the result to the others.
 void StripedSum::fold_piece() {
   Piece& piece = piece_at(folded++);
   const Block& block = block_at(piece.block);
@@ -151,12 +151,12 @@ void StripedSum::fold_piece() {
     const bool other = static_cast<int>(h) != layout.host;
     if (other) {
       context.wait_for(piece.raw_in[h]);
-      context.wait_for(piece.raw_out[h]);  // the result may go where the input lies
+      context.wait_for(piece.raw_out[h]);  // the result may overwrite the input
     }
     const std::byte* const brought = other   ? piece.raw_bytes.data() + h * on_wire(own.count())
                                      : coded ? piece.coded_bytes.data() + on_wire(own.begin)
                                              : at(block.partial, piece.first + own.begin, element);
-    if (coded) {  // this host's own, too: every rank that folds an element has the same values
+    if (coded) {  // decode this host's own too, so that every rank folds the same values
       decode(format, brought, piece.wide.data() + h * count, count);
       partials.push_back(piece.wide.data() + h * count);
     } else {
@@ -167,7 +167,7 @@ void StripedSum::fold_piece() {
   if (layout.hosts == 2) return;
   const std::byte* from = at(result, own.begin, element);
   if (coded) {
-    // Outgoing bytes go where the piece's own part was; those of the other hosts come in where their parts were.
+    // The result to send replaces this host's own part; the other hosts' results are received over their parts.
     std::byte* const bytes = piece.coded_bytes.data() + on_wire(own.begin);
     encode_result(request, reinterpret_cast<float*>(result) + own.begin, bytes, index_of(piece, own.begin), count);
     from = bytes;
@@ -183,14 +183,14 @@ void StripedSum::fold_piece() {
   }
 }
 
-/// The oldest piece: all of its result is there.
+/// Finishes the oldest piece: waits for its whole result.
 void StripedSum::finish_piece() {
   Piece& piece = piece_at(finished++);
   Block& block = block_at(piece.block);
   for (int host = 0; layout.hosts > 2 && host < layout.hosts; ++host) {
     if (host == layout.host) continue;
     context.wait_for(piece.folded_in[static_cast<std::size_t>(host)]);
-    context.wait_for(piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may go where it lies
+    context.wait_for(piece.folded_out[static_cast<std::size_t>(host)]);  // another block's result may overwrite it
     if (!coded) continue;
     const Slice theirs = part_of_piece(piece, host);
     decode(format, piece.coded_bytes.data() + on_wire(theirs.begin),
@@ -200,7 +200,7 @@ void StripedSum::finish_piece() {
   block.left -= piece.count;
 }
 
-/// This host's sum of the stripe's slice.
+/// Computes this host's sum of the stripe's slice of a block.
 void StripedSum::reduce_block(std::int64_t number) {
   Block& block = block_at(number);
   wait_until_returned(block);
@@ -212,7 +212,7 @@ void StripedSum::reduce_block(std::int64_t number) {
   block.slice = share_of(layout.local);
   block.left = block.slice.count();
   const std::byte* input = at(request.input, block.begin, element);
-  // Factors that differ by rank come first; one for all is the local world's, but where there is none.
+  // Factors that differ by rank are applied here first. A common factor is left to the local world, if there is one.
   const bool own_factor = context.agreement.agreed.weighted != 0 || layout.locals == 1;
   const double scale = contributors.scale(static_cast<std::size_t>(layout.rank));
   if (own_factor && scale != 1) {
@@ -248,13 +248,13 @@ void StripedSum::reduce_block(std::int64_t number) {
   reduced = number + 1;
 }
 
-/// Goes on until the block has been through the wire; pieces of the next one follow as far as they may.
+/// Exchanges pieces until the block is complete; pieces of the next blocks follow as far as allowed.
 void StripedSum::exchange_block(std::int64_t number) {
   if (!carries) return;
   const Block& block = block_at(number);
   while (block.left > 0) {
     begin_pieces();
-    // Folded pieces are on their way back while the next one is folded.
+    // Folded pieces are returned while the next one is folded.
     if (folded < begun && folded - finished <= ahead / 2) {
       fold_piece();
       if (layout.hosts == 2) finish_piece();
@@ -264,7 +264,7 @@ void StripedSum::exchange_block(std::int64_t number) {
   }
 }
 
-/// The finished slices of all stripes to all ranks of the host.
+/// Gathers the finished slices of all stripes to all ranks of the host.
 void StripedSum::deliver_block(std::int64_t number) {
   Block& block = block_at(number);
   std::byte* whole = destination(context, request, block.begin);
@@ -294,10 +294,10 @@ StripedSum::StripedSum(Context& in, const Request& asked, const Contributors& wh
   const std::size_t scaled = block_of(format);
   unit = std::max(local::kLine, scaled * element);
   carries = layout.local < layout.stripes;
-  // Sizes are the same on all hosts. If ranks of a host have to meet, a block has one piece of each stripe: stripes
-  // that run apart from each other fill the two directions of a link unevenly. If elements share scales, sizes do not
-  // follow the wire, so that a rank encodes the same elements in each step, of which it has the residual; and blocks
-  // are longer by as much as the wire carries less.
+  // Sizes are the same on all hosts. If a host has several ranks, a block has one piece of each stripe, since stripes
+  // that drift apart fill the two directions of a link unevenly. If elements share scales, sizes do not follow the
+  // wire's speed: a rank has to encode the same elements in each step, since it keeps their residual. Blocks are then
+  // longer by the factor by which the format shrinks them.
   const bool alone = layout.size == layout.hosts;
   const std::size_t fewer = scaled > 1 ? scaled * element / encoded_bytes(format, scaled) + 1 : 1;
   const int doublings = scaled > 1 ? 0 : context.tuner.doublings_of(request.input_bytes(), context.pieces_doubled);
@@ -333,7 +333,7 @@ void StripedSum::run() {
     context.tuner.learn(stripe_bytes / hosts * 2 * (hosts - 1), Context::Clock::now() - since);
   }
   for (const auto& piece_sent : context.memory.pieces) finish_sending(*piece_sent);
-  // Ranks beside this one read the blocks, and may be late; this one may go.
+  // Other ranks of this host may still read the blocks.
   for (const auto& block_read : context.memory.blocks) wait_until_returned(*block_read);
 }
 

@@ -1,5 +1,5 @@
-// Reductions, once all ranks agree: each element is folded over the ranks of each host by ascending number, then over
-// the hosts by ascending number, whatever the method. Every function runs on all ranks, also on those that have joined.
+// Reductions, after all ranks agree. With every method, each element is folded over the ranks of each host by ascending
+// number, then over the hosts by ascending number. Every function runs on all ranks, also on those that have joined.
 #include "base/result.h"
 #include "comm/hosts/context.h"
 #include "comm/kernels/codecs.h"
@@ -72,13 +72,13 @@ void place(const Context& context, const Request& request, std::int64_t begin, s
 
 namespace {
 
-// Reduces through the leaders, if ranks are left out, or weighted halves: rare, so it is simple.
+// Reduces through the leaders, if ranks are left out or 16-bit floats are weighted. Rare, so kept simple.
 void reduce_gathered(Context& context, const Request& request, const Contributors& contributors, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t element = size_of(request.dtype);
   const auto locals = static_cast<std::size_t>(layout.locals);
   const auto hosts = static_cast<std::size_t>(layout.hosts);
-  std::size_t most = 1;  // ranks on a host: chunks are the same everywhere
+  std::size_t most = 1;  // most ranks on a host, so that chunks are the same everywhere
   for (const std::vector<int>& there : layout.ranks) most = std::max(most, there.size());
   const auto scaled = static_cast<std::int64_t>(block_of(request.wire_format));
   const auto per_chunk =
@@ -148,7 +148,8 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
         if (brings[h]) context.wait_for(in[h]);
         if (brings[static_cast<std::size_t>(layout.host)]) context.wait_for(out[h]);
       }
-      // Rounded as large sums are on their way, so that the path makes no difference but to residuals, which are left.
+      // Round as large sums are rounded between hosts, so that both paths give the same result; residuals stay as they
+      // are.
       if (request.wire_format != WireFormat::None) {
         for (std::size_t h = 0; h < hosts; ++h)
           round_trip(request.wire_format, reinterpret_cast<float*>(partials.data() + h * bytes),
@@ -168,29 +169,28 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
   }
 }
 
-// Large reduce_scatters over hosts that have equally many ranks: what each rank keeps goes straight to it, from the
-// ranks of its stripe. So a host's wire carries what the others keep and nothing else: (H-1)/H of the input each way,
-// half of an all_reduce, or less. Sums are the same to the bit as those of stripes.cpp.
+// Large reduce_scatters over hosts with equal numbers of ranks: each rank gets its output directly from the ranks of
+// its stripe. So a host sends only what the other hosts keep: (H-1)/H of the input in each direction, half of an
+// all_reduce or less. Sums have the same bits as those of stripes.cpp.
 
 constexpr std::size_t kLeastFrame = std::size_t{4} << 10;
-constexpr std::size_t kWhole = std::size_t{16} << 10;  // parts up to this are not cut
-// Chunks that have begun, where ranks of a host have to meet.
+constexpr std::size_t kWhole = std::size_t{16} << 10;  // parts up to this size are not divided
+// Most chunks begun and not folded, if a host has several ranks.
 constexpr std::int64_t kAheadOfMany = 3;
 
-/// How far a reduce_scatter has come. All parts are cut into chunks of the same length, which go one after the
-/// other.
+/// Progress of a reduce_scatter. All parts are divided into chunks of the same length, which are processed in order.
 struct Parts {
   Context& context;
   const Layout& layout;
   const Request& request;
   const Contributors& contributors;
   std::size_t element = 0;
-  std::vector<Slice> kept = {};  // by rank, of the input
+  std::vector<Slice> kept = {};  // by rank, the part of the input that it keeps
   std::int64_t per_chunk = 0;    // elements of each part
   std::int64_t chunks = 0;
   std::int64_t begun = 0;
-  std::int64_t ahead = 0;    // chunks that have begun and are not folded
-  std::int64_t at_once = 0;  // chunks whose memory is in use: few, so that it stays in the cache
+  std::int64_t ahead = 0;    // limit of chunks that are begun and not folded
+  std::int64_t at_once = 0;  // chunks whose memory is in use; few, so that it stays in the cache
   std::vector<const void*> partials = {};
 
   /// The part of a chunk that a rank keeps.
@@ -211,7 +211,7 @@ struct Parts {
   void fold_chunk(std::int64_t number);
 };
 
-/// Memory of a chunk is not used again until the system has all that was sent of it.
+/// Waits until the system has taken all sent frames of the chunk, before its memory is reused.
 void Parts::finish_sending(Chunk& chunk) {
   for (std::size_t h = 0; h < chunk.sends.size(); ++h) {
     if (chunk.sends[h]) context.wait_for(chunk.out[h]);
@@ -228,7 +228,7 @@ void Parts::sum_chunk(Chunk& chunk, std::int64_t number) const {
     }
     return;
   }
-  // One stripe's ranks after the other's, so that what each local rank is to sum lies together.
+  // Order the ranks by stripe, so that the data that each local rank sums is contiguous.
   std::vector<std::int64_t> shares;
   std::int64_t total = 0;
   for (int local = 0; local < layout.stripes; ++local) {
@@ -275,11 +275,11 @@ void Parts::sum_chunk(Chunk& chunk, std::int64_t number) const {
   }
 }
 
-/// This host's sums of the next chunk of all parts, and on their way what ranks of this stripe keep elsewhere.
+/// Sums the next chunk of all parts on this host, and begins to send the sums to this stripe's ranks on other hosts.
 void Parts::begin_chunk() {
   const std::int64_t number = begun++;
   Chunk& chunk = chunk_at(number);
-  finish_sending(chunk);  // of the one before in its place
+  finish_sending(chunk);  // the previous chunk in this memory
   const auto hosts = static_cast<std::size_t>(layout.hosts);
   if (chunk.out.size() != hosts) {
     chunk.out = std::vector<transport::Outgoing>(hosts);
@@ -290,7 +290,7 @@ void Parts::begin_chunk() {
   sum_chunk(chunk, number);
   const std::size_t own_bytes = static_cast<std::size_t>(of(number, layout.rank).count()) * element;
   chunk.raw_bytes.resize(own_bytes * hosts);
-  // Each begins with the host after its own, so that not all send to the same one.
+  // Each host begins with the next one, so that not all send to the same host.
   for (int step = 1; step < layout.hosts; ++step) {
     const int host = (layout.host + step) % layout.hosts;
     const auto h = static_cast<std::size_t>(host);
@@ -329,7 +329,7 @@ Parts::Parts(Context& in, const Request& asked, const Contributors& who)
     kept.push_back(kept_by(request, rank));
     longest = std::max(longest, kept.back().count());
   }
-  // On the way of a host at once, as much as of the blocks of an all_reduce.
+  // A host has as many bytes in transit as with the blocks of an all_reduce.
   const bool alone = layout.locals == 1;
   const auto frames = static_cast<std::size_t>(layout.stripes * (layout.hosts - 1));
   const std::size_t bytes =
@@ -356,7 +356,8 @@ void Parts::run() {
                       Context::Clock::now() - since);
 }
 
-/// True if it goes by parts, alike on all ranks. If one host keeps most, all others would send to that one at once.
+/// True if the reduce_scatter runs by parts; the same on all ranks. False if one host keeps most of the output, since
+/// all others would send to it simultaneously.
 bool goes_by_parts(const Context& context, const Request& request) {
   const Layout& layout = context.layout;
   if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return false;
@@ -370,7 +371,7 @@ bool goes_by_parts(const Context& context, const Request& request) {
   return *std::max_element(keeps.begin(), keeps.end()) * layout.hosts <= 2 * request.input_count;
 }
 
-/// A reduce_scatter, to where it is kept.
+/// Runs a reduce_scatter by parts, directly into the outputs.
 void reduce_parts(Context& context, const Request& request, const Contributors& contributors) {
   Parts(context, request, contributors).run();
 }
@@ -381,8 +382,8 @@ void reduce(Context& context, const Request& request, bool serving) {
   Contributors& contributors = context.memory.contributors;
   contributors.set(context.agreement);
   const bool halves = request.dtype == DType::Float16 || request.dtype == DType::BFloat16;
-  // Weighted halves are multiplied and folded in float32 before the host's sum is rounded, which the local world does
-  // not do for factors that differ by rank.
+  // Weighted 16-bit floats are multiplied and folded in float32 before the host's sum is rounded. The local world does
+  // not support that for factors that differ by rank.
   const bool own_factors = context.agreement.agreed.weighted != 0 && !contributors.scales().empty();
   if (contributors.count() < context.layout.size || (own_factors && halves))
     return reduce_gathered(context, request, contributors, serving);

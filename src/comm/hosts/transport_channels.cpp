@@ -19,16 +19,16 @@ using messages::Transfer;
 namespace {
 
 constexpr std::size_t kEager = std::size_t{16} << 10;
-constexpr std::uint64_t kMetAtOnce = 32;                   // so many are reported in one header (OfChannel)
-constexpr std::uint64_t kOfPost = std::uint64_t{1} << 63;  // in the operation's number of frames
+constexpr std::uint64_t kMetAtOnce = 32;                   // most that one header reports (OfChannel)
+constexpr std::uint64_t kOfPost = std::uint64_t{1} << 63;  // bit in the operation number of frames
 
 }  // namespace
 
-/// Headers that have come from a peer. Under the mutex of the channels, but for the counters.
+/// Headers received from a peer. Guarded by the channels' mutex, except for the counters.
 struct TransportChannels::Inbox {
   struct Entry {
     MessageHeader header;
-    std::string bytes;  // with the header before the payload
+    std::string bytes;  // the header, then the payload
   };
   std::deque<Entry> entries;
   std::atomic<std::size_t> size{0};
@@ -120,7 +120,7 @@ TransportChannels::Inbox& TransportChannels::inbox(int peer) {
 }
 
 std::unique_ptr<Channel> TransportChannels::open(int peer) {
-  transport_.connect(peer);  // so it is noticed when the peer goes
+  transport_.connect(peer);  // only over a connection is the loss of the peer noticed
   return std::make_unique<TransportChannel>(*this, inbox(peer), peer);
 }
 
@@ -128,7 +128,7 @@ void TransportChannels::sleep(std::uint32_t, std::chrono::nanoseconds longest) {
   transport_.sleep(std::chrono::ceil<std::chrono::milliseconds>(longest));
 }
 
-/// Under the transport's mutex: nothing is answered here.
+/// Called under the transport's mutex, so it sends no answer.
 void TransportChannels::on_message(int peer, std::string_view bytes) {
   const auto header = messages::read_header(bytes, kEager);
   if (!header) return world_.on_broken(peer, header.error().what());
@@ -159,7 +159,7 @@ void TransportChannel::take() noexcept {
   inbox_.size.fetch_sub(1, std::memory_order_relaxed);
 }
 
-/// Nothing goes to a peer that is lost: the messages that wait report it.
+/// Sends nothing to a lost peer; waiting messages report the loss.
 bool TransportChannel::put(const MessageHeader& header, const std::byte* payload) {
   if (transport_.lost(peer_)) return false;
   std::string text = codec::encode(header);

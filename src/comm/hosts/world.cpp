@@ -23,7 +23,7 @@ std::shared_ptr<mpi::Endpoint> endpoint_for(const FormOptions& options) {
   return value_or_throw(mpi::Runtime::of_process().endpoint(net::deadline_in(options.join_timeout), options.timeout));
 }
 
-/// MPI's number of each rank.
+/// Returns each rank's MPI process number.
 std::vector<int> processes_of(const std::vector<transport::tcp::PeerInfo>& infos, const mpi::Endpoint& endpoint) {
   std::vector<int> processes;
   std::map<int, int> rank_of;
@@ -88,7 +88,7 @@ constexpr std::size_t kLongestCause = 4096;
 
 std::string info_key(int rank) { return fmt::format("wire/{}", rank); }
 
-/// The same on all ranks, not 0, and no part of the token.
+/// Returns an ID that is the same on all ranks, is not 0, and does not reveal the token.
 std::uint64_t status_id(std::string_view token) {
   return std::stoull(net::sha256_hex(fmt::format("status {}", token)).substr(0, 16), nullptr, 16) | 1;
 }
@@ -146,7 +146,7 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
     form_from(*place);
   } else {
     form_from_store();
-    options_.store.reset();  // it has served
+    options_.store.reset();  // no longer needed
   }
 }
 
@@ -202,7 +202,7 @@ void World::form_from(Place& place) {
   make_transport(std::move(*place.listeners), place.token);
 }
 
-// A host's leader fetches for all: the store is asked hosts x ranks times, not ranks x ranks.
+// A host's leader fetches for its host: the store gets hosts x ranks requests, not ranks x ranks.
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
   transport::tcp::Listeners listeners(listening());
@@ -272,14 +272,14 @@ void World::tell_if_ended() {
   const local::AbortRecord& abort = local_world().header().abort;
   for (int i = 0; i < 100 && abort.state.load() != local::AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   if (!transport_) return;
-  // Hosts that this one has not talked to yet get the report as well.
+  // Hosts without a connection to this one get the report too.
   if (layout_.leads() || abort.reporter == layout_.rank) {
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host != layout_.host) transport_->connect(layout_.leader(host));
     }
   }
   transport_->end(abort.state.load() == local::AbortRecord::kSet ? encode_ending(abort) : std::string());
-  told_.store(true);  // from here on nobody's memory is touched
+  told_.store(true);  // from here on the memory of frames is not touched
 }
 
 void World::throw_ended() {

@@ -1,4 +1,5 @@
-// Selects a world's transport between its hosts: TCP, or MPI over it. The only place of hosts/ that knows them by name.
+// The placement and shared state of a world on several hosts, and the choice of its transport: TCP, or MPI on top of
+// TCP. Only this file and world.cpp name concrete transports.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -24,8 +25,8 @@
 
 namespace cohort::comm::hosts {
 
-// Placement of the ranks: hosts, the ranks on each, and stripes (ranks with one local number, one on each host). Plain
-// data, made once; any thread may read.
+// Placement of the ranks: hosts, the ranks on each host, and stripes (ranks with the same local number, one on each
+// host). Plain data, made once; any thread may read.
 struct Layout {
   /// `host_of[r]` is the number of rank r's host; hosts are numbered from 0 without gaps.
   Layout(std::vector<int> host_of, int own) : host_of_rank(std::move(host_of)), rank(own) {
@@ -67,26 +68,26 @@ struct Layout {
   int rank = 0;
   int size = 1;
   int hosts = 1;
-  int host = 0;    ///< own
-  int local = 0;   ///< own number on it
-  int locals = 1;  ///< ranks on it
+  int host = 0;    ///< this rank's host
+  int local = 0;   ///< this rank's number on that host
+  int locals = 1;  ///< number of ranks on that host
   int stripes = 1;
   bool contiguous = true;  ///< the ranks of each host are numbered one after the other
 };
 
-/// Adds to a rank's description what the others need to know for the world's transport. If that is MPI, the first call
-/// in a process begins it, collectively. Throws why it is not there.
+/// Adds to a rank's description what the others need for the world's transport. If the transport is MPI, the first call
+/// in a process initialises MPI, collectively. Throws the reason if MPI is not available.
 void complete_info(transport::tcp::PeerInfo& info, const FormOptions& options);
 
-/// Throws Mismatch where the ranks cannot reach each other by it.
+/// Makes the world's transport. Throws Mismatch if the ranks cannot reach each other by it.
 std::unique_ptr<transport::Transport> make_transport(const FormOptions& options,
                                                      transport::tcp::TcpTransport::Options tcp,
                                                      transport::tcp::Listeners listeners,
                                                      transport::TransportEvents& events);
 
-// State that the ranks of a world on several hosts share while it lives: where each rank is, the local world of this
-// host, the transport to the others, and why the world ended. The first cause is kept in the local world's control
-// memory, so all ranks of a host report the same; it is sent to all connected ranks. Any thread.
+// State of a world on several hosts: where each rank is, the local world of this host, the transport to other hosts,
+// and why the world ended. The first cause is kept in the local world's control memory, so all ranks of a host report
+// the same cause; it is also sent to all connected ranks. Any thread.
 
 /// Describes the rank's operation, for the messages of the local world.
 class HostsOperationLabel final : public OperationLabel {
@@ -104,18 +105,18 @@ class HostsOperationLabel final : public OperationLabel {
   Descriptor what_;
 };
 
-/// Inputs of a group, whose members have exchanged all they need, so that no store is asked.
+/// Inputs for forming a group without a store: its members have exchanged this data already.
 struct Place {
   std::unique_ptr<transport::tcp::Listeners> listeners;
   std::unique_ptr<local::Rendezvous> point;
   std::vector<transport::tcp::PeerInfo> infos;  ///< by rank
-  std::vector<std::string> entries;             ///< by local rank, of meeting points
+  std::vector<std::string> entries;             ///< by local rank, names of meeting points
   std::string token;
 };
 
 class World final : public transport::TransportEvents, public messages::Members {
  public:
-  /// Throws what forming throws.
+  /// Throws any error of forming a world.
   World(const FormOptions& options, std::unique_ptr<Place> place);
   ~World() override;
 
@@ -123,45 +124,45 @@ class World final : public transport::TransportEvents, public messages::Members 
   int rank() const noexcept override { return layout_.rank; }
   int size() const noexcept override { return layout_.size; }
   const std::string& host_name(int rank) const noexcept override { return infos_[static_cast<std::size_t>(rank)].host; }
-  /// "pid 12", for messages; empty if the rank is in this process.
+  /// Returns "pid 12", for messages; empty if the rank is in this process.
   std::string pid_text(int rank) const override;
   bool crowded() const noexcept override { return local_world().crowded(); }
   local::LocalCommunicator& local() noexcept { return *local_; }
   local::World& local_world() const noexcept { return local_->core().world(); }
   transport::Transport& transport() noexcept { return *transport_; }
   HostsOperationLabel& label() noexcept { return *label_; }
-  /// Status in which this rank reports what it does.
+  /// Status in which this rank reports its activity.
   status::GroupStatus& status() noexcept { return *status_; }
   status::LaneStatus& messages() const noexcept override { return status_->messages; }
   bool in_child() const noexcept { return local_->core().in_child(); }
   const FormOptions& options() const noexcept { return options_; }
-  /// Addresses and options by which ranks of other hosts may reach this one.
+  /// Options for listening to ranks of other hosts.
   transport::tcp::Listeners::Options listening() const;
 
   bool ended() const noexcept override { return local_world().ended(); }
   /// Ends the world, unless it has ended.
   void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override;
   [[noreturn]] void end_and_throw(ErrorCode code, int peer, std::uint64_t sequence, const std::string& text);
-  /// Reports to the others that the world has ended, if it has and they do not know.
+  /// Tells the other ranks that the world has ended, if it has and they were not told yet.
   void tell_if_ended() override;
   void throw_if_ended() {
     if (ended()) throw_ended();
   }
   [[noreturn]] void throw_ended();
-  /// For an operation that has not begun.
+  /// Throws, for an operation that has not begun, if the world has ended.
   void throw_if_ended_before(const std::string& what, std::uint64_t sequence);
   Error recorded(const std::string& doing, std::uint64_t sequence) const override {
     return local_world().recorded(doing, sequence);
   }
-  /// Reason why nothing will come from a rank any more; nullopt if something may.
+  /// Returns the reason why a rank can send nothing any more; nullopt if it may still send.
   std::optional<std::string> lost(int rank) const override {
     const bool here = layout_.host_of(rank) == layout_.host;
     return here ? local_world().lost(layout_.local_of(rank)) : transport_->lost(rank);
   }
-  /// Ends the world: the peer will not do what is waited for.
+  /// Ends the world because the peer is lost, for the reason `how`, and throws.
   [[noreturn]] void end_lost(int peer, const std::string& how);
 
-  /// Handles messages of send and recv.
+  /// Handler for messages of send and recv.
   std::function<void(int peer, std::uint32_t tag, std::string_view bytes)> message_handler;
 
   void on_message(int peer, std::uint32_t tag, std::string_view bytes) override;
@@ -184,7 +185,7 @@ class World final : public transport::TransportEvents, public messages::Members 
   std::atomic<bool> told_{false};
 };
 
-/// Runs `request` through the local world, the same on all its ranks.
+/// Runs `request` in the local world. All ranks of this host have to call it with the same request.
 void run_local(World& world, const Request& request);
 
 }  // namespace cohort::comm::hosts

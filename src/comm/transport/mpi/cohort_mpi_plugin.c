@@ -1,5 +1,5 @@
-/* The plug-in: Cohort's table (cohort_mpi.h) over the MPI that this file is compiled for. `cohort build-mpi` compiles
- * it; by hand: mpicc -O2 -fPIC -shared -o cohort-mpi-SITE.so cohort_mpi_plugin.c. Needs MPI 3. */
+/* The plug-in: implements Cohort's table (cohort_mpi.h) with the MPI that this file is compiled for. `cohort build-mpi`
+ * compiles this file; by hand: mpicc -O2 -fPIC -shared -o cohort-mpi-SITE.so cohort_mpi_plugin.c. Needs MPI 3. */
 #include "cohort_mpi.h"
 
 #include <mpi.h>
@@ -86,7 +86,7 @@ static int self_is_deleted(MPI_Comm comm, int key, void* value, void* extra) {
   return MPI_SUCCESS;
 }
 
-/* MPI_Finalize begins by deleting what hangs on MPI_COMM_SELF. */
+/* Uses that MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF. */
 static int plugin_before_finalize(void (*call)(void)) {
   int key = MPI_KEYVAL_INVALID;
   int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, self_is_deleted, &key, NULL);
@@ -117,7 +117,7 @@ static int plugin_open(int32_t slots, struct CohortMpiPort** made) {
     return MPI_ERR_NO_MEM;
   }
   for (i = 0; i < slots; ++i) port->requests[i] = MPI_REQUEST_NULL;
-  /* The program's handler of errors is put back. */
+  /* Return errors meanwhile; the program's error handler is restored afterwards. */
   code = MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
   if (code == MPI_SUCCESS) code = MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   if (code == MPI_SUCCESS) code = MPI_Comm_idup(MPI_COMM_WORLD, &port->comm, &port->opening);

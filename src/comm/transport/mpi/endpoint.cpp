@@ -45,7 +45,7 @@ constexpr int kMeeting = kReceives + kSends;  // the slot of `meet`
 constexpr int kSlots = kMeeting + 1;
 constexpr int kTag = 7;
 constexpr std::size_t kMostSpare = 32;                 // buffers
-constexpr std::size_t kSmall = std::size_t{16} << 10;  // packets up to this do not keep a whole buffer
+constexpr std::size_t kSmall = std::size_t{16} << 10;  // stored packets up to this size are copied out of their buffer
 constexpr std::size_t kMostEarly = std::size_t{256} << 20;
 constexpr auto kNap = 1ms;
 constexpr auto kCancelling = 1s;
@@ -160,7 +160,7 @@ std::unique_ptr<std::byte[]> Endpoint::buffer() {
 }
 
 void Endpoint::give_back(Packet packet) {
-  if (packet.count <= kSmall) return;  // it may be shorter than a buffer has to be
+  if (packet.count <= kSmall) return;  // its memory may be shorter than a buffer
   const Lock lock(mutex_);
   if (buffers_.size() < kMostSpare) buffers_.push_back(std::move(packet.bytes));
 }
@@ -281,7 +281,7 @@ void Endpoint::close() noexcept {
   const Lock lock(mutex_);
   if (std::exchange(closed_, true)) return;
   for (int slot = 0; slot < kReceives; ++slot) static_cast<void>(mpi_.cancel(port_, slot));
-  // Sends that are under way are MPI_Finalize's to finish.
+  // MPI_Finalize finishes sends that are under way.
   int left = kReceives;
   const auto limit = Clock::now() + kCancelling;
   while (left > 0 && Clock::now() < limit) {
@@ -317,7 +317,7 @@ constexpr std::chrono::seconds kFinalizing{15};
 
 std::string_view level_name(int level) { return kLevels[static_cast<std::size_t>(std::clamp(level, 0, 3))]; }
 
-// For MPI, which takes no context. Set once, before MPI can call.
+// The endpoint, for MPI's callback, which has no context argument. Set once, before MPI can call it.
 std::shared_ptr<Endpoint>& endpoint_of_process() {
   static auto* const endpoint = new std::shared_ptr<Endpoint>();
   return *endpoint;
@@ -360,8 +360,8 @@ void Runtime::serve(net::Deadline deadline) {
   Outcome outcome = begin(deadline);
   std::unique_lock lock(mutex_);
   if (outcome) endpoint_of_process() = *outcome;
-  // Registered after everything so far, so that it runs before that: the launcher's meeting place is left last, by us
-  // and by MPI (MPICH 5 leaves PMI in such a handler of its own).
+  // Registered after all earlier handlers, so it runs before them: MPI is finalized before the process disconnects from
+  // its launcher, which Cohort and MPI do in such handlers (MPICH 5: PMI).
   if (ours_) ::on_exit([](int status, void* runtime) { static_cast<Runtime*>(runtime)->at_exit(status); }, this);
   outcome_ = std::move(outcome);
   changed_.notify_all();
@@ -427,9 +427,10 @@ Runtime::Outcome Runtime::begin(net::Deadline deadline) {
   return endpoint;
 }
 
-// MPI_Finalize is collective. After a failure it would wait for those that do not come: the launcher is left to see
-// that this process ended out of order, and ends the others. Some do not return although all have come: MPICH over
-// UCX's tcp before 4.2 (pmodels/mpich#6596). So it is known when all have, and the rest has a limit of its own.
+// MPI_Finalize is collective. After a failure it would wait for processes that do not call it, so it is skipped: the
+// launcher then sees that this process ended without it, and ends the others. Some versions do not return although all
+// processes have called it: MPICH over UCX's tcp before 4.2 (pmodels/mpich#6596). So the wait for all processes and the
+// call itself have separate limits.
 void Runtime::at_exit(int status) {
   std::unique_lock lock(mutex_);
   if (process_ != ::getpid() || !ours_ || !outcome_ || !*outcome_ || ending_ != Ending::None) return;

@@ -1,6 +1,6 @@
-// MPI in this process: its packets, its one end of MPI, and that this is begun and ended.
-// Packets that go over MPI between two ranks of a world, each with a head that says whose it is and which it is of
-// those from this sender. Plain layouts and pure functions; heads come from other processes and are checked in full.
+// MPI in this process: the plug-in, the packets, the process's endpoint, and MPI's initialization and finalization.
+// A packet between two ranks of a world has a head that names world, sender and the packet's number from this sender.
+// Plain layouts and pure functions; heads come from other processes and are checked in full.
 #pragma once
 
 #include "base/result.h"
@@ -28,32 +28,32 @@
 
 namespace cohort::mpi {
 
-// Finds the plug-in for the MPI whose launcher started this process, and loads it: the one library through which an
-// MPI is reached. It is never unloaded. Any thread.
+// Finds and loads the plug-in for the MPI whose launcher started this process; Cohort calls MPI only through it. The
+// plug-in is never unloaded. Any thread.
 struct Plugin {
   const CohortMpi* mpi = nullptr;
   std::string path;
 };
 
-/// The folders in which plug-ins are looked for, the user's own first.
+/// Returns the folders that are searched for plug-ins, the user's own first.
 std::vector<std::filesystem::path> plugin_folders(const rendezvous::Environment& environment);
 
-/// The plug-in of this process and its environment: loaded at the first call that succeeds.
+/// Returns the plug-in for this process and its environment; the first successful call loads it.
 Result<Plugin> plugin_of_process();
 
-/// The plug-ins that may be used, for whichever MPI.
+/// Returns the paths of all installed plug-ins, for any MPI.
 std::vector<std::filesystem::path> installed_plugins(const rendezvous::Environment& environment);
 
-/// Loads this one and checks its table.
+/// Loads the plug-in at `path` and checks its table.
 Result<Plugin> open_plugin(const std::filesystem::path& path);
 
 /// Beginning of a plug-in's file name: "cohort-mpi-FAMILY-VERSION.so".
 inline constexpr std::string_view kPluginPrefix = "cohort-mpi-";
 
 enum class PacketKind : std::uint32_t {
-  Whole = 1,  ///< a frame
-  Offer,      ///< a frame of `total` bytes, to be asked for by its number
-  Grant,      ///< the frame `id` has a place now
+  Whole = 1,  ///< a whole frame
+  Offer,      ///< announces a frame of `total` bytes, number `id`
+  Grant,      ///< the receiver has posted memory for the frame `id`
   Piece,      ///< bytes of the frame `id`, from `offset` on
 };
 
@@ -61,21 +61,21 @@ struct PacketHead {
   std::uint32_t mark = 0x434D5031;  ///< "CMP1"
   PacketKind kind = PacketKind::Whole;
   std::uint64_t world = 0;   ///< the world's number
-  std::uint64_t number = 0;  ///< of this sender's packets to this receiver in this world, from 0
+  std::uint64_t number = 0;  ///< counts this sender's packets to this receiver in this world, from 0
   std::int32_t from = 0;     ///< rank in that world
   std::uint32_t tag = 0;
   std::uint64_t operation = 0;
   std::uint64_t id = 0;
   std::uint64_t offset = 0;
-  std::uint64_t total = 0;  ///< of the frame
+  std::uint64_t total = 0;  ///< bytes of the frame
 };
 static_assert(sizeof(PacketHead) == 64);
 
 inline constexpr std::size_t kMostPayload = std::size_t{128} << 10;
 inline constexpr std::size_t kMostPacket = sizeof(PacketHead) + kMostPayload;
-inline constexpr std::size_t kMostWhole = std::size_t{64} << 10;  ///< longer frames wait until they have a place
+inline constexpr std::size_t kMostWhole = std::size_t{64} << 10;  ///< longer frames are offered, and sent after a Grant
 
-/// The head of a packet of `size` ranks; Corrupt if it is none.
+/// Returns the head of a packet in a world of `size` ranks; fails with Corrupt if the head is invalid.
 Result<PacketHead> read_head(const std::byte* bytes, std::size_t count, int size);
 
 struct Packet {
@@ -83,48 +83,49 @@ struct Packet {
   std::size_t count = 0;
 };
 
-// This process's end of MPI: one communicator of all processes that MPI's launcher started, shared by all worlds of the
-// process. Keeps receives posted, sorts what comes by world, and owns all memory that MPI reads and writes: so no
-// request ever touches memory of a frame, also where a request never ends. Any thread may call; MPI's functions are
-// never called by two at once.
+// This process's MPI endpoint: one communicator of all processes that MPI's launcher started, shared by all worlds of
+// the process. Keeps receives posted, sorts received packets by world, and owns all memory that MPI reads and writes,
+// so even a request that never ends cannot touch the memory of a frame. Any thread may call; calls of MPI's functions
+// never overlap.
 class Endpoint {
  public:
-  /// Collective over all processes of the job; `mpi` is initialised and stays.
+  /// Collective over all processes of the job. `mpi` has to be initialised, and has to outlive the endpoint.
   static Result<std::shared_ptr<Endpoint>> open(const CohortMpi& mpi, net::Deadline deadline);
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  int rank() const noexcept { return rank_; }  ///< of MPI's count
+  int rank() const noexcept { return rank_; }  ///< MPI's process number
   int size() const noexcept { return size_; }
-  /// Equal for the processes of one start of the launcher, and for no others.
+  /// Identifies the job: equal exactly for the processes of one start of the launcher.
   const std::string& job() const noexcept { return job_; }
   const std::string& library() const noexcept { return library_; }
 
-  /// Keeps packets that come for this world, also those that have come before.
+  /// Keeps packets for this world from now on, and those that have already arrived.
   void enlist(std::uint64_t world);
   void retire(std::uint64_t world);
 
-  /// Memory for a packet.
+  /// Returns memory for a packet.
   std::unique_ptr<std::byte[]> buffer();
-  /// Begins to send to a process of MPI's count. False if it cannot now, and the packet is still the caller's.
+  /// Begins to send to MPI process `peer`. Returns false, and leaves the packet with the caller, if that is not
+  /// possible now.
   bool send(std::uint64_t world, int peer, Packet& packet);
-  /// How many packets of this world are on their way to it.
+  /// Number of packets of this world in transit to the process.
   int under_way(std::uint64_t world, int peer);
-  /// Makes progress. True if anything was done.
+  /// Makes progress. Returns true if anything was done.
   bool poll();
   std::vector<Packet> take(std::uint64_t world);
   void give_back(Packet packet);
 
-  /// Reason why nothing can be sent to or come from a process any more.
+  /// Returns the reason why nothing can be sent to or received from a process any more; nullopt if there is none.
   std::optional<std::string> failure(int peer);
-  /// A world has come to a bad end: MPI is not to be ended in order.
+  /// Records that a world has failed, so MPI cannot be finalized in order.
   void note_failure() noexcept { failed_ = true; }
   bool failed() const noexcept { return failed_; }
 
-  /// Lets only `meet` call MPI from here on.
+  /// From now on, only `meet` calls MPI.
   void close() noexcept;
-  /// Called after `close`, once: waits until all processes of the job have come here. False if they have not by then,
-  /// or where MPI fails.
+  /// Waits until all processes of the job have called this. Call once, after `close`. Returns false if the deadline
+  /// passes or MPI fails.
   bool meet(net::Deadline deadline);
 
  private:
@@ -152,13 +153,13 @@ class Endpoint {
     Packet packet;
   };
   std::vector<Sending> sending_;  // by slot
-  std::vector<int> free_;         // slots to send by
+  std::vector<int> free_;         // free slots for sends
   std::vector<CohortMpiEvent> events_;
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
-  std::map<std::uint64_t, std::deque<Packet>> boxes_;  // of worlds that are there, or may come
+  std::map<std::uint64_t, std::deque<Packet>> boxes_;  // by world, existing or still to form
   std::set<std::uint64_t> worlds_;
   std::set<std::uint64_t> gone_;
-  std::size_t early_bytes_ = 0;  // for worlds that are not there yet
+  std::size_t early_bytes_ = 0;  // bytes of packets for worlds that do not exist yet
   std::map<std::pair<std::uint64_t, int>, int> under_way_;
   std::map<int, std::string> failures_;
   std::optional<std::string> broken_;
@@ -166,20 +167,21 @@ class Endpoint {
   bool closed_ = false;
 };
 
-// MPI in this process: which plug-in, begun at the first world that asks for it, ended at the process's end. MPI is
-// begun and ended on a thread of its own, as it demands, so that both have deadlines. A program that has begun MPI
-// itself also ends it itself. One for the process, never destroyed; any thread.
+// Loads the plug-in and initialises MPI for the first world that asks for it, and finalizes MPI at the process's end.
+// Both happen on one thread of their own, as MPI requires, so that both have deadlines. A program that has initialised
+// MPI itself also finalizes it itself. One object per process, never destroyed; any thread.
 class Runtime {
  public:
   static Runtime& of_process();
 
-  /// Begins MPI if nobody has. Collective over the processes of the launcher the first time. `patience`: at the
-  /// process's end, how long the others may take to come to theirs.
+  /// Initialises MPI unless that has been done. The first call is collective over the launcher's processes. `patience`:
+  /// how long to wait at the process's end for the ends of the other processes.
   Result<std::shared_ptr<Endpoint>> endpoint(net::Deadline deadline, std::chrono::milliseconds patience);
 
  private:
   using Outcome = Result<std::shared_ptr<Endpoint>>;
-  /// Steps to MPI_Finalize: asked to go, not all have come, all are there to call it, it has returned.
+  /// Steps to MPI_Finalize. Wanted: requested; Alone: some processes did not come; Met: all processes are ready to call
+  /// it; Over: it has returned.
   enum class Ending { None, Wanted, Alone, Met, Over };
 
   void serve(net::Deadline deadline);
@@ -193,7 +195,7 @@ class Runtime {
   Plugin plugin_;
   pid_t process_ = 0;
   bool begun_ = false;  // the thread has been started
-  bool ours_ = false;   // this began MPI, and ends it
+  bool ours_ = false;   // this object initialised MPI, and finalizes it
   Ending ending_ = Ending::None;
   std::chrono::milliseconds patience_{0};
   std::optional<Outcome> outcome_;

@@ -14,11 +14,11 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-// Letters of the transport's own, on the connections.
-constexpr std::uint32_t kAsk = 0xFFFFFFF0;        // "have you handled so many packets of mine?"
-constexpr std::uint32_t kConfirmed = 0xFFFFFFF1;  // "I have"
-constexpr int kWindow = 12;                       // packets on their way to a peer
-constexpr unsigned kLooks = 16;                   // of progress, between looks at the connections
+// Messages of this transport over the TCP connections.
+constexpr std::uint32_t kAsk = 0xFFFFFFF0;        // asks the peer to confirm that it has handled so many packets
+constexpr std::uint32_t kConfirmed = 0xFFFFFFF1;  // the confirmation
+constexpr int kWindow = 12;                       // most packets in transit to a peer
+constexpr unsigned kLooks = 16;                   // calls of progress between checks of the TCP connections
 constexpr auto kFirstNap = 20us;
 constexpr auto kLongestNap = 1ms;
 
@@ -45,7 +45,7 @@ MpiTransport::~MpiTransport() { endpoint_->retire(world_); }
 
 MpiTransport::Peer& MpiTransport::open(int peer) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
-  if (!state.known) tcp_.connect(peer);  // so that it is noticed when the peer goes
+  if (!state.known) tcp_.connect(peer);  // only over a connection is the loss of the peer noticed
   state.known = true;
   return state;
 }
@@ -84,7 +84,7 @@ void MpiTransport::send(transport::Outgoing& frame) {
   pump(frame.peer);
 }
 
-/// Makes the next packet and hands it over. False if it cannot go now.
+/// Makes the next packet and passes it to the endpoint. Returns false if it cannot be sent now.
 bool MpiTransport::send_front(int peer, Peer& state) {
   const int process = processes_[static_cast<std::size_t>(peer)];
   Item& item = state.queue.front();
@@ -163,7 +163,7 @@ void MpiTransport::receive(transport::Incoming& frame) {
   place(state, frame.peer, found.head, frame, found.bytes.data());
 }
 
-/// A frame, or the offer of one, and where it is to go.
+/// Handles a frame, or the offer of a frame, that has been posted as `frame`.
 void MpiTransport::place(Peer& state, int peer, const PacketHead& head, transport::Incoming& frame,
                          const std::byte* payload) {
   if (head.total > frame.room)
@@ -178,14 +178,14 @@ void MpiTransport::place(Peer& state, int peer, const PacketHead& head, transpor
   Item grant;
   grant.head = head_of(PacketKind::Grant);
   grant.head.id = head.id;
-  state.queue.push_front(grant);  // every packet says what it is, so it may go between the pieces of a frame
+  state.queue.push_front(grant);  // packets are self-describing, so a grant may go between the pieces of a frame
   pump(peer);
 }
 
-/// A packet in whatever order MPI completed them: each peer's are handled in the order in which they were sent.
+/// Takes a received packet. MPI may complete packets in any order; each peer's packets are handled in sending order.
 void MpiTransport::take_in(Packet packet) {
   const auto head = read_head(packet.bytes.get(), packet.count, static_cast<int>(peers_.size()));
-  if (!head) return;  // the endpoint has looked; a rank outside of this world is nobody's
+  if (!head) return;  // the endpoint has checked the head; only a rank outside of this world fails here
   const int peer = head->from;
   Peer& state = peers_[static_cast<std::size_t>(peer)];
   state.ahead.emplace(head->number, std::move(packet));
@@ -251,7 +251,7 @@ void MpiTransport::confirm(int peer, Peer& state) {
   tcp_.message(peer, kConfirmed, counted(std::exchange(state.to_confirm, 0)));
 }
 
-// --- what comes over TCP ---
+// --- events from TCP ---
 
 void MpiTransport::on_message(int peer, std::uint32_t tag, std::string_view bytes) {
   heard_.store(true);
@@ -283,13 +283,13 @@ bool MpiTransport::progress() {
   const Lock lock(mutex());
   bool any = endpoint_->poll();
   std::vector<Packet> packets = endpoint_->take(world_);
-  // A peer's reason for ending the world lies on its connection: it is read before earlier packets complete anything.
+  // A peer reports the end of the world over TCP: read that before packets sent earlier complete an operation.
   if (!packets.empty() || ++looks_ % kLooks == 0) any = tcp_.progress() || any;
   for (Packet& packet : packets) take_in(std::move(packet));
   return pump_all() || any || !packets.empty();
 }
 
-// MPI has nothing to sleep on: naps that grow, and a look between them.
+// MPI has no blocking wait for all requests: sleep for growing intervals, and poll in between.
 void MpiTransport::sleep(std::chrono::milliseconds longest) {
   const auto until = Clock::now() + longest;
   std::chrono::microseconds nap = kFirstNap;
@@ -358,7 +358,7 @@ void MpiTransport::end(std::string_view bytes) {
   tcp_.end(bytes);
 }
 
-// A packet that MPI has taken need not go: it may need calls of this process to get out. So the peers are asked.
+// A packet that MPI has taken may still need MPI calls of this process to be sent, so peers are asked to confirm.
 bool MpiTransport::flushed() {
   const Lock lock(mutex());
   bool all = tcp_.flushed();

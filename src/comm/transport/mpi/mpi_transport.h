@@ -1,8 +1,8 @@
-// The transport over MPI: frames of operations go through the endpoint's packets. Life, endings and the messages of
-// send and recv stay on TCP connections (tcp/), because MPI says nothing of a peer that has died; so a lost rank is
-// named as quickly as there. So do frames that have to be authenticated, since MPI's are not. Frames up to 64 KiB
-// travel at once, longer ones once they have a place. All bytes are copied in and out of the endpoint's memory. Any
-// thread may call; handlers run under the mutex.
+// The transport over MPI: frames of operations are sent as the endpoint's packets. Failure detection, endings and the
+// messages of send and recv stay on TCP connections (tcp/), because MPI does not report a peer that has died; so a lost
+// rank is detected as quickly as with TCP. Frames that have to be authenticated also use TCP, since MPI's are not.
+// Frames up to 64 KiB are sent immediately, longer ones when the receiver has posted memory for them. All bytes are
+// copied through the endpoint's memory. Any thread may call; handlers run under the mutex.
 #pragma once
 
 #include "comm/transport/mpi/endpoint.h"
@@ -23,8 +23,8 @@ class MpiTransport final : public transport::Transport, private transport::Trans
  public:
   struct Options {
     std::shared_ptr<Endpoint> endpoint;
-    std::vector<int> processes;  ///< of MPI's count, by rank
-    std::uint64_t world = 0;     ///< equal on the world's ranks, and in no other world
+    std::vector<int> processes;  ///< MPI's process numbers, by rank
+    std::uint64_t world = 0;     ///< number of the world, the same on all its ranks and unique to it
   };
   MpiTransport(Options options, transport::tcp::TcpTransport::Options tcp, transport::tcp::Listeners listeners,
                transport::TransportEvents& events);
@@ -48,34 +48,34 @@ class MpiTransport final : public transport::Transport, private transport::Trans
 
  private:
   using Lock = std::lock_guard<std::recursive_mutex>;
-  /// A frame or message that waits to be made into packets.
+  /// A frame or protocol packet that is queued for sending.
   struct Item {
     PacketHead head;
-    transport::Outgoing* frame = nullptr;  // of Whole and Piece
+    transport::Outgoing* frame = nullptr;  // for Whole and Piece
   };
   struct Kept {
     PacketHead head;
     std::vector<std::byte> bytes;
   };
-  /// A long frame that comes in pieces.
+  /// A long frame that is being received in pieces.
   struct Landing {
     transport::Incoming* frame = nullptr;
     std::uint64_t total = 0;
     std::uint64_t got = 0;
   };
   struct Peer {
-    bool known = false;  // there is a connection, or one is being made
+    bool known = false;  // a connection exists or is being made
     std::deque<Item> queue;
-    std::uint64_t sent = 0;                 // packets
-    std::uint64_t handled = 0;              // of the peer's packets
-    std::map<std::uint64_t, Packet> ahead;  // of their turn
+    std::uint64_t sent = 0;                 // number of packets sent
+    std::uint64_t handled = 0;              // number of the peer's packets handled
+    std::map<std::uint64_t, Packet> ahead;  // packets received before their turn
     std::map<std::uint64_t, transport::Outgoing*> offered;
     std::uint64_t next_offer = 0;
     std::list<transport::Incoming*> posted;
-    std::deque<Kept> kept;  // frames, and offers, that came before they were posted
+    std::deque<Kept> kept;  // frames and offers received before they were posted
     std::map<std::uint64_t, Landing> landing;
-    std::uint64_t asked = 0;      // whether it has handled so many
-    std::uint64_t confirmed = 0;  // it has
+    std::uint64_t asked = 0;      // the peer was asked to confirm that it has handled so many packets
+    std::uint64_t confirmed = 0;  // number of packets that the peer has confirmed
     std::uint64_t to_confirm = 0;
   };
 
@@ -102,10 +102,10 @@ class MpiTransport final : public transport::Transport, private transport::Trans
   transport::TransportEvents& events_;
   transport::tcp::TcpTransport tcp_;
   std::vector<Peer> peers_;
-  std::map<int, std::string> broken_;  // peers that broke the rules
+  std::map<int, std::string> broken_;  // peers that violated the protocol
   unsigned looks_ = 0;
   std::atomic<bool> woken_{false};
-  std::atomic<bool> heard_{false};  // something came over TCP
+  std::atomic<bool> heard_{false};  // something was received over TCP
   bool ended_ = false;
   bool left_ = false;
 };

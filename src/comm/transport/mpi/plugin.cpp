@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kOpenMpi = "openmpi";
 constexpr std::string_view kMpich = "mpich";
-constexpr std::string_view kAbi = "abi";  // libmpi_abi.so, as MPI 5 has it for all
+constexpr std::string_view kAbi = "abi";  // libmpi_abi.so, MPI 5's standard ABI
 
-/// "Open MPI" of "openmpi", for people.
+/// Returns the display name, "Open MPI" for "openmpi".
 std::string_view family_name(std::string_view family) noexcept {
   if (family == kOpenMpi) return "Open MPI";
   if (family == kMpich) return "MPICH";
@@ -73,7 +73,7 @@ fs::path own_folder() {
   return ignored ? fs::path() : path.parent_path();
 }
 
-// A plug-in that is loaded runs with all of the user's rights.
+// Checks that only the owner can write, since a loaded plug-in runs with all of the user's rights.
 bool only_owner_writes(const fs::path& path) {
   struct stat about {};
   if (::stat(path.c_str(), &about) != 0) return false;
@@ -85,7 +85,7 @@ struct Candidate {
   fs::file_time_type made;
 };
 
-/// The plug-ins of a folder that others cannot have written, for this family or, if it is empty, for any; newest first.
+/// Returns a folder's plug-ins that other users cannot have written, newest first; an empty family means any.
 std::vector<Candidate> candidates_in(const fs::path& folder, std::string_view family) {
   std::vector<Candidate> found;
   std::error_code ignored;
@@ -105,8 +105,8 @@ std::vector<Candidate> candidates_in(const fs::path& folder, std::string_view fa
   return found;
 }
 
-/// "openmpi" or "mpich": whose launcher started this process; empty: any MPI may have (Slurm, PMIx). Unavailable where
-/// no launcher did that MPI knows of.
+/// Returns the MPI family of the launcher that started this process, "openmpi" or "mpich"; empty if it may be any MPI
+/// (Slurm, PMIx). Fails with Unavailable if no launcher that MPI knows started it.
 Result<std::string> launcher_family(const rendezvous::Environment& environment) {
   const auto detected = rendezvous::detect_rank(environment);
   if (!detected) return tl::unexpected(detected.error());
@@ -126,7 +126,7 @@ Result<std::string> launcher_family(const rendezvous::Environment& environment) 
       detected->launcher.empty() ? "no launcher" : detected->launcher);
 }
 
-/// The MPI family that is required; empty: any. A program that has loaded one keeps to it.
+/// Returns the required MPI family; empty means any. If the program has loaded an MPI, its family is required.
 Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   const auto launcher = launcher_family(environment);
   for (const LoadedLibrary& library : loaded_libraries()) {
@@ -141,11 +141,11 @@ Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   return launcher;
 }
 
-/// Family of the launcher that the plug-in's MPI knows.
+/// Returns the launcher family that the plug-in's MPI belongs to.
 std::string_view family_of(const CohortMpi& mpi) {
   char text[512] = "";
   if (mpi.family != kAbi || mpi.library(text, sizeof text) != 0) return mpi.family;
-  return std::string_view(text).starts_with("Open MPI") ? kOpenMpi : kMpich;  // MPICH's and those made of it
+  return std::string_view(text).starts_with("Open MPI") ? kOpenMpi : kMpich;  // MPICH and its derivatives
 }
 
 Result<void> check_family(const Plugin& plugin, std::string_view wanted) {
@@ -177,7 +177,7 @@ std::vector<fs::path> plugin_folders(const rendezvous::Environment& environment)
 }
 
 Result<Plugin> open_plugin(const fs::path& path) {
-  // Global: some MPIs load parts of theirs later, which look for the library's symbols.
+  // RTLD_GLOBAL: some MPIs load components later that need the library's symbols.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* const why = ::dlerror();
@@ -201,8 +201,8 @@ Result<Plugin> open_plugin(const fs::path& path) {
 
 namespace {
 
-/// COHORT_MPI_PLUGIN, else the newest of the folders that fits. Unavailable, with what was looked at and what to run,
-/// if there is none; Mismatch if it is made for another MPI or another version of Cohort.
+/// Loads COHORT_MPI_PLUGIN, or else the newest suitable plug-in of the folders. Fails with Unavailable if there is none
+/// (the message lists the folders and the command to run), Mismatch if it is for another MPI or version of Cohort.
 Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
   const auto wanted = wanted_family(environment);
   if (!wanted) return tl::unexpected(wanted.error());
@@ -229,7 +229,7 @@ Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
       std::vector<Candidate> found = candidates_in(folder, *wanted);
       if (found.empty() && loaded_libraries().empty()) found = candidates_in(folder, kAbi);
       if (found.empty()) continue;
-      // If the launcher does not say which MPI is meant, a choice between two would be a guess.
+      // If the launcher does not determine the MPI, choosing between two families would be a guess.
       for (const Candidate& other : found) {
         const std::string name = other.path.filename().string();
         const std::string first = found.front().path.filename().string();
@@ -252,7 +252,7 @@ Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
                   wanted->empty() ? "an MPI" : family_name(*wanted), looked, how_to_build(*wanted));
     }
   }
-  // Checked by name first, so that two MPIs do not come into one process only to find that they do not fit.
+  // Check the file's name first, to avoid loading a second MPI into the process only to find that it does not fit.
   const std::string name = path->filename().string();
   for (const std::string_view other : {kOpenMpi, kMpich}) {
     if (wanted->empty() || *wanted == other || !name.starts_with(fmt::format("{}{}-", kPluginPrefix, other))) continue;

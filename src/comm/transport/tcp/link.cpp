@@ -97,16 +97,16 @@ Result<PeerInfo> decode_peer_info(std::string_view bytes) {
 
 namespace {
 
-constexpr std::size_t kLong = std::size_t{16} << 10;  // of a frame: then little is read beyond it
+constexpr std::size_t kLong = std::size_t{16} << 10;  // after longer frames, little is read ahead
 constexpr std::size_t kPeek = std::size_t{2} << 10;
-constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // then others have their turn
-// Part of a frame with a tag: what the system copies next, or has just copied, is still in the core's own cache.
+constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // most bytes of one turn of a link
+// Part of a frame with a tag that is hashed and copied together, while it is in the core's own cache.
 constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 
 constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
 
-/// True if sending has failed for another reason than that the peer went: what the peer sent before that is read first,
-/// and reading finds the end by itself.
+/// True if sending failed for a reason other than a closed connection. After a close, the peer's last bytes are still
+/// read first, and reading detects the end.
 bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
@@ -164,7 +164,7 @@ void Link::look_for_silence(Clock::time_point now) {
   tcp_info about{};
   socklen_t size = sizeof about;
   if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &about, &size) != 0) return;
-  // Bytes that are sent again and again, or questions (also about a closed window) that have no answer yet.
+  // Retransmitted bytes or keep-alive and window probes that have no answer yet.
   const bool unanswered = (about.tcpi_unacked > 0 && about.tcpi_retransmits > 0) || about.tcpi_probes > 0;
   if (!unanswered) return unanswered_since_.reset();
   if (!unanswered_since_) unanswered_since_ = now;
@@ -202,12 +202,14 @@ void Link::send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes) 
   enqueue(kind, tag, 0, bytes.size()).copy = bytes;
 }
 
-/// True if a frame has a tag. Frames are queued before there is a connection, so this is known only when they go.
+/// True if a frame needs a tag. Frames may be queued before the link is connected, so this is decided when they are
+/// sent.
 bool Link::needs_tag(FrameKind kind, bool authenticated) const noexcept {
   return !guard_.tls && (guard_.all || kind != FrameKind::Data || authenticated);
 }
 
-/// Called before these bytes of a frame go: so that its tag can go right behind the last one.
+/// Adds the frame's bytes up to `end` to its tag. Called before they are sent, so that the tag can directly follow
+/// them.
 void Link::cover(Item& item, std::size_t end) {
   const std::size_t length = sizeof item.header + item.header.bytes;
   if (item.covered == 0) guard_.sent->begin();
@@ -220,7 +222,7 @@ void Link::cover(Item& item, std::size_t end) {
   }
 }
 
-/// Notes that so many bytes of the queue have gone.
+/// Records that so many bytes of the queue have been sent.
 void Link::advance(std::size_t bytes) {
   while (bytes > 0) {
     Item& item = queue_.front();
@@ -233,7 +235,7 @@ void Link::advance(std::size_t bytes) {
   }
 }
 
-/// A record at a time: small frames share one, and what a record was made of is free once it has been copied.
+/// Sends one TLS record at a time. Small frames share a record; a frame's memory is free when copied into the record.
 bool Link::flush_encrypted() {
   constexpr std::size_t kRecord = std::size_t{16} << 10;
   bool any = false;
@@ -321,7 +323,7 @@ void Link::receive(Incoming& frame) {
     return;
   }
   posted_.push_back(&frame);
-  blocked_ = false;  // it may be the one: reading shows
+  blocked_ = false;  // this may be the frame that the link waits for; the next read checks
 }
 
 bool Link::owes() const noexcept {
@@ -342,16 +344,16 @@ void Link::end() {
   kept_.clear();
   if (in_frame_ && into_ != nullptr) {
     into_ = nullptr;
-    to_ = nullptr;  // the rest is dropped
+    to_ = nullptr;  // drop the frame's remaining bytes
   }
-  blocked_ = false;  // what nobody has posted is dropped
+  blocked_ = false;  // frames that are not posted are now dropped
   std::deque<Item> kept;
   for (Item& item : queue_) {
     if (item.frame == nullptr) {
       kept.push_back(std::move(item));
     } else if (item.sent > 0 || item.covered > 0) {
-      // The peer has its beginning, or its tag has been begun: the rest goes from a copy, so that what follows is
-      // understood. The part that has gone may be most of a large message, and is not copied.
+      // The frame has been partly sent or added to the tag: send the rest from a copy, so that the peer can parse what
+      // follows. The part already sent may be most of a large frame, and is not copied.
       item.left_out = std::min(item.sent - std::min(item.sent, sizeof item.header), item.frame->bytes);
       item.copy.assign(reinterpret_cast<const char*>(item.frame->data) + item.left_out,
                        item.frame->bytes - item.left_out);
@@ -380,7 +382,8 @@ void Link::break_off(TransportEvents& events, std::string why) {
   events.on_broken(peer_, why);
 }
 
-/// The header has come: where do the bytes go? False if they have to wait, or the link broke.
+/// Decides, after a frame's header has arrived, where its bytes go. Returns false if they have to wait, or the link is
+/// lost.
 bool Link::begin_frame(TransportEvents& events) {
   const auto kind = check(header_);
   if (!kind) {
@@ -432,7 +435,7 @@ bool Link::lacks_tag(const FrameHeader& header, bool authenticated) const noexce
   return tagged(header) != needs_tag(kind_of(header), authenticated || tagged(header));
 }
 
-/// All bytes of a frame are there; `tag` lies in the buffer.
+/// Checks the tag, in the buffer, of a frame whose bytes have all arrived.
 bool Link::is_proven() {
   net::FrameMac::Tag tag;
   std::memcpy(tag.data(), buffer_.data() + begin_, tag.size());
@@ -451,7 +454,7 @@ void Link::finish_frame(TransportEvents& events) {
         into_->done.store(true, std::memory_order_release);
         into_ = nullptr;
       } else if (keeps_ && !ended_) {
-        // It may have been posted while it came.
+        // The frame may have been posted while it arrived.
         if (Incoming* const frame = posted(header_)) {
           if (lacks_tag(header_, frame->authenticated)) return break_off(events, kNoTag);
           frame->bytes = header_.bytes;
@@ -468,7 +471,7 @@ void Link::finish_frame(TransportEvents& events) {
   }
 }
 
-/// Takes what lies in the buffer. False if nothing more can be taken in.
+/// Processes the buffered bytes. Returns false if no more bytes can be taken.
 bool Link::parse(TransportEvents& events) {
   while (state_ == State::Up) {
     if (!in_frame_) {
@@ -495,7 +498,7 @@ bool Link::parse(TransportEvents& events) {
   return false;
 }
 
-/// Reads as readv; encrypted bytes go into the first piece only.
+/// Reads like readv; decrypted bytes go only into the first piece.
 ssize_t Link::receive_some(std::span<iovec> pieces) {
   if (!guard_.tls) return ::readv(fd(), pieces.data(), static_cast<int>(pieces.size()));
   const auto got = guard_.tls->read({static_cast<std::byte*>(pieces[0].iov_base), pieces[0].iov_len});
@@ -525,24 +528,24 @@ bool Link::read(TransportEvents& events) {
       end_ -= begin_;
       begin_ = 0;
     }
-    // The rest of the frame goes where it belongs, what follows it into the buffer.
+    // Read the rest of the frame into its destination, and later bytes into the buffer.
     std::array<iovec, 2> pieces;
     std::size_t count = 0;
     std::size_t direct = 0;
     std::size_t room = buffer_.size() - end_;
     if (in_frame_ && to_ != nullptr && got_ < header_.bytes) {
       direct = header_.bytes - got_;
-      // The next frame, if it is as long, is to go mostly where it belongs, too.
+      // Read little ahead, so that most of a long next frame can be read directly into its destination too.
       if (header_.bytes >= kLong) room = std::min(room, kPeek);
       if (tagged(header_) && direct > kTaggedAtOnce) {
         direct = kTaggedAtOnce;
-        room = 0;  // what follows is of this frame
+        room = 0;  // later bytes belong to this frame too
       }
       pieces[count++] = {to_ + got_, direct};
     }
     if (room > 0) pieces[count++] = {buffer_.data() + end_, room};
     const ssize_t got = receive_some(std::span(pieces).first(count));
-    if (state_ != State::Up) return true;  // what came was not encrypted as it should be
+    if (state_ != State::Up) return true;  // the received bytes were not encrypted correctly
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return any;
     if (got <= 0) {
@@ -555,7 +558,7 @@ bool Link::read(TransportEvents& events) {
     got_ += placed;
     end_ += static_cast<std::size_t>(got) - placed;
     total += static_cast<std::size_t>(got);
-    if (!guard_.tls && static_cast<std::size_t>(got) < direct + room / 2) {  // there is no more for now
+    if (!guard_.tls && static_cast<std::size_t>(got) < direct + room / 2) {  // the socket has no more bytes for now
       parse(events);
       return true;
     }

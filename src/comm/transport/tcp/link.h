@@ -1,6 +1,5 @@
-// A connection between two ranks, and what goes over it: frames, and before them a few messages that say what it is
-// for. Layouts are plain and their functions pure; every length and number that comes from a peer is checked by its
-// reader.
+// A connection between two ranks, and its protocol: first a few messages that state the connection's purpose, then
+// frames. Layouts are plain and their functions pure; the reader checks every length and number from a peer.
 #pragma once
 
 #include "base/result.h"
@@ -40,36 +39,37 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 24);
 inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
-inline constexpr std::uint32_t kTagged = 0x80;      // behind its bytes comes a FrameMac::Tag of the header and them
-/// Longer frames wait in the socket until they are posted. 64 KiB, and what a slice is rounded up by.
+inline constexpr std::uint32_t kTagged = 0x80;      // a FrameMac::Tag of header and bytes follows the frame's bytes
+/// Longer frames wait in the socket until they are posted. 64 KiB, plus the rounding of a slice.
 inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
-/// Limit for frames of an operation that this rank is in the midst of, longer ones of which do so too: they are posted
-/// soon, and putting them aside costs as much as the wire does.
+/// Lower limit for frames of the operation that this rank is running: longer frames wait in the socket too, since they
+/// are posted soon, and copying them aside takes as long as the wire does.
 inline constexpr std::size_t kMostKeptNow = std::size_t{8} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
 inline bool tagged(const FrameHeader& header) noexcept { return (header.kind & kTagged) != 0; }
-/// Kind of a header that was checked.
+/// Returns the kind of a checked header.
 inline FrameKind kind_of(const FrameHeader& header) noexcept {
   return static_cast<FrameKind>(header.kind & 0xFF & ~kTagged);
 }
-/// Corrupt if these are not the first bytes of a frame.
+/// Fails with Corrupt if this is not a valid frame header.
 Result<FrameKind> check(const FrameHeader& header);
 
 inline constexpr int kMostLanes = 16;
 
-// --- handshake: messages of a net::SecureConnection, before its socket is given away for frames ---
+// --- handshake: messages of a net::SecureConnection, before its socket is detached for frames ---
 
 enum class Protection : std::uint8_t {
-  Least,          ///< messages are authenticated, and frames that have to be (transport.h)
-  Authenticated,  ///< every frame is
-  Encrypted,      ///< the whole connection is, and with it authenticated
+  Least,          ///< messages are authenticated, and frames with `authenticated` set (transport.h)
+  Authenticated,  ///< every frame is authenticated
+  Encrypted,      ///< the whole connection is encrypted and authenticated
 };
-/// Secret by which the ranks of one world prove themselves, so that a connection belongs to one world. `secret` may be
-/// empty: then the token alone has to be secret. Connections of one protection do not pass for another.
+/// Derives the secret by which the ranks of one world authenticate, so that a connection belongs to one world. If
+/// `secret` is empty, the token alone has to be secret. Each protection has its own secret, so a connection of one
+/// protection is not accepted as another.
 net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token,
                          Protection protection = Protection::Authenticated);
-/// Distinguishes worlds, and need not be kept secret.
+/// Returns a number that distinguishes worlds, and need not be kept secret.
 std::uint64_t world_number(const net::Secret& of_world);
 /// Options of both ends of a connection between ranks.
 net::SecureOptions between_ranks();
@@ -78,11 +78,11 @@ net::SecureOptions between_ranks();
 struct Hello {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
-  std::uint32_t lane = 0;  ///< which of the pair's connections it is to be
+  std::uint32_t lane = 0;  ///< number among the pair's connections
 };
 /// Reply of the other end.
 enum class Decision : std::uint8_t { Welcome, UseMine };
-/// The opener's last message: a rank that has given up by now does not send it.
+/// The opener's last message, which an opener that has given up does not send.
 inline constexpr std::string_view kConfirmed = "confirmed";
 
 std::string encode(const Hello& hello);
@@ -90,35 +90,35 @@ Result<Hello> decode_hello(std::string_view bytes);
 std::string encode(Decision decision);
 Result<Decision> decode_decision(std::string_view bytes);
 
-/// For the frames of the end that opened the connection, or of the one that accepted it; `session` is of this
-/// connection alone.
+/// Returns the key for frames sent by the opener (`of_opener`) or by the accepting end; `session` is unique to this
+/// connection.
 net::FrameMac::Key direction_key(std::span<const std::uint8_t, 32> session, bool of_opener);
 using Bytes32 = std::array<std::uint8_t, 32>;
 Bytes32 random_bytes();
 
-// --- descriptions: where a rank can be reached, as it says in the store ---
+// --- descriptions: addresses at which a rank can be reached, as written to the store ---
 
 struct PeerInfo {
   std::string host;     ///< for messages
-  std::string machine;  ///< equal where loopback addresses reach
+  std::string machine;  ///< equal for ranks that reach each other by loopback addresses
   std::int64_t pid = 0;
   Protection protection = Protection::Authenticated;
-  int lanes = 1;                        ///< connections it shares data among; of a pair the fewer count
+  int lanes = 1;                        ///< connections among which data is divided; a pair uses the lower number
   std::vector<net::Address> addresses;  ///< best first
-  std::int32_t mpi_process = -1;        ///< of MPI's count, where MPI is the transport
+  std::int32_t mpi_process = -1;        ///< MPI's process number, if MPI is the transport
   std::string mpi_job = {};             ///< equal on ranks that MPI connects
 };
 std::string encode(const PeerInfo& info);
 Result<PeerInfo> decode_peer_info(std::string_view bytes);
 
-// One connection of a pair of ranks: what is queued for the peer, what is expected of it, and the socket once there is
-// one. Does no waiting. Not thread-safe: the transport's mutex guards it.
+// One connection of a pair of ranks: the frames queued for the peer, the frames expected from the peer, and the socket
+// after connecting. Never waits. Not thread-safe: the transport's mutex guards the link.
 class Link {
  public:
   using Clock = std::chrono::steady_clock;
   enum class State { Idle, Connecting, Up, Lost };
 
-  /// A peer whose host does not answer for `silence` is lost.
+  /// The peer is lost if its host does not answer for `silence`.
   Link(int peer, int lane, std::chrono::seconds silence) : peer_(peer), lane_(lane), silence_(silence) {}
   ~Link() { close(); }
   Link(const Link&) = delete;
@@ -130,13 +130,13 @@ class Link {
   int fd() const noexcept { return socket_.get(); }
   const std::string& why_lost() const noexcept { return why_lost_; }
 
-  // The transport connects; this is its book about it.
+  // State of connecting, which the transport does.
   struct Connecting {
-    /// Beginning of the first attempt; or when the peer was last heard of, which is busy then, but can be reached.
+    /// Begin of the first attempt, or the last sign of life of a peer that is reachable but busy.
     Clock::time_point since{};
-    Clock::time_point next{};  ///< the next attempt
-    std::size_t address = 0;   ///< of the next attempt
-    bool only_refused = true;  ///< nobody listened, at every address tried so far
+    Clock::time_point next{};  ///< time of the next attempt
+    std::size_t address = 0;   ///< address of the next attempt
+    bool only_refused = true;  ///< every address tried so far refused the connection
     bool accepting = false;    ///< the peer's own attempt has been welcomed
     int going = 0;             ///< own attempts under way
     std::string last_failure;
@@ -148,33 +148,34 @@ class Link {
   } connecting;
 
   void begin_connecting(Clock::time_point next) noexcept;
-  /// How what goes over a connection is kept from being changed: by encryption, or by tags behind its frames.
+  /// Protects a connection against modification: by encryption, or by tags behind its frames.
   struct Guard {
     std::unique_ptr<net::TlsStream> tls;
-    std::unique_ptr<net::FrameMac> sent, received;  ///< where there is no `tls`
-    bool all = true;                                ///< or only the frames that have to be
+    std::unique_ptr<net::FrameMac> sent, received;  ///< if there is no `tls`
+    bool all = true;                                ///< false: only frames that have to be authenticated have tags
     static Guard of_tags(std::span<const std::uint8_t, 32> session, bool opened, Protection protection);
   };
   void up(sys::UniqueFd socket, Guard guard);
   void lose(std::string why);
 
-  /// False if the link is lost or has ended.
+  /// Queues a frame. After `end`, the frame is `done` immediately; on a lost link it is dropped.
   void send(Outgoing& frame);
   void send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes);
   void receive(Incoming& frame);
   void forget(std::uint64_t operation);
-  /// A frame is posted that has not come, or one has not been taken.
+  /// True if the peer has not sent a posted frame, or has not taken a queued one.
   bool owes() const noexcept;
-  /// Operations' frames are neither sent nor delivered any more, and their memory is not touched.
+  /// Stops sending and delivering operations' frames; their memory is not touched any more.
   void end();
 
-  /// Loses the link if its host has not acknowledged anything for nearly `silence`. A peer that is stopped still does.
+  /// Marks the link as lost if the peer's host has acknowledged nothing for nearly `silence`. The kernel acknowledges
+  /// even if the peer's process is stopped.
   void look_for_silence(Clock::time_point now);
-  /// True, after `read`, if its turn was over and bytes lie here that no poll reports.
+  /// True after `read` if it stopped at its limit and buffered bytes remain, which poll does not report.
   bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
-  /// Sends what the socket takes. True if it took anything.
+  /// Sends what the socket takes. Returns true if it took anything.
   bool flush();
-  /// Reads what has come.
+  /// Reads the available bytes.
   bool read(TransportEvents& events);
   bool wants_read() const noexcept { return state_ == State::Up && !blocked_; }
   bool wants_write() const noexcept { return state_ == State::Up && !idle(); }
@@ -185,13 +186,13 @@ class Link {
  private:
   struct Item {
     FrameHeader header;
-    Outgoing* frame = nullptr;  // null: `copy`
+    Outgoing* frame = nullptr;  // null: the bytes are in `copy`
     std::string copy;
-    std::size_t left_out = 0;  // bytes before those in `copy`, which have gone
-    std::size_t sent = 0;      // of header, bytes and tag
-    std::size_t covered = 0;   // by the tag, of header and bytes; never behind `sent` where there is one
+    std::size_t left_out = 0;  // bytes before those in `copy`, already sent
+    std::size_t sent = 0;      // bytes sent of header, bytes and tag
+    std::size_t covered = 0;   // bytes of header and bytes in the tag; with a tag, at least `sent`
     net::FrameMac::Tag tag;
-    /// The frame's bytes from there on.
+    /// The frame's bytes from position `at` on.
     const std::byte* data(std::size_t at) const noexcept {
       return frame != nullptr ? frame->data + at : reinterpret_cast<const std::byte*>(copy.data()) + (at - left_out);
     }
@@ -201,7 +202,7 @@ class Link {
     std::size_t length() const noexcept {
       return sizeof(FrameHeader) + header.bytes + (tagged() ? sizeof(net::FrameMac::Tag) : 0);
     }
-    /// The bytes from there on that lie in one piece of memory.
+    /// The contiguous bytes in memory from position `at` on.
     std::span<const std::byte> from(std::size_t at) const noexcept;
   };
   struct Kept {
@@ -232,29 +233,29 @@ class Link {
   State state_ = State::Idle;
   sys::UniqueFd socket_;
   std::string why_lost_;
-  bool leaving_ = false;  // the peer has said so
+  bool leaving_ = false;  // the peer has announced that it leaves
   bool ended_ = false;
   bool more_ = false;
   std::optional<Clock::time_point> unanswered_since_;
 
   std::deque<Item> queue_;
   Guard guard_;
-  std::vector<std::byte> sealing_;  // a record's worth of the queue, on its way into `tls`
-  std::size_t sealed_ = 0;          // so much of it is there
+  std::vector<std::byte> sealing_;  // up to one TLS record of the queue, to be written to `tls`
+  std::size_t sealed_ = 0;          // bytes of `sealing_` already written
   std::list<Incoming*> posted_;
   std::deque<Kept> kept_;
-  std::uint64_t over_ = 0;     // operations up to this one are
-  std::uint64_t running_ = 0;  // of this one frames of this link have been posted
+  std::uint64_t over_ = 0;     // operations up to this one are over
+  std::uint64_t running_ = 0;  // the latest operation with frames posted at this link
 
-  // The frame that is coming in.
+  // The frame that is being received.
   bool in_frame_ = false;
-  bool keeps_ = false;    // it is put aside
-  bool blocked_ = false;  // its bytes wait in the socket until it is posted
+  bool keeps_ = false;    // the frame is stored until it is posted
+  bool blocked_ = false;  // the frame's bytes wait in the socket until it is posted
   FrameHeader header_;
   std::byte* to_ = nullptr;  // null: the bytes are dropped
   std::size_t got_ = 0;
   Incoming* into_ = nullptr;
-  std::vector<std::byte> aside_;                                                   // of frames kept and of messages
+  std::vector<std::byte> aside_;                                                   // stored frames and messages
   std::vector<std::byte> buffer_ = std::vector<std::byte>(std::size_t{64} << 10);  // read ahead
   std::size_t begin_ = 0;
   std::size_t end_ = 0;

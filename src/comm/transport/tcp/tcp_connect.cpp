@@ -1,5 +1,5 @@
-// Connects pairs of ranks: tries all addresses of the peer, one shortly after the other; the first that proves itself
-// stays. If two open one to each other at once, the lower rank's stays.
+// Connects pairs of ranks: tries all addresses of the peer, one shortly after the other, and keeps the first connection
+// whose peer authenticates. If both ranks connect to each other at the same time, the lower rank's connection is kept.
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "comm/transport/tcp/tcp_transport.h"
@@ -20,7 +20,7 @@ Attempt Attempt::open(const net::Secret& secret, const Hello& hello, const net::
   Attempt made(hello, static_cast<int>(hello.to), true);
   made.secret_ = &secret;
   made.address_ = address;
-  // Numbers only: nobody is asked.
+  // The address is numeric, so no name service is asked.
   const auto resolved = net::resolve(address, net::deadline_in(std::chrono::seconds(1)));
   if (!resolved || resolved->empty()) {
     made.fail_with("this is no address");
@@ -32,7 +32,7 @@ Attempt Attempt::open(const net::Secret& secret, const Hello& hello, const net::
     made.fail_with(errno_text(errno));
     return made;
   }
-  // A forked child would keep the connection open, and in the epoll set of its parent.
+  // Otherwise a forked child would keep the connection open, and keep it in the epoll set of its parent.
   sys::close_on_fork(made.fd());
   const int on = 1;
   ::setsockopt(made.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -118,14 +118,14 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
-constexpr auto kGreeted = 1s;  // somebody has taken the connection, and only has to prove itself
-constexpr auto kRefused = 2s;  // nobody listens anywhere, for that long: the peer is gone
+constexpr auto kGreeted = 1s;  // how long an accepted, still unauthenticated connection counts as an answer
+constexpr auto kRefused = 2s;  // a peer is gone if all its addresses refuse for that long
 constexpr auto kUnreachable = 10s;
-constexpr int kMostProbes = 127;  // as many as the kernel takes for TCP_KEEPCNT
+constexpr int kMostProbes = 127;  // the kernel's limit for TCP_KEEPCNT
 
-// The kernel asks a peer that is silent for a sign of life, so that a dead host or cable is noticed while nothing is
-// sent, within `silence`; at 3 s a cut of 1 s is survived. While something is sent, Link::look_for_silence looks after
-// it: the kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
+// Makes the kernel probe a silent peer, so that a dead host or cable is noticed within `silence` while nothing is sent;
+// with 3 s, an interruption of 1 s is survived. While data is sent, Link::look_for_silence detects a dead host, because
+// the kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
 void keep_alive(int fd, std::chrono::seconds silence) {
   const int on = 1;
   const int idle_seconds = 1;
@@ -150,7 +150,7 @@ std::vector<net::Address> TcpTransport::reachable(int peer) const {
   return addresses;
 }
 
-/// Begins attempts that are due and gives up those that take too long.
+/// Begins attempts that are due, and gives up attempts that take too long.
 bool TcpTransport::look_after_connecting() {
   const auto now = Clock::now();
   bool any = false;
@@ -170,7 +170,7 @@ bool TcpTransport::look_after_connecting() {
     if (attempt.late(now)) late.push_back(id);
   }
   for (const std::uint32_t id : late) {
-    advance(id);  // what has come meanwhile counts, and may end others
+    advance(id);  // first process received bytes, which may also end other attempts
     const auto found = attempts_.find(id);
     if (found == attempts_.end()) continue;
     const Attempt attempt = std::move(found->second);
@@ -252,7 +252,7 @@ void TcpTransport::accept_all() {
   }
 }
 
-/// True if a peer that connects may; false if it should use the connection that this rank opens.
+/// True if a connecting peer is welcome; false if it should use the connection that this rank opens.
 bool TcpTransport::is_welcome(int peer, int lane) {
   const auto& made = links_[index_of(peer, lane)];
   Link& link = made ? *made : open(peer, lane);
@@ -261,7 +261,7 @@ bool TcpTransport::is_welcome(int peer, int lane) {
   if (book.accepting) return false;
   if (rank_ < peer && book.going > 0) {
     if (any_attempt(peer, lane, [](const Attempt& attempt) { return attempt.greeted(); })) return false;
-    // A peer that nothing of this rank has reached yet may not be reachable from here at all.
+    // If none of this rank's attempts has reached the peer yet, the peer may not be reachable from here.
     close_attempts(peer, lane);
     book.going = 0;
   }

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtAttempts = 50ms;
-constexpr std::size_t kMostUnproven = 128;  // and some for each peer
+constexpr std::size_t kMostUnproven = 128;  // plus some for each peer
 constexpr auto kListen = 100ms;
 
 }  // namespace
@@ -114,11 +114,11 @@ Link& TcpTransport::open(int peer, int lane) {
     }
   }
   if (link->state() == Link::State::Idle && !left_) {
-    // The lower rank connects. If it has no reason to, the higher one does, a little later.
+    // The lower rank connects. The higher rank connects a little later, in case the lower one has no reason to.
     const auto now = Clock::now();
     link->begin_connecting(now + (rank_ < peer ? 0ms : 10ms));
     connecting_ = true;
-    // Not look_after_connecting: it may end the very attempt on whose behalf this is called (`welcome`).
+    // Do not call look_after_connecting: it may end the attempt on whose behalf this is called (`is_welcome`).
     if (rank_ < peer) connect_next(*link, now);
   }
   return *link;
@@ -204,7 +204,7 @@ void TcpTransport::leave() {
     if (link->state() != Link::State::Up) continue;
     link->send_copy(FrameKind::Leaving, 0, "");
     link->flush();
-    link->read(events_);  // a socket closed with bytes in it would take back what was sent
+    link->read(events_);  // closing a socket with unread bytes would discard what was sent
     link->lose("this rank has left");
   }
   attempts_.clear();
@@ -226,7 +226,7 @@ void TcpTransport::watch(Link& link) {
   if (link.wants_read()) wanted |= EPOLLIN;
   if (link.wants_write()) wanted |= EPOLLOUT;
   if (wanted == link.watched) return;
-  // A link whose bytes have to wait is not watched at all: epoll would report its end again and again.
+  // A link whose bytes have to wait is not watched at all, since epoll would report its end repeatedly.
   if (wanted == 0) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, link.fd(), nullptr);
   } else {
@@ -235,7 +235,7 @@ void TcpTransport::watch(Link& link) {
   link.watched = wanted;
 }
 
-/// Moves what can be moved on this connection.
+/// Sends and reads on this link without blocking.
 bool TcpTransport::drive(Link& link, bool readable) {
   bool any = false;
   if (readable) any = link.read(events_);
@@ -279,7 +279,7 @@ bool TcpTransport::progress() {
   return any;
 }
 
-/// Hosts that no longer answer.
+/// Marks links as lost if their hosts no longer answer.
 void TcpTransport::look_for_silence() {
   const auto now = Clock::now();
   if (now - listened_ < kListen) return;

@@ -1,7 +1,6 @@
-// The transport over TCP: one connection for each pair of ranks that has something to say (several by option, between
-// which data is divided by its tags), made when it first has. Each connection proves itself (Attempt) before anything
-// of it is looked at. Owns its sockets; has no thread of its own: callers of `progress` or `sleep` drive it. Any thread
-// may call.
+// The transport over TCP: one connection for each pair of ranks that communicates, made at first use (or, by option,
+// several connections, among which data is divided by tag). The peer of a connection is authenticated (Attempt) before
+// its data is parsed. Owns its sockets. Has no thread: callers of `progress` or `sleep` drive it. Any thread may call.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -22,23 +21,23 @@
 
 namespace cohort::transport::tcp {
 
-// A connection of two ranks that is not agreed on yet. The end that opens it connects, proves itself and its peer
-// (net/secure_connection.h), says what the connection is for, reads whether it may, and confirms. The other end, whose
-// net::Acceptor has done the first half, waits for that. Then it gives its socket away. Owns the socket until then. Not
-// thread-safe: the transport's mutex guards it.
+// A connection of two ranks that is still being set up. The opener connects, authenticates (net/secure_connection.h),
+// states the connection's purpose (Hello), reads the peer's Decision, and confirms. The accepting end takes over from
+// its net::Acceptor, and waits for the confirmation. Owns the socket until `detach`. Not thread-safe: the transport's
+// mutex guards it.
 class Attempt {
  public:
   using Clock = std::chrono::steady_clock;
   enum class State {
-    Going,     ///< goes on when the socket is ready
-    Agreed,    ///< `detach` it
+    Going,     ///< continues when the socket is ready
+    Agreed,    ///< ready to `detach`
     UseOther,  ///< the peer has a connection of its own under way
     Failed,    ///< see `why`
   };
 
   /// Begins to connect to a numeric address. `secret` is the world's.
   static Attempt open(const net::Secret& secret, const Hello& hello, const net::Address& address);
-  /// Takes over a connection that was accepted, and that is welcome.
+  /// Takes over an accepted connection, and welcomes its opener.
   static Attempt accept(net::SecureConnection connection, const Hello& hello);
 
   Attempt(Attempt&&) = default;
@@ -47,28 +46,29 @@ class Attempt {
 
   State advance();
   State state() const noexcept { return state_; }
-  /// For epoll.
+  /// Events to watch with epoll.
   std::uint32_t events() const noexcept;
   int fd() const noexcept { return connection_ ? connection_->fd() : socket_.get(); }
   int peer() const noexcept { return peer_; }
   int lane() const noexcept { return lane_; }
   bool opens() const noexcept { return opens_; }
-  /// It opens a connection, and its peer may know of it.
+  /// True if this is the opener and the peer may know of the attempt.
   bool greeted() const noexcept { return opens_ && connection_ != nullptr; }
-  bool refused() const noexcept { return refused_; }  ///< nobody listens there
+  bool refused() const noexcept { return refused_; }  ///< no process listens at the address
   const std::string& why() const noexcept { return why_; }
   Clock::time_point begun() const noexcept { return begun_; }
-  /// Its peer is there and is the right one; it may be busy.
+  /// True if the peer has been reached and authenticated; it may still be busy.
   bool proven() const noexcept { return connection_ && connection_->established(); }
-  /// It has taken too long. Look first at what has come.
+  /// True if the attempt has taken too long. Call `advance` first.
   bool late(Clock::time_point now) const noexcept {
     return now - begun_ > (proven() ? kBusy : kSilent) * (opens_ ? 1 : 2);
   }
-  /// Once agreed.
+  /// Gives up the socket, in state Agreed.
   Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
-  // A rank that has welcomed a peer waits twice as long as that peer would still confirm: it may be sending already.
+  // A rank that has welcomed a peer waits twice as long as the peer may take to confirm, since the peer may already be
+  // sending.
   static constexpr auto kSilent = std::chrono::seconds(5);
   static constexpr auto kBusy = std::chrono::seconds(30);
 
@@ -84,22 +84,22 @@ class Attempt {
   bool opens_;
   const net::Secret* secret_ = nullptr;
   net::Address address_;
-  sys::UniqueFd socket_;                               // until it is connected
-  std::unique_ptr<net::SecureConnection> connection_;  // from then on
+  sys::UniqueFd socket_;                               // until connected
+  std::unique_ptr<net::SecureConnection> connection_;  // after connecting
   State state_ = State::Going;
   bool refused_ = false;
   std::string why_;
   Clock::time_point begun_ = Clock::now();
 };
 
-/// Sockets at which this rank listens, before anybody knows of it.
+/// Sockets at which this rank listens, opened before its addresses are published.
 class Listeners {
  public:
   struct Options {
     std::string host;            ///< for messages
     bool loopback_only = false;  ///< all ranks are on this machine
     Protection protection = Protection::Authenticated;
-    int lanes = 1;  ///< connections for each peer, if it wants as many
+    int lanes = 1;  ///< connections for each peer, unless the peer has fewer
   };
   /// Listens at the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
   explicit Listeners(const Options& options);
@@ -120,9 +120,9 @@ class TcpTransport final : public Transport {
  public:
   struct Options {
     int rank = 0;
-    std::optional<net::Secret> secret;  ///< of its world (link.h)
-    std::vector<PeerInfo> infos;        ///< by rank; all of one protection
-    /// A peer whose host does not answer so long is lost.
+    std::optional<net::Secret> secret;  ///< the world's (link.h)
+    std::vector<PeerInfo> infos;        ///< by rank; all with the same protection
+    /// A peer is lost if its host does not answer for so long.
     std::chrono::seconds silence = std::chrono::seconds(3);
   };
   TcpTransport(Options options, Listeners listeners, TransportEvents& events);
@@ -151,7 +151,7 @@ class TcpTransport final : public Transport {
   Protection protection() const noexcept { return infos_[static_cast<std::size_t>(rank_)].protection; }
   Link& open(int peer, int lane = 0);
   int lanes_to(int peer) const noexcept;
-  /// Both ends choose alike.
+  /// Connection for frames with this tag; the same at both ends.
   int lane_of(int peer, std::uint32_t tag) const noexcept {
     return static_cast<int>((tag & 0x0FFFFFFF) % static_cast<std::uint32_t>(lanes_to(peer)));
   }
@@ -198,13 +198,13 @@ class TcpTransport final : public Transport {
   sys::UniqueFd bell_;                        // an eventfd
   std::vector<std::unique_ptr<Link>> links_;  // by peer and lane; made at the first use
   std::vector<Link*> open_;
-  std::vector<Link*> again_;                   // have more than one turn's worth
-  std::optional<net::Acceptor> acceptor_;      // until it leaves
-  std::map<std::uint32_t, Attempt> attempts_;  // the first that came is in front
+  std::vector<Link*> again_;                   // links that still hold received bytes
+  std::optional<net::Acceptor> acceptor_;      // until `leave`
+  std::map<std::uint32_t, Attempt> attempts_;  // in order of creation
   std::uint32_t next_attempt_ = 0;
   Clock::time_point looked_{};
   Clock::time_point listened_{};
-  bool connecting_ = false;  // some link is
+  bool connecting_ = false;  // some link is connecting
   bool ended_ = false;
   bool left_ = false;
   std::string end_bytes_;

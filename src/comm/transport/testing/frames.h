@@ -1,4 +1,4 @@
-// For tests of transports: the events they report, and frames to send and receive. Plain values.
+// Helpers for tests of transports: record reported events, and make frames to send and receive. Plain values.
 #pragma once
 
 #include "comm/transport/transport.h"
