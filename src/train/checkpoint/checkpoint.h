@@ -1,8 +1,8 @@
 // One save or load of a checkpoint by all ranks. In a save, the ranks that the place selects write and sync parts in a
-// hidden folder, send digests to rank 0, which writes the manifest last, and rename the folder. A load finds the newest
-// checkpoint that is whole, and sends its bytes to the ranks that need them. Each load looks up which rank sees a file:
-// a checkpoint may be loaded by other ranks, on other hosts, and from another place than it was saved. All functions
-// are collective and block, and call the communicator only from the calling thread.
+// hidden folder, and send digests to rank 0; the manifest is written last, and the folder is renamed. A load finds the
+// newest checkpoint that is whole, and sends its bytes to the ranks that need them. Each load looks up which rank sees
+// a file: a checkpoint may be loaded by other ranks, on other hosts, and from another place than it was saved. All
+// functions are collective and block, and call the communicator only from the calling thread.
 #pragma once
 
 #include "base/files.h"
@@ -59,8 +59,7 @@ struct ShardBytes {
   std::span<const std::byte> bytes;
 };
 
-/// One rank's contribution to a checkpoint, as views of bytes that others own; these have to stay as they are until the
-/// save is over. Plain data.
+/// One rank's contribution to a checkpoint, as views of bytes that must not change until the save is over. Plain data.
 struct Bundle {
   formats::Manifest manifest;     ///< step, epoch, program, sampler, values; only rank 0's is used
   std::vector<TensorFile> files;  ///< files common to all ranks; only rank 0's are used

@@ -57,7 +57,7 @@ class Outgoing {
   const Digests& digests_;
   std::vector<std::byte> piece_;
   std::size_t next_ = 0;
-  std::uint64_t left_ = 0;  // of the file under way
+  std::uint64_t left_ = 0;  // bytes left of the file under way
   std::optional<sys::FileReader> file_;
   std::optional<Error> error_;
 };
@@ -115,9 +115,9 @@ class Passage {
   const Ends ends_;
   const std::vector<std::uint64_t> sizes_;
   std::size_t next_ = 0;    // in sizes_
-  std::uint64_t left_ = 0;  // of the file being received
+  std::uint64_t left_ = 0;  // bytes left of the file being received
   std::vector<std::byte> piece_ = std::vector<std::byte>(kPiece), before_ = std::vector<std::byte>(kPiece);
-  std::span<std::byte> coming_;  // of piece_
+  std::span<std::byte> coming_;  // view of piece_
   Work received_, sent_;         // declared last, since they use the buffers above
 };
 

@@ -39,7 +39,7 @@ class Copies {
   std::vector<int> keepers_;                  // the ring, in the order of ranks
   std::map<std::string, std::size_t> seats_;  // by part's file, the folder to which it is written
   std::size_t first_ = 0;                     // seat to which all other files are written
-  std::size_t seat_ = 0;                      // of this rank's folder
+  std::size_t seat_ = 0;                      // seat of this rank's folder
   std::size_t further_ = 0;                   // number of seats along the ring to which each file is copied
   bool keeps_ = false;
 };

@@ -346,7 +346,7 @@ std::optional<Found> load_listed(Communicator& comm, const FolderOptions& option
     if (latest && next.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next);
     const bool sharded = formats::has_shards(stored.manifest);
-    std::set<std::string> wanted;  // by any rank
+    std::set<std::string> wanted;  // files that any rank wants
     for (const std::string& file : names_of(stored)) {
       if (saved_rank_of(file, stored) < 0 && any(comm, !unwanted.contains(file))) wanted.insert(file);
     }

@@ -555,14 +555,14 @@ class Save {
   const int rank_, ranks_;
   bool in_parts_ = false;
   TensorFile part_;
-  std::vector<std::string> sizes_;  // of the parts, by rank
+  std::vector<std::string> sizes_;  // sizes of the parts, by rank
   SharedFolder shared_folder_;
   std::optional<Copies> copies_;                     // if there are several disks
   std::optional<formats::CheckpointWriter> writer_;  // on keepers of a folder
   std::set<std::int64_t> of_others_;                 // checkpoints of another job
   std::string hidden_;
   formats::Manifest manifest_;
-  Digests digests_;  // of the files that this rank has written
+  Digests digests_;  // digests of the files that this rank has written
 };
 
 }  // namespace

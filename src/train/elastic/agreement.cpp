@@ -13,7 +13,7 @@
 namespace cohort::elastic {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // of items within the bytes sent
+constexpr std::size_t kAlignment = 64;  // alignment of items within the bytes sent
 constexpr std::size_t kUnderWay = 4;    // pieces that a rank sends or receives concurrently
 
 bool is_in(const std::vector<int>& ranks, int rank) {

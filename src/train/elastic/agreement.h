@@ -23,12 +23,12 @@ namespace cohort::elastic {
 struct Standing {
   std::int64_t steps = 0;    ///< steps that the rank has ended
   bool fresh = true;         ///< the rank has been in no world yet
-  bool whole = true;         ///< its parts are unchanged since its last step's end
+  bool whole = true;         ///< the rank's parts are unchanged since the end of its last step
   bool interrupted = false;  ///< the rank left its world within a step
   std::int32_t first_size = 0;
   std::string host = {};
   std::vector<std::string> names = {};  ///< names of the parts and values of its state
-  bool came_anew = true;                ///< its process has never had a state of this job
+  bool came_anew = true;                ///< the rank's process has never had a state of this job
   std::int64_t reached =
       -1;  ///< step reached by others in this attempt of the job, looked up by a new rank 0; -1: none
   std::string checkpoint = {};  ///< the others' last checkpoint, for messages

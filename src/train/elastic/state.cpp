@@ -331,7 +331,7 @@ void State::Impl::exchange_notices() {
   std::int32_t mine = notice();
   Heard heard{mine, -mine};
   if (notices) {
-    // A notice sent at one step's end takes effect at the next step's end, when nobody has to wait for it any more.
+    // A notice sent at one step's end takes effect at the next step's end, when the exchange is likely to be over.
     heard = {};
     if (saying) {
       saying->wait();

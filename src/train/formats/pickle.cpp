@@ -133,7 +133,7 @@ class Machine {
   bool dimensions(Index index, std::vector<std::int64_t>& out);
   bool push_tensor(const std::vector<Index>& parts, std::size_t known, const ElementTypeInfo* type);
 
-  // From nodes to values: below.
+  // Converting nodes to values: below.
   bool convert(Index index, int depth, PtValue& out);
   bool make_dict(std::vector<PtValue> items, PtValue& out);
 

@@ -50,7 +50,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to);
 struct TensorPart {
   std::string holder;  ///< a file's name, or the rank, when ranks exchange their parts
   Shard shard;
-  std::uint64_t offset = 0;  ///< of its bytes in the file
+  std::uint64_t offset = 0;  ///< offset of its bytes in the file
 };
 
 struct PartedTensor {

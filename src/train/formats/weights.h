@@ -18,7 +18,7 @@ namespace cohort::formats {
 
 struct Weights {
   std::vector<NamedTensor> tensors;             ///< views into the members below, or into the given bytes
-  std::map<std::string, std::string> metadata;  ///< of safetensors
+  std::map<std::string, std::string> metadata;  ///< metadata of a safetensors file
   sys::FileBytes file;
   std::vector<std::vector<std::byte>> gathered;  ///< copies of tensors that are strided in the file
 };
@@ -50,7 +50,7 @@ struct ExportOptions {
 struct ExportSummary {
   std::string from;  ///< the file or checkpoint that was read
   std::size_t tensors = 0;
-  std::uint64_t bytes = 0;  ///< of the tensors
+  std::uint64_t bytes = 0;  ///< total size of the tensors
 };
 
 Result<ExportSummary> export_weights(const ExportOptions& options);

@@ -18,7 +18,7 @@ namespace cohort::formats {
 
 struct ZipEntry {
   std::string name;
-  std::uint64_t offset = 0;  ///< of the data in the archive
+  std::uint64_t offset = 0;  ///< offset of the data in the archive
   std::uint64_t size = 0;
   std::uint32_t crc = 0;
   bool stored = true;  ///< false: the entry is compressed, and only its name can be read
@@ -56,7 +56,7 @@ class ZipWriter {
  private:
   struct Record {
     ZipEntry entry;
-    std::uint64_t header = 0;  ///< of the local header
+    std::uint64_t header = 0;  ///< offset of the local header
   };
   Result<void> put(std::span<const std::byte> bytes);
   bool large(std::uint64_t value) const noexcept;

@@ -57,8 +57,8 @@ class Accumulation {
   Forwards forwards_ = Forwards::None;
   Fresh fresh_ = Fresh::None;
   std::optional<std::int64_t> fresh_samples_;
-  std::optional<std::int64_t> samples_;  // of the backward under way, or of the last one
-  bool sync_ = false;                    // of the same backward
+  std::optional<std::int64_t> samples_;  // samples of the backward under way, or of the last one
+  bool sync_ = false;                    // whether the same backward reduces
   Backwards backwards_ = Backwards::None;
   bool conflict_ = false;   // in a backward since the last reduction
   std::int64_t total_ = 0;  // samples declared for the next reduction

@@ -45,7 +45,7 @@ struct PlanOptions {
 BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options);
 
 struct BucketLayout {
-  std::size_t alignment = 64;  ///< of a gradient: a cache line, since kernels run on whole vectors
+  std::size_t alignment = 64;  ///< alignment of each gradient: a cache line, since kernels run on whole vectors
   /// Size from which a separate operation, with its waits, costs less than the copy that it saves (1 MiB would do for
   /// few gradients, but not for convolutional networks).
   std::size_t large_bytes = std::size_t{8} << 20;

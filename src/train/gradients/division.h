@@ -50,7 +50,7 @@ class Division {
   void begin_pass() noexcept { next_region_ = 0; }
   struct Part {
     const Region& region;
-    Buffer result;  ///< of this rank's part
+    Buffer result;  ///< buffer for this rank's part of the average
   };
   Part next();
   /// Returns memory to pass as the values of a rank without samples. The values are not read, but a pointer is needed.

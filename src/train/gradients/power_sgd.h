@@ -77,7 +77,7 @@ class PowerSGD {
     std::int64_t rank = 1;
     std::size_t p = 0, q = 0;  // offsets in Step::p and Step::q
   };
-  struct Step {  // of a bucket
+  struct Step {  // state of one bucket's reduction
     Buffer bucket;
     std::vector<Compressed> compressed;
     std::vector<Matrix> whole;
@@ -95,7 +95,7 @@ class PowerSGD {
   void finish_all(step::Ranks& ranks);
 
   nn::PowerSGDOptions options_;
-  std::map<const void*, std::size_t> numbers_;  // of parameters without a name, in the order of their first gradients
+  std::map<const void*, std::size_t> numbers_;  // numbers of parameters without a name, by first gradient
   std::shared_ptr<step::KeptByName<Kept>> kept_;
   step::Transaction transaction_;
   std::vector<Step> steps_;

@@ -31,7 +31,7 @@ namespace cohort::gradients {
 
 /// Unit of a reduction: the small gradients of a bucket, or one large gradient of it.
 struct BucketView {
-  std::size_t bucket = 0;  ///< its number in the plan, the same on all ranks
+  std::size_t bucket = 0;  ///< the bucket's number in the plan, the same on all ranks
   ConstBuffer values;      ///< this rank's values: at `result`, or where autograd made the gradient
   Buffer result;           ///< gets the average over ranks
   double weight = 0;       ///< weight of this rank's values; 0: the values must not be read
@@ -164,7 +164,7 @@ class Reducer {
   };
   struct Launched {
     std::unique_ptr<step::Pending> work;
-    Device device;  // of the result
+    Device device;  // device of the result
     // Bytes of the gradient that the operation reads where autograd made it, if nobody needs that gradient afterwards.
     std::size_t held = 0;
   };

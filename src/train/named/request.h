@@ -32,7 +32,7 @@ enum class Kind : std::uint8_t {
   AllGather,      ///< concatenates along dimension 0, whose size may differ between ranks
   Broadcast,      ///< in place in `output`
   ReduceScatter,  ///< along dimension 0; if not divisible, the first ranks get one row more
-  AllToAll,       ///< rows go to ranks as `splits` says
+  AllToAll,       ///< sends rows to ranks by `splits`
   Barrier,
   Join,   ///< made by Engine::join
   Group,  ///< made by Engine::form_group
@@ -73,7 +73,7 @@ struct Request {
   bool needs_all_ranks = false;
 };
 
-/// Properties that ranks must agree on (except for dimension 0 and `splits` where they may differ).
+/// Properties on which ranks must agree, except for dimension 0 and `splits` of kinds in which these may differ.
 struct Signature {
   Kind kind = Kind::Barrier;
   DType dtype = DType::Float32;

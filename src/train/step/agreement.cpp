@@ -96,7 +96,7 @@ void Agreement::explain(Ranks& ranks, const Error& error) const {
   std::optional<Error> named;
   try {
     named = difference(ranks);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the error before it is the one to be told
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the caller reports the original error
   }
   if (named) throw Error(*named);
 }

@@ -25,7 +25,7 @@
 namespace cohort::track {
 namespace {
 
-// ordered_json, so that "event" and "time" come first: people read these lines too.
+// ordered_json puts "event" and "time" first, for people who read these lines.
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
