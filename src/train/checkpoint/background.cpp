@@ -39,7 +39,7 @@ class LatestSaves {
     static LatestSaves one;
     return one;
   }
-  /// The one before, if it may go on. (Not in a forked child, which has not its thread.)
+  /// Returns the earlier save, if it may still run; null in a forked child, which lacks the save's thread.
   std::shared_ptr<PendingSave> find(const std::string& folder, int rank) {
     const std::lock_guard lock(mutex_);
     const auto found = saves_.find(key_of(folder, rank));
@@ -113,7 +113,7 @@ const Bundle& BundleCopy::copy(const Bundle& from) {
   std::size_t bytes = 0;
   each_span(bundle_, [&](const auto& span) { bytes += aligned(span.size()); });
   if (memory_.size() < bytes) {
-    memory_ = {};  // not both at once
+    memory_ = {};  // frees the old memory first
     memory_ = sys::FileBytes(bytes);
   }
   std::size_t at = 0;
@@ -165,7 +165,7 @@ std::shared_ptr<PendingSave> BackgroundSaver::start(Communicator& comm, const Bu
       run(pending, earlier, *copy);
     });
   } catch (const std::system_error& error) {
-    // The others have begun, and must not wait for this rank until their deadline.
+    // The other ranks have begun, and must not wait for this rank until their deadline.
     const Error failed(ErrorCode::Unavailable,
                        fmt::format("cannot save a checkpoint in the background -- no thread: {} -- raise the limit on "
                                    "processes (ulimit -u)",

@@ -1,7 +1,7 @@
-// Saves that go on while the program trains: the bundle is copied into memory that is used again for the next one, and
-// a thread of low priority does the rest, over a communicator of its own, so that its collectives cannot meet the
-// program's. One save at a time. One thread calls a BackgroundSaver; a PendingSave may be asked from any. Nothing here
-// knows torch.
+// Saves in the background while the program trains: the bundle is copied into memory that is reused for the next save,
+// and a low-priority thread does the rest. The thread has its own communicator, so that its collectives cannot be
+// matched with the program's. One save at a time. One thread calls a BackgroundSaver; any thread may query a
+// PendingSave. Independent of torch.
 #pragma once
 
 #include "base/files.h"
@@ -25,19 +25,19 @@
 
 namespace cohort::checkpoint {
 
-/// A save under way, or over.
+/// A save that is under way or over.
 class PendingSave {
  public:
   bool done() const;
-  /// False if it is not over after `limit`.
+  /// Waits for the end of the save; returns false if the save is not over after `limit`.
   bool wait_for(std::chrono::nanoseconds limit) const;
-  /// Waits for its end; throws its error, every time. Its collectives have deadlines; the disk has none.
+  /// Waits for the end of the save; throws its error, on every call. Collectives have deadlines; disk writes have none.
   formats::StoredCheckpoint wait();
 
  private:
   friend class BackgroundSaver;
   void finish(std::optional<formats::StoredCheckpoint> stored, std::optional<Error> error);
-  /// The error, if nobody has been told of it.
+  /// Returns the error, if it has not been reported yet.
   std::optional<Error> untold();
 
   mutable std::mutex mutex_;
@@ -47,15 +47,15 @@ class PendingSave {
   std::optional<Error> error_;
 };
 
-/// Waits for the saves into this folder that this rank has begun in the background before: of several objects too, the
-/// one that is called last is to be the newest. (Ranks may be threads of one process.) Nothing to wait for in the
-/// thread of such a save.
+/// Waits for the background saves into this folder that this rank has begun before, also through other objects, so that
+/// the last save called is the newest checkpoint. (Ranks may be threads of one process.) Returns immediately in the
+/// thread of a background save.
 void wait_for_earlier_saves(const std::string& folder, int rank);
 
-/// Bytes of a bundle, in memory of their own.
+/// A copy of a bundle's bytes.
 class BundleCopy {
  public:
-  /// The same bundle over copies of its bytes. The memory grows, and stays.
+  /// Returns the bundle over copies of its bytes. The memory grows as needed, and is reused.
   const Bundle& copy(const Bundle& from);
 
  private:
@@ -73,21 +73,21 @@ class BackgroundSaver {
 
   /// Waits for the save under way. Not collective; throws nothing.
   void wait();
-  /// Waits, and throws the error of the last save unless `wait` of its PendingSave has. Collective over the program's
-  /// communicator, so that all throw or none does.
+  /// Waits, and throws the error of the last save unless its PendingSave has thrown it. Collective over the program's
+  /// communicator, so that either all ranks throw or none.
   void settle(Communicator& comm);
-  /// As settle, not collective: throws on this rank.
+  /// Like settle, but not collective: throws on this rank only.
   void close();
 
-  /// Whether `adopt` has to be called before `start`: collective, as split is.
+  /// Returns whether `adopt` has to be called before `start`. Collective, like the split that makes the communicator.
   bool needs_communicator(Communicator& comm) const;
-  /// A communicator of the same ranks that nobody else uses.
+  /// Sets the communicator to use: of the same ranks, and used by nobody else.
   void adopt(Communicator side) { side_ = std::move(side); }
-  /// After settle. Returns once the bundle has been copied; throws on all ranks if one has no memory for it.
+  /// Starts a save, after settle. Returns when the bundle has been copied; throws on all ranks if one lacks the memory.
   std::shared_ptr<PendingSave> start(Communicator& comm, const Bundle& bundle);
   /// Ends the save under way with an error on all ranks.
   void abort(std::string_view reason);
-  /// Gives its communicator up, once nothing is under way.
+  /// Releases the communicator, when no save is under way.
   void leave();
 
  private:
@@ -99,7 +99,7 @@ class BackgroundSaver {
   BundleCopy copy_;
   std::shared_ptr<PendingSave> last_;
   std::thread thread_;
-  pid_t home_ = 0;  // of the process that has the thread
+  pid_t home_ = 0;  // id of the process that has the thread
   std::atomic<bool> side_broken_{false};
 };
 

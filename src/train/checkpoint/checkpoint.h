@@ -1,8 +1,8 @@
-// One save or load of a checkpoint by all ranks. A save: parts written aside by whoever the place says, synced; digests
-// to rank 0; a manifest that comes last; a rename. A load: the newest checkpoint that is whole, and its bytes to the
-// ranks that need them. Who holds a file is looked up, not remembered: a checkpoint may be loaded by other ranks on
-// other hosts, and from another place, than it was saved. Collective; they block, and call the communicator from the
-// calling thread alone.
+// One save or load of a checkpoint by all ranks. In a save, the ranks that the place selects write and sync parts in a
+// hidden folder, and send digests to rank 0; the manifest is written last, and the folder is renamed. A load finds the
+// newest checkpoint that is whole, and sends its bytes to the ranks that need them. Each load looks up which rank sees
+// a file: a checkpoint may be loaded by other ranks, on other hosts, and from another place than it was saved. All
+// functions are collective and block, and call the communicator only from the calling thread.
 #pragma once
 
 #include "base/files.h"
@@ -30,22 +30,22 @@ namespace cohort::checkpoint {
 using formats::kModelFile;
 using formats::kOptimizerFile;
 inline constexpr const char* kRandomFile = "random.safetensors";
-/// "rank-00003.safetensors".
+/// Returns "rank-00003.safetensors".
 std::string part_file(int rank);
-/// In kRandomFile, of a rank's generator: "rank/3" of "cpu", "rank/3/cuda/0".
+/// Returns the name of a rank's generator in kRandomFile: "rank/3" for "cpu", "rank/3/cuda/0" for "cuda/0".
 std::string random_name(int rank, const std::string& generator);
 /// Prefixes of names within a part.
 inline constexpr const char* kRandomPrefix = "random/";
 inline constexpr const char* kStatePrefix = "state/";
 
-/// A safetensors file to be.
+/// A safetensors file to be written.
 struct TensorFile {
   std::string name;
   std::vector<formats::NamedTensor> tensors;
   std::map<std::string, std::string> metadata;
 };
 
-/// A part of a tensor: of "model/fc.weight", which is where model.safetensors has "fc.weight", or "optimizer/...".
+/// A part of a tensor: of "model/fc.weight", named "fc.weight" in model.safetensors, or of "optimizer/...".
 struct ShardName {
   std::string tensor;
   Shard shard;
@@ -59,19 +59,18 @@ struct ShardBytes {
   std::span<const std::byte> bytes;
 };
 
-/// One rank's contribution to a checkpoint, as views of bytes that others own; these have to stay as they are until the
-/// save is over. Plain data.
+/// One rank's contribution to a checkpoint, as views of bytes that must not change until the save is over. Plain data.
 struct Bundle {
-  formats::Manifest manifest;     ///< step, epoch, program, sampler, values; rank 0's counts
-  std::vector<TensorFile> files;  ///< what all ranks have in common; rank 0's count
+  formats::Manifest manifest;     ///< step, epoch, program, sampler, values; only rank 0's is used
+  std::vector<TensorFile> files;  ///< files common to all ranks; only rank 0's are used
   /// The states of this rank's generators: "cpu"; of the GPUs that its model is on, "cuda/0", ..., by ascending index.
   std::vector<formats::NamedTensor> random;
-  std::vector<formats::NamedTensor> state;  ///< the program's tensors of this rank alone
-  /// Parts of tensors of which no rank has all: one rank brings each element, and `files` have none of them.
+  std::vector<formats::NamedTensor> state;  ///< the program's tensors that only this rank has
+  /// Parts of tensors that no rank has in full: exactly one rank passes each element, and `files` contain none of them.
   std::vector<ShardBytes> shards;
 };
 
-/// Which of its shards each rank is to bring where several have the same: the lowest rank. By place; collective.
+/// Returns, for each of this rank's shards, whether this rank saves it: the lowest rank saves equal ones. Collective.
 std::vector<bool> without_replicas(Communicator& comm, const std::vector<ShardName>& shards);
 
 /// A folder of checkpoints as one rank sees it.
@@ -79,25 +78,25 @@ struct FolderOptions {
   std::string path;
   int keep = 3;
   CheckpointPlace place = CheckpointPlace::Rank0;
-  int copies = 2;             ///< of each file in Local, on so many hosts' disks
+  int copies = 2;             ///< in Local: number of hosts on whose disks each file is
   formats::BestBy best = {};  ///< the same on all ranks
 };
-/// Throws InvalidArgument for what no folder can be.
+/// Throws InvalidArgument for options that no folder can have.
 void check(const FolderOptions& options);
 
-/// "rank0", "shared", "local".
+/// Returns "rank0", "shared" or "local".
 std::string to_string(CheckpointPlace place);
 
-/// Which ranks see the same folder: by the kernel that has it and the folder's number there, not by names of hosts,
-/// which containers share. Each place has a keeper, the lowest of its ranks: it locks the folder, makes and renames
-/// what is in it. Made collectively.
+/// Records which ranks see the same folder, by the kernel's boot id and the folder's inode, not by host names, which
+/// containers share. The keeper of a folder is the lowest rank that sees it: the keeper locks the folder, and makes and
+/// renames its contents. Made collectively.
 struct SharedFolder {
   CheckpointPlace place = CheckpointPlace::Rank0;
-  std::vector<int> keepers;        ///< by rank, the keeper of the folder that it sees; -1: it sees none
+  std::vector<int> keepers;        ///< by rank, the keeper of the folder that the rank sees; -1: it sees none
   std::vector<std::string> hosts;  ///< by rank
   int rank = 0;
 
-  /// Whether the path means the folder of checkpoints to this rank, and not only to rank 0.
+  /// Returns whether this rank sees the folder of checkpoints at the path.
   bool sees() const {
     return place == CheckpointPlace::Rank0 ? rank == 0 : keepers[static_cast<std::size_t>(rank)] >= 0;
   }
@@ -107,43 +106,43 @@ struct SharedFolder {
 
 enum class IfMissing : std::uint8_t { Make, Leave };
 
-/// For Rank0 and Shared rank 0 keeps the one folder there is. For Local, each rank looks for itself, and makes the
-/// folder if it is told to; what it cannot make is everybody's error.
+/// For Rank0 and Shared, rank 0 is the keeper of the one folder. For Local, each rank looks for its folder, and makes
+/// it if `if_missing` says so; a failure is an error on all ranks.
 SharedFolder probe_shared_folder(Communicator& comm, const FolderOptions& options, IfMissing if_missing);
 
-/// "h2 (ranks 2, 3), h3 (rank 4)": where the given ranks are.
+/// Returns the hosts of the given ranks: "h2 (ranks 2, 3), h3 (rank 4)".
 std::string places_of(const SharedFolder& folder, const std::vector<int>& ranks);
 
-/// Returns on every rank once the checkpoint is on the disk of everyone who keeps a part of it. What any rank cannot do
-/// (write, see the folder) is an error on all of them, and the folder is as it was. So are elements of a tensor that no
-/// rank brings, or two do: InvalidArgument names it. The bundle's views are not used afterwards.
+/// Returns on every rank when the checkpoint is on the disks of all keepers of a part. If a rank fails (to write, to
+/// see the folder), all ranks get an error, and the folder is unchanged. If no rank or two ranks pass an element of a
+/// tensor, InvalidArgument names the tensor. The bundle's views are not used afterwards.
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle);
 
 /// The tensors of a checkpoint, and which ranks can read what.
 struct StoredTensors {
   formats::StoredCheckpoint stored;              ///< with this rank's path
   formats::CheckpointTensors content;            ///< the same on all ranks
-  std::map<std::string, int> owners;             ///< by file, who has found it whole
-  std::map<std::string, std::set<int>> readers;  ///< and who sees the same copy
+  std::map<std::string, int> owners;             ///< by file, the rank that has found it whole
+  std::map<std::string, std::set<int>> readers;  ///< by file, the ranks that see the same copy
 };
 
-/// The same on all ranks but for `part`. Where tensors are in shards, `files` and `part` are made of them.
+/// The result of a load, the same on all ranks but for `part`. `files` and `part` are assembled if there are shards.
 struct Found {
-  std::optional<formats::StoredCheckpoint> stored;  ///< none: no checkpoint is whole
+  std::optional<formats::StoredCheckpoint> stored;  ///< nullopt: no checkpoint is whole
   std::map<std::string, sys::FileBytes> files;      ///< all but parts, compared with their digests
-  std::optional<sys::FileBytes> part;               ///< of the saved rank of this rank's number
-  std::vector<std::string> passed_over;             ///< what is wrong with newer ones
-  std::shared_ptr<const StoredTensors> tensors;     ///< if it has shards, or `unwanted` has model.safetensors
+  std::optional<sys::FileBytes> part;               ///< part of the saved rank with this rank's number
+  std::vector<std::string> passed_over;             ///< what is wrong with newer checkpoints
+  std::shared_ptr<const StoredTensors> tensors;     ///< set if there are shards, or `unwanted` has model.safetensors
 };
 
-/// In which order checkpoints are tried; the same on all ranks.
+/// Order in which checkpoints are tried; the same on all ranks.
 enum class Order : std::uint8_t {
   NewestFirst,
-  BestFirst,  ///< those that options.best orders; InvalidArgument where there are others only
+  BestFirst,  ///< by options.best; InvalidArgument if no checkpoint has the value
 };
 
-/// Throws InvalidArgument if a newer Cohort saved a newer one. `unwanted` files are compared, too, but left out if no
-/// rank wants them. Checkpoints of a later generation than `latest` (the same on all ranks) are not looked at.
+/// Throws InvalidArgument if a newer Cohort saved a newer checkpoint. Files that are `unwanted` on all ranks are
+/// compared but not returned. Ignores generations later than `latest`, which is the same on all ranks.
 Found load_newest(Communicator& comm, const FolderOptions& options, const std::set<std::string>& unwanted,
                   std::optional<std::int64_t> latest = {}, Order order = Order::NewestFirst);
 
@@ -152,14 +151,14 @@ struct WantedShard {
   std::span<std::byte> to;
 };
 
-/// Each rank gets its own parts, however they were cut when they were saved, from files that it sees, or from another
-/// rank in pieces. Throws on all ranks: InvalidArgument if a tensor is not there or has other sizes; Corrupt, Io.
+/// Reads each rank's parts, however the tensors were divided when saved, from files that the rank sees or in pieces
+/// from another rank. Throws on all ranks: InvalidArgument if a tensor is missing or has other sizes; Corrupt; Io.
 void read_shards(Communicator& comm, const StoredTensors& tensors, const std::vector<WantedShard>& wanted);
 
-/// The error to throw if nothing was found although something was there; Corrupt.
+/// Returns the error, Corrupt, to throw if checkpoints exist but none is whole.
 Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons);
 
-/// Parts of saved ranks; each rank asks for those that it needs, and gets those that there are.
+/// Loads parts of saved ranks: each rank passes the ranks whose parts it needs, and gets those that exist.
 std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions& options,
                                          const formats::StoredCheckpoint& stored, const std::set<int>& ranks);
 

@@ -14,8 +14,8 @@
 namespace cohort::checkpoint {
 namespace {
 
-/// Files as pieces, none of which spans two of them. The receiver waits for as many bytes as were announced, so what
-/// cannot be read is sent as zeros, and refused there for its digest.
+/// Files in pieces, none of which spans two files. The receiver waits for the announced number of bytes, so bytes that
+/// cannot be read are sent as zeros, and the receiver refuses the file for its digest.
 class Outgoing {
  public:
   Outgoing(std::string folder, std::vector<std::string> files, const Digests& digests)
@@ -23,7 +23,7 @@ class Outgoing {
 
   bool at_end() const { return left_ == 0 && next_ == files_.size(); }
 
-  /// Good until the next call; empty at the end.
+  /// Returns a piece, valid until the next call; empty at the end.
   std::span<const std::byte> next() {
     while (left_ == 0) {
       if (at_end()) return {};
@@ -57,31 +57,31 @@ class Outgoing {
   const Digests& digests_;
   std::vector<std::byte> piece_;
   std::size_t next_ = 0;
-  std::uint64_t left_ = 0;  // of the file under way
+  std::uint64_t left_ = 0;  // bytes left of the file under way
   std::optional<sys::FileReader> file_;
   std::optional<Error> error_;
 };
 
-/// Files go to one rank while others come from one, so that links are used both ways; while the caller is at work on a
-/// piece, the next one is under way.
+/// Sends files to one rank while receiving others from another, so that links are used in both directions. While the
+/// caller processes a piece, the next one is under way.
 class Passage {
  public:
   struct Ends {
     int to = 0, from = 0;
   };
-  /// `sizes`: of the files that come.
+  /// `sizes`: of the files to receive.
   Passage(Communicator& comm, Outgoing outgoing, Ends ends, std::vector<std::uint64_t> sizes)
       : comm_(comm), outgoing_(std::move(outgoing)), ends_(ends), sizes_(std::move(sizes)) {}
 
   void start() { begin(); }
-  /// The next piece of the file that is coming; valid until the next call.
+  /// Returns the next piece of the file being received; valid until the next call.
   std::span<const std::byte> next() {
     end();
     const auto piece = coming_;
     begin();
     return piece;
   }
-  /// Sends what is left, once everything has come.
+  /// Sends the rest, when everything has been received.
   void finish() {
     end();
     while (!outgoing_.at_end()) {
@@ -93,7 +93,7 @@ class Passage {
 
  private:
   void begin() {
-    std::swap(piece_, before_);  // which the caller has
+    std::swap(piece_, before_);  // the caller still uses the last piece
     while (left_ == 0 && next_ < sizes_.size()) left_ = sizes_[next_++];
     coming_ = std::span(piece_).first(static_cast<std::size_t>(std::min<std::uint64_t>(left_, kPiece)));
     left_ -= coming_.size();
@@ -104,7 +104,7 @@ class Passage {
     if (!piece.empty())
       sent_ = comm_.send(ConstBuffer(piece.data(), static_cast<std::int64_t>(piece.size()), DType::UInt8), ends_.to);
   }
-  /// If one wait throws, the other's destructor waits for it.
+  /// If one wait throws, the destructor of the other Work waits for it.
   void end() {
     std::exchange(received_, {}).wait();
     std::exchange(sent_, {}).wait();
@@ -115,13 +115,13 @@ class Passage {
   const Ends ends_;
   const std::vector<std::uint64_t> sizes_;
   std::size_t next_ = 0;    // in sizes_
-  std::uint64_t left_ = 0;  // of the file that comes
+  std::uint64_t left_ = 0;  // bytes left of the file being received
   std::vector<std::byte> piece_ = std::vector<std::byte>(kPiece), before_ = std::vector<std::byte>(kPiece);
-  std::span<std::byte> coming_;  // of piece_
-  Work received_, sent_;         // last: they use what is above
+  std::span<std::byte> coming_;  // view of piece_
+  Work received_, sent_;         // declared last, since they use the buffers above
 };
 
-/// One file as it comes. Takes all of its bytes, also where they cannot be written: the sender does not know.
+/// Receives one file. Takes all of its bytes even if they cannot be written, since the sender does not know.
 void receive_file(Passage& passage, const std::string& hidden, const std::string& name,
                   const formats::FileDigest& expected, std::optional<Error>& error) {
   std::uint64_t left = expected.bytes;
@@ -178,7 +178,7 @@ std::vector<std::string> Copies::files_of(std::size_t seat, const Digests& diges
 
 void Copies::make(Communicator& comm, const std::string& hidden, const Digests& digests) const {
   for (std::size_t distance = 0; distance < further_; ++distance) {
-    // Forwards what came from the previous neighbour to the next one.
+    // Forwards the files received from the previous neighbour to the next one.
     std::vector<std::string> files;
     std::optional<Passage> passage;
     agree(comm, attempt([&] {

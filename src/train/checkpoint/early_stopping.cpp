@@ -38,7 +38,7 @@ std::string EarlyStopping::state() const {
 }
 
 void EarlyStopping::load_state(const std::string& text) {
-  // The state read has to be written as the same text again.
+  // The text is valid only if writing the state gives the same text.
   EarlyStopping read(options_);
   std::string_view rest = text;
   take_until(rest, "=");

@@ -11,7 +11,7 @@ Buffer buffer_of(std::span<std::byte> bytes) {
   return {bytes.data(), static_cast<std::int64_t>(bytes.size()), DType::UInt8};
 }
 
-/// `text` of the root, on all ranks.
+/// Returns the root's `text` on all ranks.
 std::string broadcast_text(Communicator& comm, const std::string& text, int root) {
   std::int64_t size = static_cast<std::int64_t>(text.size());
   comm.broadcast(Buffer(&size, 1, DType::Int64), {.root = root}).wait();
@@ -20,7 +20,7 @@ std::string broadcast_text(Communicator& comm, const std::string& text, int root
   return all;
 }
 
-/// The root's error, on all ranks.
+/// Returns the root's error on all ranks.
 Error spread(Communicator& comm, const std::optional<Error>& error, int root) {
   const bool mine = comm.rank() == root;
   std::string message = mine ? std::string(1, static_cast<char>(error->code())) + error->what() : std::string();

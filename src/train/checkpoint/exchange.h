@@ -1,7 +1,7 @@
-// Messages about checkpoints between ranks: texts of different lengths, and errors; all ranks go on or all throw.
+// Messages about checkpoints between ranks: texts of different lengths, and errors; all ranks continue or all throw.
 // Every function is collective and waits; one thread per communicator. An empty communicator stands for a world of one.
-// Bytes from one rank to another, in pieces, so that neither needs room for all of them. Both ranks know how many there
-// are. One thread per communicator; the buffers live as long as the objects.
+// Transfer of bytes between two ranks, in pieces, so that neither needs memory for all of them. Both ranks know the
+// number of bytes. One thread per communicator; the buffers live as long as the objects.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -17,28 +17,28 @@
 
 namespace cohort::checkpoint {
 
-/// Longest text within what other ranks say.
+/// Longest text within a message from another rank.
 inline constexpr std::size_t kLongestText = std::size_t{1} << 31;
 
 int rank_of(const Communicator& comm) noexcept;
 int size_of(const Communicator& comm) noexcept;
 
-/// The error of the lowest rank that brings one, with its rank in the context, on all ranks.
+/// Returns, on all ranks, the error of the lowest rank that has one, with that rank in the context.
 std::optional<Error> first_error(Communicator& comm, const std::optional<Error>& error);
-/// Throws it.
+/// Throws the result of first_error, if there is one.
 void agree(Communicator& comm, const std::optional<Error>& error);
-/// True if it is true on any rank.
+/// Returns true if `mine` is true on any rank.
 bool any(Communicator& comm, bool mine);
-/// The highest of all ranks' numbers.
+/// Returns the highest of all ranks' numbers.
 std::int64_t highest(Communicator& comm, std::int64_t mine);
-/// The root's text, on all ranks.
+/// Returns the root's text on all ranks.
 std::string share(Communicator& comm, const std::string& text, int root = 0);
 /// Overwrites `bytes` (of the same size on all ranks) with the root's.
 void share_bytes(Communicator& comm, std::span<std::byte> bytes, int root = 0);
-/// All ranks' texts, by rank.
+/// Returns all ranks' texts, by rank.
 std::vector<std::string> gather(Communicator& comm, const std::string& text);
 
-/// Runs `work` and gives back what it throws: cohort::Error as it is, anything else (libtorch's, memory) as Internal.
+/// Runs `work` and returns what it throws: cohort::Error unchanged, std::bad_alloc as Unavailable, others as Internal.
 template <class Work>
 std::optional<Error> attempt(const Work& work) {
   try {
@@ -54,14 +54,14 @@ std::optional<Error> attempt(const Work& work) {
   return std::nullopt;
 }
 
-/// Bytes of a piece, at most.
+/// Largest size of a piece.
 inline constexpr std::size_t kPiece = std::size_t{4} << 20;
 
 class PieceSender {
  public:
   PieceSender(Communicator& comm, int to);
   void add(std::span<const std::byte> bytes);
-  /// The last piece, once everything has been added.
+  /// Sends the last piece, when everything has been added.
   void flush();
 
  private:
@@ -74,7 +74,7 @@ class PieceReceiver {
  public:
   PieceReceiver(Communicator& comm, int from, std::uint64_t bytes);
   bool at_end() const noexcept { return left_ == 0; }
-  /// Good until the next call.
+  /// Receives a piece, valid until the next call.
   std::span<const std::byte> next();
 
  private:

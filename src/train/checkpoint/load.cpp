@@ -36,30 +36,30 @@
 namespace cohort::checkpoint {
 namespace {
 
-// Holders: which rank has which file of a checkpoint, and whose copy is whole. Collective.
+// Holders: finds which ranks have each file of a checkpoint, and whose copy is whole. Collective.
 
-/// The saved rank that a part is of; -1 for files of all ranks.
+/// Returns the saved rank to which a part belongs; -1 for files of all ranks.
 int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
 
 bool is_damage(const Error& error) { return error.code() == ErrorCode::Corrupt; }
 
 class Holders {
  public:
-  /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank gives its own path to it.
+  /// Asks all ranks which of `files` they see in the checkpoint's folder. Each rank passes its own path to the folder.
   Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
           const std::set<std::string>& files);
 
-  /// Lets one holder of each file read and compare it, another one where that finds damage; parts preferably by the
-  /// rank of the saved one's number, so that all read at once. What `keeps` says of a sound file decides whether `keep`
-  /// gets all of its bytes where it was read, or none are kept. Gives back what is wrong with those that nobody has
-  /// whole: empty if all are. Throws Io, on all ranks, where nobody has found a file whole and somebody could not read
-  /// it: that is no damage.
+  /// Has one holder of each file read and compare the file, and another holder if that one finds damage. A part is
+  /// preferably read by the rank with the saved rank's number, so that ranks read in parallel. If `keeps` returns true
+  /// for a sound file, the rank that read it passes its bytes to `keep`. Returns what is wrong with files of which no
+  /// rank has a whole copy; empty if all are whole. Throws Io on all ranks if no rank has found a file whole and some
+  /// rank could not read it: that is not damage.
   std::vector<std::string> verify(const std::function<bool(const std::string& file)>& keeps,
                                   const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
 
-  /// The rank that has found the file whole.
+  /// Returns the rank that has found the file whole.
   int owner(const std::string& file) const { return owners_.at(file); }
-  /// Assigns to ranks what they are to read of which file.
+  /// Returns which rank owns, and which ranks can read, each of the files.
   StoredTensors readers_of(const std::vector<std::string>& files) const;
 
  private:
@@ -69,7 +69,7 @@ class Holders {
   Communicator& comm_;
   const SharedFolder& shared_folder_;
   const formats::StoredCheckpoint& stored_;
-  std::map<std::string, std::vector<int>> holders_;  // ascending; those that have proved damaged are taken out
+  std::map<std::string, std::vector<int>> holders_;  // ascending, without holders of damaged copies
   std::map<std::string, int> owners_;
   std::map<std::string, std::string> problems_;
 };
@@ -82,7 +82,7 @@ int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stor
   return rank && *rank >= 0 && *rank < stored.manifest.world_size && file == part_file(*rank) ? *rank : -1;
 }
 
-/// True unless the file is missing: one that cannot be looked at is not.
+/// Returns false only if the file is missing; a file that cannot be accessed may be here.
 bool may_be_here(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
@@ -183,7 +183,7 @@ std::vector<std::string> Holders::verify(const std::function<bool(const std::str
   return problems;
 }
 
-/// A checkpoint that some rank sees, by the digest of its manifest: there may be others of the same generation.
+/// A checkpoint that some rank sees, identified also by its manifest's digest, since generations may be equal.
 struct Candidate {
   std::int64_t generation = 0;
   std::string digest;
@@ -191,7 +191,7 @@ struct Candidate {
 };
 
 struct Listed {
-  int lister = 0;                  ///< the lowest rank that does
+  int lister = 0;                  ///< the lowest rank that lists the checkpoint
   std::optional<double> standing;  ///< by options.best
 };
 
@@ -199,13 +199,13 @@ struct Listing {
   std::map<Candidate, Listed> candidates;
   std::map<Candidate, formats::StoredCheckpoint> own;
   std::vector<std::string> damaged;
-  /// The newest that nobody can judge: of a newer Cohort (`Error::code` InvalidArgument), or not to be read now (Io).
+  /// The newest checkpoint that no rank can judge: from a newer Cohort (InvalidArgument), or unreadable (Io).
   std::int64_t newer = 0;
   std::optional<Error> newer_error;
-  std::int64_t newest = 0;  ///< generation of what is there, damaged or not
+  std::int64_t newest = 0;  ///< highest generation, damaged or not
 };
 
-/// Lists what the keepers see.
+/// Lists the checkpoints that the keepers see.
 Listing list_all(Communicator& comm, const FolderOptions& options, const SharedFolder& folder) {
   Listing all;
   codec::Writer mine;
@@ -250,7 +250,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
   return all;
 }
 
-/// The candidate as this rank sees it: the manifest is the same on all, the path is its own.
+/// Returns the candidate as this rank sees it: with the common manifest and this rank's path.
 formats::StoredCheckpoint open_candidate(Communicator& comm, const FolderOptions& options, const Listing& listing,
                                          const Candidate& candidate) {
   const int lister = listing.candidates.at(candidate).lister;
@@ -262,7 +262,7 @@ formats::StoredCheckpoint open_candidate(Communicator& comm, const FolderOptions
   }
   text = share(comm, text, lister);
   name = share(comm, name, lister);
-  // Rank 0's folder is the one to speak of; in Local and Shared every rank has its own path to it.
+  // In Rank0, all ranks name rank 0's folder; in Local and Shared, each rank has its own path to the checkpoint.
   std::string folder = fmt::format("{}/{}", options.path, name);
   if (options.place == CheckpointPlace::Rank0) folder = share(comm, folder);
   return {folder, value_or_throw(formats::parse_manifest(text, folder))};
@@ -274,7 +274,7 @@ std::set<std::string> names_of(const formats::StoredCheckpoint& stored) {
   return names;
 }
 
-/// A file from the rank that has it to those that want it. `at_hand`: the owner's bytes if it has kept them.
+/// Sends a file from its owner to the ranks that want it. `bytes`: the owner's bytes, if it has kept them.
 void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, const std::string& file, int owner,
                const std::vector<int>& wanted_by, std::optional<sys::FileBytes>& bytes) {
   const int rank = rank_of(comm);
@@ -301,7 +301,7 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
   if (options.best.value.empty())
     raise(ErrorCode::InvalidArgument, "cannot load the best checkpoint of {} -- best_by has not said what is the best",
           options.path);
-  // (A newer Cohort's may be better: which, we cannot know.)
+  // A newer Cohort's checkpoint may be better, which cannot be known here.
   if (listing.newer > 0) return all;
   std::set<std::pair<double, Candidate>> by_standing;
   for (const auto& [candidate, listed] : listing.candidates) {
@@ -320,7 +320,7 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
 
 namespace {
 
-/// The training that saves there may remove what a loader is about to read; then there is a newer one.
+/// Limit on new listings: a training that saves a newer checkpoint may remove the one about to be read.
 constexpr int kMostLooks = 1000;
 
 bool is_gone(const std::string& folder) {
@@ -328,7 +328,7 @@ bool is_gone(const std::string& folder) {
   return ::stat(folder.c_str(), &status) != 0 && errno == ENOENT;
 }
 
-/// Nullopt: one that was listed has been removed meanwhile, and `look_again` allows to list them again.
+/// Returns nullopt if a listed checkpoint has been removed meanwhile, and `look_again` allows a new listing.
 std::optional<Found> load_listed(Communicator& comm, const FolderOptions& options,
                                  const std::set<std::string>& unwanted, std::optional<std::int64_t> latest, Order order,
                                  bool look_again) {
@@ -346,7 +346,7 @@ std::optional<Found> load_listed(Communicator& comm, const FolderOptions& option
     if (latest && next.generation > *latest) continue;
     const formats::StoredCheckpoint stored = open_candidate(comm, options, listing, next);
     const bool sharded = formats::has_shards(stored.manifest);
-    std::set<std::string> wanted;  // by any rank
+    std::set<std::string> wanted;  // files that any rank wants
     for (const std::string& file : names_of(stored)) {
       if (saved_rank_of(file, stored) < 0 && any(comm, !unwanted.contains(file))) wanted.insert(file);
     }
@@ -377,7 +377,7 @@ std::optional<Found> load_listed(Communicator& comm, const FolderOptions& option
       found.passed_over.insert(found.passed_over.end(), problems.begin(), problems.end());
       continue;
     }
-    // The same bytes go to every rank: none can see other bytes than those that were compared.
+    // Every rank gets the bytes that were compared, and no others.
     for (const std::string& file : names_of(stored)) {
       const int saved = saved_rank_of(file, stored);
       if (is_in_places(file)) continue;
@@ -445,7 +445,7 @@ Error all_damaged(const FolderOptions& options, const std::vector<std::string>& 
 
 std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions& options,
                                          const formats::StoredCheckpoint& stored, const std::set<int>& ranks) {
-  // The name is the same everywhere, and the path to it each rank's own.
+  // The name is the same on all ranks; each has its own path.
   formats::StoredCheckpoint here = stored;
   if (options.place != CheckpointPlace::Rank0)
     here.folder = fmt::format("{}/{}", options.path, std::filesystem::path(stored.folder).filename().string());
@@ -502,7 +502,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Between two looks at whether the process is told to end.
+/// Interval of checks whether the process was told to end.
 constexpr milliseconds kSlice{20};
 
 }  // namespace
@@ -542,16 +542,16 @@ CheckpointFollower::Look CheckpointFollower::next_within(milliseconds limit) {
   State& state = *state_;
   const auto end = Clock::now() + limit;
   while (true) {
-    // In this order: what was saved before the word that it is over is seen after it.
+    // Read before looking, so that checkpoints saved before the training's end are found after it.
     const bool over = training_is_over();
     if (over || Clock::now() >= state.look_at) {
       state.look_at = Clock::now() + state.options.look_every;
       if (auto found = state.look()) {
-        state.look_at = Clock::now();  // who asks again has used it
+        state.look_at = Clock::now();  // the next call comes when this checkpoint has been used
         return {true, std::move(found)};
       }
       if (over) {
-        state.told.keep_handlers();  // it may be told once more on its way out
+        state.told.keep_handlers();  // another signal may come before the process ends
         return {true, std::nullopt};
       }
     }

@@ -65,7 +65,7 @@ std::string text_of(const formats::BestBy& best) {
                                           best.mode == BestMode::Min ? "lowest" : "highest", best.value);
 }
 
-/// Empty if there is no such folder.
+/// Returns an identity of the folder; empty if it does not exist.
 std::string identity_of(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) return {};
@@ -132,7 +132,7 @@ Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
 }
 
-/// Its size; throws what would make it fail when it is written.
+/// Returns the file's size; throws the error with which writing it would fail.
 std::uint64_t size_of(const TensorFile& file) {
   std::uint64_t size = 0;
   value_or_throw(put(file, [&](std::span<const std::byte> bytes) -> Result<void> {
@@ -169,7 +169,7 @@ void decode(std::string_view text, Digests& digests) {
   }
 }
 
-/// Limits of what ranks say of their shards.
+/// Limits on the ranks' descriptions of their shards.
 constexpr codec::Limits kShardLimits{.longest_text = std::size_t{1} << 20, .most_elements = std::size_t{1} << 28};
 
 struct Claim {
@@ -204,7 +204,7 @@ class Save {
  private:
   bool shared_folder() const { return options_.place != CheckpointPlace::Local; }
 
-  /// Before anything is written: what cannot be saved should not cost a disk full of bytes.
+  /// Runs before anything is written, so that content that cannot be saved does not fill the disk first.
   void agree_on_content() {
     enum : std::int64_t { OneFile, Parts, Shards };
     const bool own = options_.place != CheckpointPlace::Rank0 || !bundle_.state.empty();
@@ -241,7 +241,7 @@ class Save {
           }));
     text = share(comm_, text);
     manifest_ = value_or_throw(formats::parse_manifest(text, "rank 0's description of the checkpoint"));
-    // Ranks that were told different places would wait for each other in different steps.
+    // Ranks with different options would wait for each other in different steps.
     const std::string best = share(comm_, text_of(options_.best));
     agree(comm_, attempt([&] {
             if (const std::string keeps = text_of(options_.best); keeps != best) {
@@ -259,7 +259,7 @@ class Save {
     if (in_parts_ && options_.place == CheckpointPlace::Rank0) sizes_ = gather(comm_, std::to_string(size));
   }
 
-  /// A text is never the best; that is no answer to who has given one.
+  /// A value that is text is never the best: it is an error rather than ignored.
   void require_number(const formats::Manifest& manifest) const {
     const auto found = manifest.values.find(options_.best.value);
     if (options_.best.value.empty() || found == manifest.values.end() ||
@@ -269,7 +269,7 @@ class Save {
           "cannot save a checkpoint -- its value '{}', by which the best is kept, is no number", options_.best.value);
   }
 
-  /// Once per folder: a name that is never saved would show only when the best is to be loaded, and gone.
+  /// Warns once per folder: a value that is never saved would be noticed only when the best checkpoint is gone.
   void warn_without_best(const formats::Manifest& manifest) const {
     const std::string& name = options_.best.value;
     if (name.empty() || manifest.values.empty() || manifest.values.contains(name)) return;
@@ -286,7 +286,7 @@ class Save {
               options_.path, name, others);
   }
 
-  /// Every element of every tensor is brought once.
+  /// Checks that every element of every tensor is passed exactly once.
   void agree_on_shards() {
     Claims mine;
     agree(comm_, attempt([&] {
@@ -307,7 +307,7 @@ class Save {
             }
           }));
     const auto texts = gather(comm_, codec::encode(mine));
-    // The same texts, so all throw or none does.
+    // All ranks have the same texts, so either all throw or none.
     formats::PartedTensors tensors;
     const auto require = [](const std::optional<std::string>& problem) {
       if (problem)
@@ -354,7 +354,7 @@ class Save {
     hidden_ = fmt::format("{}/{}", options_.path, names[static_cast<std::size_t>(shared_folder_.keeper_of(rank_))]);
   }
 
-  /// The lock keeps two jobs apart for the time of a save only.
+  /// Looks for checkpoints of another job, from which the lock separates this one only during a save.
   void look_for_others() {
     of_others_ = formats::checkpoints_of_others(options_.path);
     if (of_others_.empty()) return;
@@ -368,7 +368,7 @@ class Save {
               options_.path, *of_others_.rbegin());
   }
 
-  /// The hidden folder's name is random: who sees it sees rank 0's folder.
+  /// Checks that this rank sees the hidden folder, whose name is random: then it sees rank 0's folder.
   void require_shared() {
     const auto deadline = std::chrono::steady_clock::now() + kSeenWithin;
     struct stat status {};
@@ -407,7 +407,7 @@ class Save {
           }));
   }
 
-  /// Without parts, the random states of all ranks are one small file.
+  /// Without parts, one small file holds the random states of all ranks.
   void add_random(const std::vector<std::string>& states) {
     TensorFile file{kRandomFile, {}, {}};
     for (std::size_t rank = 0; rank < states.size(); ++rank) {
@@ -420,7 +420,7 @@ class Save {
     add(file);
   }
 
-  /// The other ranks' parts to rank 0's disk, one after the other.
+  /// Sends the other ranks' parts to rank 0's disk, one after the other.
   void send_to_rank0() {
     std::optional<Error> error;
     for (int from = 1; from < ranks_; ++from) {
@@ -447,7 +447,7 @@ class Save {
       while (done && !in.at_end()) done = sink(in.next());
       return done;
     });
-    while (!in.at_end()) static_cast<void>(in.next());  // the sender does not know that the disk is full
+    while (!in.at_end()) static_cast<void>(in.next());  // the sender does not know of the error
     digests_[part_file(from)] = value_or_throw(std::move(digest));
   }
 
@@ -460,7 +460,7 @@ class Save {
   }
 
   formats::StoredCheckpoint publish() {
-    // Removes what writers killed between publishing and pruning left: else every such kill adds one.
+    // Removes checkpoints left by writers that were killed between publishing and pruning, which would accumulate.
     prune();
     formats::StoredCheckpoint stored;
     const auto error = first_error(comm_, attempt([&] {
@@ -472,15 +472,15 @@ class Save {
     }
     formats::remember_own(options_.path, manifest_.generation);
     prune();
-    // Rank 0's folder is the one to speak of, where others have not got it.
+    // All ranks report rank 0's folder, which the others may not have.
     stored.folder = share(comm_, stored.folder);
     stored.manifest = manifest_;
     return stored;
   }
 
-  /// On several disks only what all of them have is complete.
+  /// Removes old checkpoints. On several disks, one is complete if all have its manifest, and some has each file.
   void prune() {
-    // Once rank 0 has logged a loss that is no number, what is saved may be lost: what was saved before stays.
+    // After rank 0 has logged a non-finite loss, new checkpoints may be useless: those from before the loss stay.
     const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
     formats::Spared spared;
     if (lost.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
@@ -508,7 +508,7 @@ class Save {
           own.number(one.manifest.generation).text(formats::sha256(formats::as_bytes(*text)));
           own.text(formats::whole_at_a_glance(one));
         }
-        // One that this host cannot judge stays on all.
+        // A checkpoint that this host cannot judge is kept on all hosts.
         for (const auto* const all : {&list->newer, &list->unreadable}) {
           for (const auto& [generation, error] : *all) own.number(generation).text("").text("?");
         }
@@ -516,7 +516,7 @@ class Save {
     }
     const auto lists = gather(comm_, own.take());
     std::map<std::pair<std::int64_t, std::string>, std::size_t> held;
-    std::map<std::int64_t, std::string> whole;  // '1' for each file that is so on some host
+    std::map<std::int64_t, std::string> whole;  // '1' for each file that is whole on some host
     std::set<std::int64_t> damaged;
     std::size_t keepers = 0;
     for (int rank = 0; rank < ranks_; ++rank) {
@@ -543,7 +543,7 @@ class Save {
         complete.insert(generation);
     }
     if (!writer_ || complete.size() < static_cast<std::size_t>(options_.keep)) return;
-    // All hosts have the same manifests of what is complete, and so the same best.
+    // All hosts have the same manifests of complete checkpoints, and so the same best ones.
     std::erase_if(sound, [&](const auto& one) { return !complete.contains(one.manifest.generation); });
     spared.best = formats::best_checkpoints(sound, options_.best);
     formats::remove_older_checkpoints(options_.path, *std::prev(complete.end(), options_.keep), spared);
@@ -555,14 +555,14 @@ class Save {
   const int rank_, ranks_;
   bool in_parts_ = false;
   TensorFile part_;
-  std::vector<std::string> sizes_;  // of the parts, by rank
+  std::vector<std::string> sizes_;  // sizes of the parts, by rank
   SharedFolder shared_folder_;
-  std::optional<Copies> copies_;                     // where there are several disks
-  std::optional<formats::CheckpointWriter> writer_;  // of those who keep a folder
+  std::optional<Copies> copies_;                     // if there are several disks
+  std::optional<formats::CheckpointWriter> writer_;  // on keepers of a folder
   std::set<std::int64_t> of_others_;                 // checkpoints of another job
   std::string hidden_;
   formats::Manifest manifest_;
-  Digests digests_;  // of what this rank has written
+  Digests digests_;  // digests of the files that this rank has written
 };
 
 }  // namespace

@@ -41,12 +41,12 @@ std::vector<bool> without_replicas(Communicator& comm, const std::vector<ShardNa
 
 namespace {
 
-// Bytes in places, from files that a rank sees or from the one who has them.
+// Ranges of bytes, from files that a rank sees or from the rank that has them.
 
-/// Copies that a rank takes of a file, ascending; for another rank, without addresses.
+/// Function that returns the copies that a rank takes from a file, ascending; for other ranks, without addresses.
 using CopiesOf = std::function<std::vector<formats::Copy>(const std::string& file, int rank)>;
 
-/// A file's bytes to another rank, which waits for as many, whatever happens here.
+/// Sends a file's bytes to another rank, which waits for all of them, even after an error here.
 void send_copies(Communicator& comm, formats::CheckedFile* file, const std::vector<formats::Copy>& copies, int to,
                  std::optional<Error>& error) {
   PieceSender out(comm, to);
@@ -85,7 +85,7 @@ void receive_copies(Communicator& comm, const std::vector<formats::Copy>& copies
   }
 }
 
-/// One file after the other, in the same order on all ranks.
+/// Fetches one file after the other, in the same order on all ranks.
 void fetch(Communicator& comm, const StoredTensors& tensors, const CopiesOf& copies_of) {
   const int rank = rank_of(comm);
   std::optional<Error> error;
@@ -144,11 +144,11 @@ std::map<std::string, std::string> heads_of(Communicator& comm, const StoredTens
 
 namespace {
 
-/// A safetensors file to be made of others' tensors.
+/// A safetensors file to be assembled from tensors of other files.
 struct FileToMake {
   std::string head;
   std::uint64_t bytes = 0;
-  std::vector<std::pair<std::string, std::uint64_t>> places;  ///< by tensor, the offset
+  std::vector<std::pair<std::string, std::uint64_t>> places;  ///< by tensor, its offset
 
   static FileToMake of(const std::vector<formats::NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
@@ -168,7 +168,7 @@ struct FileToMake {
   }
 };
 
-/// A part as a program without shards knows it: with its random and other state.
+/// Describes a part as saved without shards: with the rank's random state and other state only.
 FileToMake small_part(const formats::SafetensorsHeader& header) {
   std::vector<formats::NamedTensor> tensors;
   for (const auto& entry : header.entries) {
@@ -270,7 +270,7 @@ void read_shards(Communicator& comm, const StoredTensors& tensors, const std::ve
             mine.text(codec::encode(name));
           }
         }));
-  // Senders have to know what others want; where all see everything nobody sends.
+  // Senders have to know what the others want. If all ranks see all files, nobody sends.
   const bool all_see = std::all_of(tensors.readers.begin(), tensors.readers.end(), [&](const auto& one) {
     return one.second.size() == static_cast<std::size_t>(checkpoint::size_of(comm));
   });

@@ -1,5 +1,5 @@
-// Tensors out of a checkpoint whose files are cut in any way: bytes in places, from files that a rank sees or, in
-// pieces, from the one who has them. Collective; one thread per communicator.
+// Reads tensors from a checkpoint whose tensors may be divided in any way: ranges of bytes, from files that a rank sees
+// or, in pieces, from the rank that has the file. Collective; one thread per communicator.
 #pragma once
 
 #include "base/files.h"
@@ -17,16 +17,16 @@ namespace cohort::checkpoint {
 
 using Headers = std::map<std::string, formats::SafetensorsHeader>;
 
-/// Bytes of the files up to the end of their headers, from their owners to all: what they say is the same on all ranks.
+/// Sends the files' bytes up to the end of their headers from the owners to all ranks: all get the same.
 std::map<std::string, std::string> heads_of(Communicator& comm, const StoredTensors& tensors);
 
-/// Parts without what they have of tensors, to the ranks that want them, by their files' names.
+/// Sends parts, without their shards of tensors, to the ranks that want them; keys are file names.
 std::map<std::string, sys::FileBytes> fetch_parts(Communicator& comm, const StoredTensors& tensors,
                                                   const Headers& headers,
                                                   const std::map<std::string, std::vector<int>>& wanted);
 
-/// model.safetensors or optimizer.safetensors as a program without shards knows it, on all ranks: rank 0 puts it
-/// together. nullopt: nothing of it was saved.
+/// Returns, on all ranks, model.safetensors or optimizer.safetensors as saved without shards; rank 0 assembles the
+/// file. nullopt: the checkpoint has no such tensors.
 std::optional<sys::FileBytes> fetch_file(Communicator& comm, const StoredTensors& tensors, const std::string& name);
 
 }  // namespace cohort::checkpoint

@@ -18,7 +18,7 @@ namespace cohort::checkpoint {
 
 struct Content {
   std::int64_t step = 0;
-  std::size_t own_bytes = 0;  ///< of the tensor of each rank alone; 0: none has any
+  std::size_t own_bytes = 0;  ///< of each rank's own tensor; 0: ranks have none
   std::size_t model_bytes = 50;
 };
 
@@ -62,7 +62,7 @@ inline ::testing::AssertionResult is_part(const sys::FileBytes& file, int rank, 
 
 inline std::vector<std::string> names_of(const std::string& folder) { return value_or_throw(sys::list_folder(folder)); }
 
-/// Files directly in a folder.
+/// Returns the contents of the files directly in a folder.
 inline std::map<std::string, std::string> contents(const std::string& folder) {
   std::map<std::string, std::string> all;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {

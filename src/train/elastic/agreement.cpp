@@ -13,8 +13,8 @@
 namespace cohort::elastic {
 namespace {
 
-constexpr std::size_t kAlignment = 64;  // of items within what is sent
-constexpr std::size_t kUnderWay = 4;    // pieces that a rank sends or receives at a time
+constexpr std::size_t kAlignment = 64;  // alignment of items within the bytes sent
+constexpr std::size_t kUnderWay = 4;    // pieces that a rank sends or receives concurrently
 
 bool is_in(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
@@ -22,7 +22,7 @@ bool is_in(const std::vector<int>& ranks, int rank) {
 
 std::string ranks_text(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
-/// The error if all have come anew, and others had trained or may have.
+/// Returns an error if all ranks are new although others had, or may have, trained.
 std::optional<Error> lost_to(const std::vector<Standing>& standings) {
   const Standing& first = standings.front();
   if (!std::ranges::all_of(standings, &Standing::came_anew)) return std::nullopt;
@@ -34,7 +34,7 @@ std::optional<Error> lost_to(const std::vector<Standing>& standings) {
   return first.reached < 0 ? std::nullopt : lost_state({first.reached, first.checkpoint}, first.steps);
 }
 
-// First thing that `one` has and `other` has not.
+// Returns the first name that is in `one` and not in `other`.
 std::string difference(const std::vector<std::string>& one, const std::vector<std::string>& other) {
   for (const std::string& name : one) {
     if (std::find(other.begin(), other.end(), name) == other.end()) return name;
@@ -129,7 +129,7 @@ void compare_sources(Communicator& comm, Agreement& agreement, const PartContent
   std::copy_if(agreement.sources.begin(), agreement.sources.end(), std::back_inserter(others),
                [&equal](int rank) { return !is_in(equal, rank); });
   if (!agreement.begins) {
-    // Finds the first item that is not the same on those who differ and on the others.
+    // Finds the first item that differs between a rank of `others` and the reference.
     const auto& right = digests.at(equal.empty() ? agreement.sources[0] : equal[0]);
     const auto wrong_rank =
         std::find_if(others.begin(), others.end(), [&](int one) { return digests.at(one) != right; });
@@ -187,7 +187,7 @@ struct DigestPair {
 };
 void visit_fields(auto& m, auto& a, const DigestPair*) { a(m.low, m.high); }
 
-/// All of a state but its memory.
+/// Description of a state: everything but the bytes of its items.
 struct Catalogue {
   std::vector<PartPlace> parts;
   std::vector<NamedValue> values;
@@ -221,7 +221,7 @@ class Sequence {
     }
   }
 
-  /// Bytes from `begin` on, in `room` unless they lie together.
+  /// Returns `count` bytes from `begin` on: a view if they are contiguous, else copied to `room`.
   std::span<const std::byte> read(std::size_t begin, std::size_t count, std::vector<std::byte>& room) const {
     auto place = std::upper_bound(places_.begin(), places_.end(), begin,
                                   [](std::size_t at, const Place& one) { return at < one.begin; });
@@ -246,14 +246,14 @@ class Sequence {
   std::size_t size_ = 0;
 };
 
-/// Part [begin, end) of the sequence goes from one rank to another.
+/// The range [begin, end) of the sequence, which one rank sends to another.
 struct Slice {
   int from = 0, to = 0;
   std::size_t begin = 0, end = 0;
 };
 
 struct Slices {
-  std::vector<Slice> first, then;  ///< from sources; passed on within a host
+  std::vector<Slice> first, then;  ///< sent by sources; passed on within a host
 };
 
 Slices plan_slices(const Agreement& agreement, const std::vector<std::string>& hosts, std::size_t bytes) {
@@ -282,7 +282,7 @@ Slices plan_slices(const Agreement& agreement, const std::vector<std::string>& h
   return slices;
 }
 
-/// Operations of which some may be under way.
+/// Operations under way, at most kUnderWay of them.
 class Window {
  public:
   void add(Work work, std::vector<std::byte> room = {}) {
@@ -299,13 +299,13 @@ class Window {
     under_way_.pop_front();
   }
   struct Operation {
-    std::vector<std::byte> room;  // outlives its work
+    std::vector<std::byte> room;  // declared first, so that it outlives `work`
     Work work;
   };
   std::deque<Operation> under_way_;
 };
 
-/// Piece by piece, over all slices of this rank in turn.
+/// Sends and receives this rank's slices piece by piece, taking the slices in turn.
 void carry(Communicator& comm, const std::vector<Slice>& slices, const Sequence* from, std::byte* to) {
   Window window;
   bool more = true;
@@ -344,7 +344,7 @@ Received send_state(Communicator& comm, const Agreement& agreement, const std::v
   }
   const bool takes = is_in(agreement.takers, comm.rank());
   Received received;
-  // Not zeroed: it is overwritten.
+  // The memory is not zeroed, since all of it is overwritten.
   const std::shared_ptr<std::byte[]> memory(takes ? new std::byte[std::max<std::size_t>(bytes, 1)] : nullptr);
   if (takes) {
     std::size_t begin = 0;

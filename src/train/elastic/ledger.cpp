@@ -20,7 +20,7 @@ constexpr std::int64_t kStepsOfALine = 64;
 
 }  // namespace
 
-// A full disk is no reason to end a training.
+// A failed write, as to a full disk, ends the ledger, not the training.
 void Ledger::append(const std::string& line) {
   if (!fd_) return;
   try {
@@ -90,7 +90,7 @@ void Ledger::enter(std::uint64_t world, int size, std::int64_t step, const Posit
   nlohmann::ordered_json samplers = nlohmann::ordered_json::object();
   for (const auto& [name, position] : positions) {
     Sampler& sampler = samplers_[name];
-    // The state may be that of another rank, which has ended one step more.
+    // The state may come from another rank, which has ended one step more.
     const bool is_ahead = position.epoch == sampler.position.epoch && position.cursor > sampler.position.cursor;
     if (is_ahead && entered_ && step == steps_ + 1) move(name, sampler, position, step);
     close(name, sampler);

@@ -1,5 +1,5 @@
-// Which samples a training has used: JSON lines of rank 0, from which an auditor can tell that each was used exactly
-// once. Each rank counts, since rank 0 may be lost at any moment. One thread.
+// Records which samples a training has used, as JSON lines written by rank 0, from which an auditor can check that each
+// was used exactly once. Every rank counts, since rank 0 may be lost at any moment. One thread.
 //
 //   {"world": 2, "size": 3, "step": 128, "samplers": {"sampler": [0, 4096]}}      this world begins after that step;
 //                                                  what worlds before it did beyond these positions counts for nothing
@@ -7,8 +7,8 @@
 //   {"world": 2, "sampler": "sampler", "epoch": 0, "samples": [4096, 6144], "steps": [129, 192]}
 //                             positions in the epoch's order, the second one excluded; steps from 1, both included
 //
-// A line is written once its 64 steps, its epoch or its world are over. Those of the last two steps are written again
-// by a new rank 0, which does not know whether the old one had.
+// A line is written when its 64 steps, its epoch or its world are over. A new rank 0 writes the lines of the last two
+// steps again, since it does not know whether the old rank 0 had written them.
 #pragma once
 
 #include <cohort/elastic.h>
@@ -28,14 +28,14 @@ class Ledger {
  public:
   using Positions = std::map<std::string, SamplePosition>;
 
-  /// Writes down all steps that have ended: before another rank is given their state, which may be lost with nobody
-  /// left who knows their samples. `file`: empty on all ranks but 0, or where none is wanted. Throws Io.
+  /// Writes all steps that have ended. To be called before another rank gets the state: if this rank is lost later,
+  /// nobody else knows the samples. `file`: empty on all ranks but 0, or if no ledger is wanted. Throws Io.
   void open(const std::filesystem::path& file);
-  /// A world begins after `step`, at these positions.
+  /// Begins a world after `step`, at these positions.
   void enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions);
-  /// Step number `step` has ended, and has moved the samplers to these positions.
+  /// Notes that step number `step` has ended, and has moved the samplers to these positions.
   void step(std::int64_t step, const Positions& positions);
-  /// Nothing follows.
+  /// Writes the open lines, at the end of a training.
   void finish();
 
  private:
@@ -47,7 +47,7 @@ class Ledger {
   struct Sampler {
     SamplePosition position;
     std::optional<Range> open;
-    std::vector<Range> closed;  ///< in the latest two steps: rank 0 may not have come to write them
+    std::vector<Range> closed;  ///< in the latest two steps: rank 0 may not have written them
   };
   void move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step);
   void close(const std::string& name, Sampler& sampler);

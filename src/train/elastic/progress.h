@@ -1,6 +1,6 @@
-// How far an attempt of an elastic job has trained, in the job's store. Where all are lost that had the state, those
-// that come after them find nobody to get it from, and learn here that they do not begin: others had. A restart
-// (`--max-restarts`) is another attempt.
+// Records in the job's store how far an attempt of an elastic job has trained. If all ranks that had the state are
+// lost, their successors learn here that others had trained, and do not start over. A restart (`--max-restarts`) is
+// another attempt.
 #pragma once
 
 #include <cohort/error.h>
@@ -14,23 +14,23 @@
 
 namespace cohort::elastic {
 
-/// Steps that somebody has ended, where their number is not known.
+/// Stands for an unknown number of steps that some rank has ended.
 inline constexpr std::int64_t kSomeSteps = 0;
 
 struct Reached {
   std::int64_t steps = kSomeSteps;
-  std::string checkpoint = {};  ///< the last one that its process knew of; may be empty
+  std::string checkpoint = {};  ///< the last checkpoint that the reporting process knew of; may be empty
 };
 
-/// Nothing: nobody has ended a step in this attempt, or this process is of no elastic job. Throws what the store
-/// throws.
+/// Returns nullopt if no rank has ended a step in this attempt, or this process is not in an elastic job. Throws the
+/// store's errors.
 std::optional<Reached> reached();
 
-/// For ranks that have come anew and hold the state after `steps`, as a checkpoint has it; -1: they do not say.
-/// Unavailable if less than what was reached, which is lost with those that had it.
+/// For new ranks, which hold the state after `steps` steps, as from a checkpoint; -1: unknown. Returns Unavailable if
+/// that is less than others had reached: their state is lost.
 std::optional<Error> lost_state(const Reached& reached, std::int64_t steps);
 
-/// Reports of the rank that writes; a thread of its own sends them to the store, so that no step waits for that.
+/// Sends the writing rank's reports to the store, from a thread of its own, so that no step waits for the store.
 class Progress {
  public:
   Progress() = default;
@@ -38,8 +38,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// So many steps have ended. The first one is written at once, later ones once a second. Does nothing where there is
-  /// no elastic job. One thread.
+  /// Reports that `steps` steps have ended. The first report is sent immediately, later ones once a second. Does
+  /// nothing outside of elastic jobs. One thread.
   void note(std::int64_t steps);
 
  private:
@@ -47,7 +47,7 @@ class Progress {
 
   std::mutex mutex_;
   std::condition_variable told_;
-  std::optional<std::int64_t> steps_;  ///< what is not written yet
+  std::optional<std::int64_t> steps_;  ///< the report that is not sent yet
   bool ends_ = false;
   std::thread writer_;
 };

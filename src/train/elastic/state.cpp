@@ -33,21 +33,21 @@ double milliseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-/// A rank's notice to the others at a step's end: the highest counts.
+/// A rank's notice to the others at a step's end; the highest one takes effect.
 enum Notice : std::int32_t {
   kGoOn,
   kChange,  ///< another epoch has begun
-  kLeave,   ///< this rank has been told to end; if all have, it is the job
-  kEnd,     ///< the job has
+  kLeave,   ///< this rank was told to end; if all ranks were, the job ends
+  kEnd,     ///< the job was told to end
 };
 
-/// Time that a rank told to end waits for word that all are: a signal may reach ranks before their agents.
+/// Time for which a rank that was told to end waits to learn whether all were: a signal may reach ranks before agents.
 constexpr auto kToldApart = std::chrono::seconds(1);
-/// Hosts are lost to the supervisor after 3 s: what takes longer is a job with too few members.
+/// The supervisor counts a host as lost after 3 s: after a longer wait, the job has too few members.
 constexpr auto kUntilSaved = std::chrono::seconds(10);
-/// Exit status of a process that was told to end and has no function that saves: a restart would find nothing.
+/// Exit status of a process that was told to end and has no function to save: a restart would find no checkpoint.
 constexpr int kToldToEnd = 128 + SIGTERM;
-/// Time in which all ranks that are left have said how far they are.
+/// Time in which the remaining ranks report how far they are.
 constexpr auto kChoice = std::chrono::seconds(1);
 
 }  // namespace
@@ -55,7 +55,7 @@ constexpr auto kChoice = std::chrono::seconds(1);
 struct State::Impl {
   struct Kept {
     Value value;
-    std::string copy;  ///< of the last step's end
+    std::string copy;  ///< serialised at the last step's end
   };
 
   Parts parts;
@@ -63,8 +63,8 @@ struct State::Impl {
   std::map<std::string, std::function<SamplePosition()>> samplers;
   std::vector<std::function<void(const World&)>> on_change;
   std::vector<std::function<void()>> on_step, after_step;
-  std::int64_t steps = 0;     ///< and how often the state has advanced beside them
-  std::int64_t advances = 0;  ///< of these
+  std::int64_t steps = 0;     ///< number of steps and of advances
+  std::int64_t advances = 0;  ///< those of `steps` that are advances
   bool fresh = true;
   bool interrupted = false;
   bool whole = true;
@@ -72,26 +72,26 @@ struct State::Impl {
   Ledger ledger;
   Progress progress;
 
-  std::uint64_t version = 0;  ///< of the parts at the last step's end
+  std::uint64_t version = 0;  ///< sum of the parts' versions at the last step's end
   std::int64_t entered_at = -1;
   DigestKey key{};
   std::vector<Digest> digests;  ///< with `key`, at step `entered_at`
 
-  // State of the world that it is in.
+  // State of the current world.
   std::optional<std::uint64_t> epoch;
-  bool leads = false;                         ///< it says how far the job is
-  Communicator notices;                       ///< of its own, since the program's operations have an order of theirs
-  using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the lowest, negated
+  bool leads = false;                         ///< this rank reports the job's progress
+  Communicator notices;                       ///< a separate communicator, since the program orders its own operations
+  using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the negated lowest
   std::array<Heard, 2> said{};
-  std::int32_t own = kGoOn;  ///< of this rank, in what is being said
+  std::int32_t own = kGoOn;  ///< this rank's notice in the exchange under way
   std::optional<Work> saying;
   int turn = 0;
   bool told_to_end = false, told_to_leave = false;
   std::optional<Preemption> preemption;
   std::optional<Clock::time_point> told_at;
-  std::optional<std::uint64_t> chose_in;  ///< the epoch after which it was asked who saves
+  std::optional<std::uint64_t> chose_in;  ///< the epoch after which this rank asked who saves
 
-  /// The caller's.
+  /// Steps as the caller counts them, without advances.
   std::int64_t own_steps() const noexcept { return steps - advances; }
 
   void require_new(const std::string& name) const {
@@ -132,7 +132,7 @@ struct State::Impl {
     for (const auto& [name, part] : parts) mine.names.push_back(name);
     for (const auto& [name, kept] : values) mine.names.push_back(name);
     mine.came_anew = status::StatusPage::own().layout().has_state.load() == 0;
-    // Before the job's first epoch nobody can have trained.
+    // In the job's first epoch nobody can have trained before.
     if (mine.came_anew && world.rank() == 0 && world.epoch_.value_or(0) > 0) {
       try {
         if (const auto found = reached()) mine.reached = found->steps, mine.checkpoint = found->checkpoint;
@@ -152,12 +152,12 @@ struct State::Impl {
     return Clock::now() - *told_at < kToldApart ? change : kLeave;
   }
 
-  /// Aborts notices that others have not sent as well: nobody waits for them.
+  /// Aborts an exchange of notices that others have not joined: nobody waits for its result.
   void end_notices() {
     if (saying && !saying->done()) notices.abort("this rank has left its world");
     try {
       if (saying) saying->wait();
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody asks any more
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): nobody needs the result any more
     }
     saying.reset();
     notices = Communicator();
@@ -221,7 +221,7 @@ bool State::told_to_leave() const noexcept { return impl_->told_to_leave; }
 void State::Impl::take(const Received& received, const Agreement& agreement) {
   for (const auto& [name, contents] : received.contents) parts.at(name)->assign(contents);
   for (const auto& [name, copy] : received.values) values.at(name).value.load(copy);
-  // From here on it has all of it, also if the others are lost before they know.
+  // From here on this rank has the whole state, even if the others are lost before they know.
   steps = agreement.steps;
   first_size = agreement.first_size;
   fresh = false;
@@ -242,7 +242,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   std::vector<std::string> hosts;
   for (const Standing& one : standings) hosts.push_back(one.host);
 
-  // On sources the state of the last step's end; elsewhere it is overwritten.
+  // Sources use their state of the last step's end; takers overwrite theirs.
   const auto is_in = [&comm](const std::vector<int>& ranks) {
     return std::find(ranks.begin(), ranks.end(), comm.rank()) != ranks.end();
   };
@@ -256,7 +256,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
     if (kept.value.scope == Value::Scope::World) values[name] = kept.copy;
   }
   std::vector<Digest> compared = digests;
-  // Once training goes on ranks may differ in them: statistics of BatchNorm do.
+  // Values are compared only at the beginning: later they may differ by rank, as BatchNorm's statistics do.
   for (const auto& [name, value] : values) {
     if (agreement.begins)
       compared.push_back(digest_of({value.data(), static_cast<std::int64_t>(value.size()), DType::UInt8}, key));
@@ -270,7 +270,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   if (!agreement.takers.empty()) {
     Received received = send_state(comm, agreement, hosts, {contents, values, digests}, key);
     const bool takes = is_in(agreement.takers);
-    // Ranks that have half of it would be silently wrong: all go on, or none.
+    // A rank with half of the state would be silently wrong: either all ranks continue, or none.
     std::optional<Error> problem;
     try {
       if (takes) self.take(received, agreement);
@@ -291,10 +291,10 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.steps = agreement.steps;
   self.first_size = agreement.first_size;
   self.fresh = false;
-  // Also where all begin: one may be lost that has ended the first step, and those that have not go on for it.
+  // Also if all begin: a rank may be lost after it has ended the first step, and the others then continue for it.
   status::StatusPage::own().note_state();
   self.whole = true;
-  self.interrupted = true;  // until `step` says otherwise
+  self.interrupted = true;  // until `step` resets it
   self.key = key;
   self.digests = std::move(digests);
   self.entered_at = self.steps;
@@ -331,7 +331,7 @@ void State::Impl::exchange_notices() {
   std::int32_t mine = notice();
   Heard heard{mine, -mine};
   if (notices) {
-    // A notice said at one step's end counts at the next one's, when nobody has to wait for it any more.
+    // A notice sent at one step's end takes effect at the next step's end, when the exchange is likely to be over.
     heard = {};
     if (saying) {
       saying->wait();
@@ -387,7 +387,7 @@ bool State::leave(const Error& error) {
   return true;
 }
 
-// True on one of the ranks that wait for others after an epoch: that of most steps, then the longest member.
+// Returns true on exactly one of the ranks that wait after an epoch: that with most steps; among equals, the oldest.
 bool State::Impl::is_furthest() {
   const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
   const std::string place = fmt::format("elastic/saves-after/{}", *epoch);
@@ -404,7 +404,7 @@ bool State::Impl::is_furthest() {
 State::Wait State::await_members() {
   Impl& self = *impl_;
   auto& page = status::StatusPage::own();
-  // After another has ended with 0, the job has new members once all that are left say that they wait.
+  // After a rank has ended with 0, the job gets new members when all remaining ranks say that they wait.
   struct Waiting {
     status::StatusPage& page;
     explicit Waiting(status::StatusPage& own) : page(own) { page.begin_join(status::StatusLayout::kToBeMember); }
@@ -413,7 +413,7 @@ State::Wait State::await_members() {
   const auto since = Clock::now();
   const auto waits = [&] {
     const auto announced = page.announced_epoch();
-    return announced <= *self.epoch || !rendezvous::is_settled(announced);  // it leaves, and may be needed again
+    return announced <= *self.epoch || !rendezvous::is_settled(announced);  // unsettled: may need this rank
   };
   while (self.epoch && page.fd() >= 0 && waits()) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
@@ -424,7 +424,7 @@ State::Wait State::await_members() {
         if (self.is_furthest()) return Wait::Save;
       } catch (const Error& error) {
         if (!told) throw;
-        // A rank whose launcher is gone, or cut off, cannot know who else saves.
+        // A rank that cannot reach its launcher does not know who else saves.
         log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", self.own_steps(),
                   error.what());
         return Wait::End;
@@ -432,7 +432,7 @@ State::Wait State::await_members() {
     } else if (told) {
       return Wait::End;
     } else if (late) {
-      break;  // `join` waits on; or all ranks are there, and form this epoch's world once more
+      break;  // `join` keeps waiting, or all ranks are present and form this epoch's world again
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(page.announced_epoch() <= *self.epoch ? 2 : 20));
     }
@@ -447,7 +447,7 @@ World form(const Options& options) {
   return {std::move(communicator), rendezvous::joined_epoch()};
 }
 
-/// False: the job is to end.
+/// Returns false if the job has to end.
 bool await_members(State& state, const Options& options) {
   while (true) {
     const State::Wait wait = state.await_members();
@@ -484,8 +484,8 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
     try {
       state.enter(world, ledger);
       train(world);
-      state.finish();  // before others can know that this rank has ended
-      // A rank that is lost in the last step has to be waited for by nobody: the others have ended it, too.
+      state.finish();  // before the others can learn that this rank has ended
+      // If a rank is lost here, nobody has to wait for it: the others have ended the last step, too.
       world.communicator().barrier().wait();
       return 0;
     } catch (const Error& error) {
@@ -501,7 +501,7 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       formed.reset();
       if (await_members(state, options)) continue;
     } else if (state.told_to_leave()) {
-      return kRequeueStatus;  // the others have all that it has
+      return kRequeueStatus;  // the other ranks have the whole state
     } else if (options.save) {
       options.save(world);
     }

@@ -31,7 +31,7 @@ constexpr std::string_view kPrefix = "checkpoint-", kHidden = ".tmp-checkpoint-"
 constexpr std::uint64_t kLongestManifest = 64 << 20;
 constexpr auto kLockPatience = 10s;
 
-/// Without the prefix.
+/// Returns the folder's name without the prefix.
 std::string name_of(std::int64_t generation, std::int64_t step) {
   return fmt::format("{:06}-step-{}", generation, step);
 }
@@ -50,12 +50,12 @@ std::int64_t step_of(std::string_view name) {
   return parse_integer<std::int64_t>(name.substr(name.rfind('-') + 1)).value_or(0);
 }
 
-/// The kernel releases the lock when its holder dies. On a file system without locks there is none.
+/// Locks the folder. The kernel releases the lock when its holder dies. File systems without locks are not locked.
 Result<sys::UniqueFd> lock_folder(const std::string& folder) {
   sys::UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd)
     return fail(ErrorCode::Io, "cannot open the folder {} -- {} -- check its permissions", folder, errno_text(errno));
-  sys::close_on_fork(fd.get());  // else a child that outlives this process (a loader's worker) keeps the folder locked
+  sys::close_on_fork(fd.get());  // otherwise a child that outlives this process (a loader's worker) keeps the lock
   const auto deadline = std::chrono::steady_clock::now() + kLockPatience;
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
@@ -78,8 +78,8 @@ Result<sys::UniqueFd> lock_folder(const std::string& folder) {
 
 bool is_missing(int error_number) noexcept { return error_number == ENOENT || error_number == ENOTDIR; }
 
-/// A file that is missing, or no file, is damage. One that cannot be read now (permissions, a file system that fails,
-/// no memory, too many open files) may be whole.
+/// Returns Corrupt for a path that is missing or is not a file. A file that cannot be read now (permissions, a failing
+/// file system, no memory, too many open files) may be whole.
 Error unread(const std::string& path, const Error& error) {
   struct stat status {};
   const bool seen = ::stat(path.c_str(), &status) == 0;
@@ -91,14 +91,14 @@ Error unread(const std::string& path, const Error& error) {
                            error.what()));
 }
 
-/// Removes a checkpoint so that a kill in the middle leaves none that looks like one.
+/// Removes a checkpoint so that a kill during the removal leaves no partial checkpoint under a valid name.
 Result<void> discard(const std::string& folder, const std::string& name) {
   const std::string doomed = fmt::format("{}/{}{}", folder, kDoomed, name.substr(kPrefix.size()));
   if (auto renamed = sys::rename_path(folder + "/" + name, doomed); !renamed) return renamed;
   return sys::remove_tree(doomed);
 }
 
-/// Folders of checkpoints.
+/// Folders of checkpoints that were found damaged.
 struct FoundDamaged {
   std::mutex mutex;
   std::set<std::string> folders;
@@ -111,7 +111,7 @@ struct FoundDamaged {
 
 std::string plain(const std::string& folder) { return std::filesystem::absolute(folder).lexically_normal().string(); }
 
-/// This process's last checkpoint of each folder, and those that others have put there since.
+/// This process's last checkpoint in each folder, and those that others have saved there since.
 struct OwnCheckpoints {
   struct Seen {
     std::int64_t newest = 0;
@@ -119,7 +119,7 @@ struct OwnCheckpoints {
   };
   std::mutex mutex;
   std::map<std::string, Seen> folders;
-  std::string last;  ///< for people
+  std::string last;  ///< for messages
 
   static OwnCheckpoints& of_process() {
     static OwnCheckpoints one;
@@ -134,7 +134,7 @@ void remember_own(const std::string& folder, std::int64_t newest) {
   const std::lock_guard<std::mutex> lock(own.mutex);
   auto& seen = own.folders[plain(folder)];
   if (newest < seen.newest) {
-    // A loader beside the training has seen an older one, or the folder has begun anew.
+    // A loader beside the training has seen an older checkpoint, or the folder was emptied.
     const auto names = sys::list_folder(folder);
     const bool is_there = names && std::ranges::any_of(*names, [&](const std::string& name) {
                             return generation_of(name).value_or(0) >= seen.newest;
@@ -332,7 +332,7 @@ Result<void> CheckpointWriter::seal(const Manifest& manifest, const std::functio
   if (!json) return tl::unexpected(json.error());
   for (const auto& [name, digest] : manifest_.files) {
     if (!is_here(name)) continue;
-    // If several processes write, on network file systems, this shows that their files have arrived.
+    // If several processes write on a network file system, this shows that their files have arrived.
     const std::string path = fmt::format("{}/{}", hidden_, name);
     struct stat status {};
     if (::stat(path.c_str(), &status) != 0) {
@@ -357,7 +357,7 @@ Result<StoredCheckpoint> CheckpointWriter::publish() {
   if (auto done = sys::rename_path(hidden_, folder); !done) return tl::unexpected(done.error());
   hidden_.clear();
   published_ = folder;
-  remember_damage(folder, false);  // of an earlier one of this name
+  remember_damage(folder, false);  // an earlier checkpoint may have had this name
   if (auto done = sys::sync_folder(folder_); !done) {
     withdraw();
     return tl::unexpected(done.error());
@@ -383,7 +383,7 @@ Result<StoredCheckpoint> read_checkpoint(const std::string& folder) {
 
 namespace {
 
-/// `gone`: a checkpoint was removed while it was read, so that there may be a newer one that is not listed.
+/// `gone` is set if a checkpoint was removed while it was read, so that a newer one may be missing in the list.
 Result<CheckpointList> list_once(const std::string& folder, bool& gone) {
   CheckpointList list;
   const auto names = sys::list_folder(folder);
@@ -396,7 +396,7 @@ Result<CheckpointList> list_once(const std::string& folder, bool& gone) {
     if (!generation) continue;
     list.newest = std::max(list.newest, *generation);
     auto stored = read_checkpoint(folder + "/" + name);
-    // Removed meanwhile, by a save that keeps newer ones.
+    // A save may have removed the checkpoint meanwhile, to keep newer ones.
     struct stat status {};
     if (!stored && ::lstat((folder + "/" + name).c_str(), &status) != 0 && is_missing(errno)) {
       gone = true;
@@ -468,7 +468,7 @@ Result<void> compare(const Written& file, const FileDigest& found) {
     return fail(ErrorCode::Corrupt, "{}: damaged{}{} -- its SHA-256 is {} where {} was written", path,
                 where.empty() ? "" : " in ", where, found.sha256, written.sha256);
   }
-  // They cannot differ but by damage to the manifest's writer: nothing is taken that is not as it was written.
+  // With equal SHA-256 they differ only if the manifest's writer was faulty: such a file is refused, too.
   if (!written.crc32.empty() && found.crc32 != written.crc32) {
     return fail(ErrorCode::Corrupt, "{}: damaged in {} -- its CRC-32 is another than was written", path,
                 differing_bytes(written, found));

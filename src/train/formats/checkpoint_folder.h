@@ -1,9 +1,9 @@
-// manifest.json, the last file of a checkpoint to be written: where training stood, and every other file's size and
-// digests. It carries its own digest and has exactly one form, so that no byte of it can change unnoticed. Versions 1
-// to 3 are read, and written again as they were; new ones are of version 2, or 3 where there are shards. Values; any
-// thread.
-// A folder of checkpoints on the disk, without tensors: writes one so that it is complete or not there, finds them,
-// checks them, removes old ones. One writer per folder at a time (a lock says so to others); any number of readers.
+// manifest.json, the last file of a checkpoint to be written: the state of training, and every other file's size and
+// digests. The manifest contains its own digest and has exactly one form, so that any changed byte is noticed. Versions
+// 1 to 3 can be read, and keep their version if written again; new manifests are of version 2, or 3 if there are
+// shards. Values; any thread.
+// A folder of checkpoints on disk, without their tensors: writes a checkpoint so that it is either complete or absent,
+// finds and checks checkpoints, and removes old ones. One writer per folder at a time (by a lock); many readers.
 #pragma once
 
 #include "base/files.h"
@@ -30,15 +30,15 @@
 
 namespace cohort::formats {
 
-/// Digests that tell whether a file's bytes are those that were written: SHA-256 by OpenSSL, and zlib's CRC-32 of each
-/// block, which says where they are not. Data is added in pieces. Not thread-safe.
+/// SHA-256, by OpenSSL, of data that is added in pieces: shows whether a file's bytes are those that were written. The
+/// CRC-32 of each block, by zlib, shows where they differ. Not thread-safe.
 class Sha256 {
  public:
   Sha256();
   ~Sha256();
   Sha256(Sha256&&) noexcept;
   void update(std::span<const std::byte> bytes);
-  /// 64 hexadecimal digits. Nothing may be added afterwards.
+  /// Returns 64 hexadecimal digits. Nothing may be added afterwards.
   std::string finish();
 
  private:
@@ -48,7 +48,7 @@ class Sha256 {
 
 std::string sha256(std::span<const std::byte> bytes);
 
-/// Bytes that have a CRC-32 of their own; a file's last block may be shorter.
+/// Size of a block with a CRC-32 of its own; a file's last block may be shorter.
 inline constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 
 struct FileDigest {
@@ -59,7 +59,7 @@ struct FileDigest {
   bool operator==(const FileDigest&) const = default;
 };
 
-/// A FileDigest of bytes as they come.
+/// Computes a FileDigest from bytes that are added in pieces.
 class FileDigester {
  public:
   void update(std::span<const std::byte> bytes);
@@ -77,8 +77,8 @@ class FileDigester {
 
 FileDigest digest_of(std::span<const std::byte> bytes);
 
-/// "bytes 1048576 to 2097151 and 2 more places": the blocks whose CRC-32 differs. Empty if there are none, or if one of
-/// the two has no blocks. Both are of the same number of bytes.
+/// Describes the blocks whose CRC-32 differs: "bytes 1048576 to 2097151 and 2 more places". Empty if no block differs,
+/// or if one of the digests has no blocks. Both files have to have the same number of bytes.
 std::string differing_bytes(const FileDigest& written, const FileDigest& found);
 
 /// The same type as cohort::CheckpointValue.
@@ -91,7 +91,7 @@ struct SamplerPosition {
   std::int64_t size = 0;
 };
 
-/// The newest that is known, of checkpoints with shards; others are of the version before.
+/// The newest known version, that of checkpoints with shards; other checkpoints have the version before.
 inline constexpr int kManifestVersion = 3;
 
 struct Manifest {
@@ -104,59 +104,58 @@ struct Manifest {
   std::string program;  ///< "cohort 0.1.0, libtorch 2.13.0"
   std::optional<SamplerPosition> sampler;
   std::map<std::string, ManifestValue> values;
-  std::string place;               ///< "rank0", "shared" or "local": who wrote the files where; empty in version 1
-  std::vector<std::string> hosts;  ///< by rank, the host that has its part; only where the place is "local"
+  std::string place;               ///< "rank0", "shared" or "local": the CheckpointPlace; empty in version 1
+  std::vector<std::string> hosts;  ///< by rank, the host that has the rank's part; only if the place is "local"
   std::map<std::string, FileDigest> files;
 };
 
-/// The present time, as `created` has it.
+/// Returns the present time in the format of `created`.
 std::string utc_now();
-/// InvalidArgument for text that is not UTF-8.
+/// Returns InvalidArgument for text that is not UTF-8.
 Result<std::string> to_json(const Manifest& manifest);
-/// Corrupt, naming `name`, if one byte is not as to_json wrote it, or a field is missing or of another type;
-/// InvalidArgument if a newer Cohort wrote it.
+/// Returns Corrupt, naming `name`, if a byte is not as to_json wrote it, or a field is missing or of another type;
+/// InvalidArgument if a newer Cohort wrote the manifest.
 Result<Manifest> parse_manifest(std::string_view text, const std::string& name);
 
 // The files of a checkpoint: docs/reference/checkpoint-format.md.
 inline constexpr const char* kManifestFile = "manifest.json";
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
-/// And, of each rank, "rank-00003.safetensors".
+/// Prefix of the file of each rank's part, "rank-00003.safetensors".
 inline constexpr std::string_view kPartPrefix = "rank-";
 
-/// A checkpoint with a sound manifest. Its files are not yet checked.
+/// A checkpoint with a sound manifest, whose other files are not checked yet.
 struct StoredCheckpoint {
   std::string folder;
   Manifest manifest;
 };
 
-/// Writes and syncs a file of a checkpoint, in the hidden folder where it is being made; returns its digest.
+/// Writes and syncs a file of a checkpoint in its hidden folder; returns the file's digest.
 Result<FileDigest> write_checkpoint_file(const std::string& hidden, const std::string& name,
                                          const std::function<Result<void>(const Sink&)>& write);
 
-/// One checkpoint being written. Destroyed before `publish` has returned a value, or withdrawn after: nothing has
-/// happened.
+/// One checkpoint being written. If it is destroyed before `publish` has returned a value, or withdrawn later, the
+/// folder is as before.
 class CheckpointWriter {
  public:
-  /// Makes `folder`, locks it, and removes what killed writers left. Unavailable if another process is saving there.
+  /// Makes and locks `folder`, and removes files of killed writers. Returns Unavailable if another process saves there.
   static Result<CheckpointWriter> open(const std::string& folder);
   CheckpointWriter(CheckpointWriter&& other) noexcept;
   CheckpointWriter& operator=(CheckpointWriter&&) = delete;
   ~CheckpointWriter();
 
-  /// The highest generation in the folder, damaged ones too; 0 if there is none.
+  /// Returns the highest generation in the folder, including damaged checkpoints; 0 if there is no checkpoint.
   std::int64_t newest() const noexcept { return newest_; }
-  /// Makes the hidden folder, whose name says the generation and step, and holds something random: a writer that was
-  /// stopped for long cannot meddle with the checkpoint of another.
+  /// Makes the hidden folder. Its name has the generation, the step and a random part, so that a writer that was
+  /// stopped for long cannot change another writer's checkpoint.
   Result<void> begin(std::int64_t generation, std::int64_t step);
-  /// Folder in which the files are written; only writers look there.
+  /// Returns the folder in which the files are written, and which only writers read.
   const std::string& hidden() const noexcept { return hidden_; }
-  /// Writes the manifest, compares the sizes of those files that are here, and syncs the folder. `is_here` says of
-  /// which files that is.
+  /// Writes the manifest, compares the sizes of the files for which `is_here` returns true, and syncs the folder.
   Result<void> seal(const Manifest& manifest, const std::function<bool(const std::string&)>& is_here);
-  /// The rename: from now on the checkpoint exists. Returns once it is on the disk.
+  /// Makes the checkpoint exist, by a rename. Returns when the rename is on disk.
   Result<StoredCheckpoint> publish();
-  /// Takes back the published checkpoint, if other ranks failed.
+  /// Removes the published checkpoint again, if other ranks failed.
   void withdraw();
 
  private:
@@ -169,67 +168,67 @@ class CheckpointWriter {
 
 struct CheckpointList {
   std::vector<StoredCheckpoint> sound;                ///< oldest first
-  std::vector<Error> damaged;                         ///< errors of damaged ones
-  std::vector<std::pair<std::int64_t, Error>> newer;  ///< of a newer Cohort: generation, and what to say of it
-  /// Checkpoints that could not be read now (permissions, a file system that fails); they may be sound.
+  std::vector<Error> damaged;                         ///< errors of damaged checkpoints
+  std::vector<std::pair<std::int64_t, Error>> newer;  ///< saved by a newer Cohort: generation, and error to report
+  /// Checkpoints that cannot be read now (permissions, a failing file system), but may be sound.
   std::vector<std::pair<std::int64_t, Error>> unreadable;
-  std::int64_t newest = 0;  ///< the highest generation of all of them; 0: there are none
+  std::int64_t newest = 0;  ///< the highest generation of all of these; 0: there is none
 
-  /// The newest of those that cannot be judged (`newer`, `unreadable`), if it is newer than this one: to take an older
-  /// one would go back in silence.
+  /// Returns the error of the newest checkpoint that cannot be judged (`newer`, `unreadable`), if its generation is
+  /// above this one: loading an older checkpoint would silently go back.
   std::optional<Error> unjudged_above(std::int64_t generation) const;
 };
 
-/// Empty if the folder does not exist.
+/// Lists the checkpoints of a folder; empty if the folder does not exist.
 Result<CheckpointList> list_checkpoints(const std::string& folder);
-/// One checkpoint by its own path.
+/// Reads one checkpoint's manifest, by the checkpoint's own path.
 Result<StoredCheckpoint> read_checkpoint(const std::string& folder);
-/// One of its files, its size and SHA-256 compared: Corrupt says what differs, and which bytes, or that it is missing.
-/// Io: it could not be read now, and may be whole.
+/// Reads one file of a checkpoint, and compares its size and SHA-256. Corrupt says what differs, and in which bytes, or
+/// that the file is missing. Io: the file could not be read now, and may be whole.
 Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
-/// The same, a block at a time.
+/// Checks one file in the same way, reading a block at a time.
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
-/// Reads all of them: the first that is not as it was written.
+/// Checks all files; returns the error of the first file that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
-/// Selects the best checkpoints: those with the best number of this name among their values. A checkpoint without one,
-/// or with NaN or an infinity, is not among them; of equal ones the older is better.
+/// Selects the best checkpoints: those with the best number of this name among their values. A checkpoint without such
+/// a number, or with NaN or an infinity, is never selected; of equal checkpoints the older one is better.
 struct BestBy {
-  std::string value;  ///< empty: there are no best ones
+  std::string value;  ///< empty: no checkpoint is selected
   BestMode mode = BestMode::Min;
-  int keep = 0;  ///< so many stay; 0: one
+  int keep = 0;  ///< number of best checkpoints to keep; 0: one
 };
-/// Value that checkpoints are ordered by, the lowest first.
+/// Returns the number by which checkpoints are ordered, the lowest first; nullopt if it has none.
 std::optional<double> standing(const Manifest& manifest, const BestBy& best);
 
-/// Older checkpoints that stay: the newest `count` of a step below this one, the best, and those that cannot be judged.
+/// Older checkpoints to keep: the newest `count` below `below_step`, the best, and those that cannot be judged.
 struct Spared {
   std::int64_t below_step = std::numeric_limits<std::int64_t>::min();
   int count = 0;
   std::set<std::int64_t> best = {};      ///< by generation
-  std::set<std::int64_t> unjudged = {};  ///< likewise
+  std::set<std::int64_t> unjudged = {};  ///< by generation
 };
 /// Records whether a load found the checkpoint damaged: a damaged one is neither kept nor among the best for this
 /// process's saves. By the checkpoint's folder; any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
-/// Says that this process's training has saved or loaded in the folder, whose newest generation was then this one. Any
-/// thread.
+/// Records that this process's training has saved or loaded in the folder, whose newest generation was then `newest`.
+/// Any thread.
 void remember_own(const std::string& folder, std::int64_t newest);
-/// The last of these, for people: "checkpoint 7 in /folder"; empty: none. Any thread.
+/// Returns the last recorded checkpoint, "checkpoint 7 in /folder", for messages; empty if there is none. Any thread.
 std::string last_own_checkpoint();
-/// Generations that another job has saved there since; none before `remember_own`. Any thread.
+/// Returns the generations that another job has saved in the folder since `remember_own`; none before it. Any thread.
 std::set<std::int64_t> checkpoints_of_others(const std::string& folder);
-/// By file of the manifest, '1' if it is here and of its size, '?' if this user cannot read it now; empty if a load has
-/// found the checkpoint damaged.
+/// Returns a character for each file of the manifest: '1' if the file is here with the right size, '?' if this user
+/// cannot read it now. Empty if a load has found the checkpoint damaged.
 std::string whole_at_a_glance(const StoredCheckpoint& checkpoint);
 /// Result of whole_at_a_glance for a checkpoint.
 enum class Glance { Whole, Damaged, Unreadable };
 Glance glance_of(const std::string& files);
-/// The generations of the best of `among`.
+/// Returns the generations of the best checkpoints of `among`.
 std::set<std::int64_t> best_checkpoints(const std::vector<StoredCheckpoint>& among, const BestBy& best);
 /// Removes the checkpoints older than this generation, whole or not; a failure is only logged.
 void remove_older_checkpoints(const std::string& folder, std::int64_t generation, Spared spared = {});
-/// Removes all but the newest `keep` of the checkpoints that are whole at a glance, the best of them, and those that
-/// cannot be judged.
+/// Removes old checkpoints, except the newest `keep` of those that are whole at a glance, the best of them, and those
+/// that cannot be judged.
 void keep_newest_checkpoints(const std::string& folder, int keep, Spared spared = {}, const BestBy& best = {});
 
 }  // namespace cohort::formats

@@ -30,8 +30,8 @@ bool is_gzip(std::span<const std::byte> bytes) noexcept {
   return bytes.size() >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b};
 }
 
-/// The content of all members. Corrupt, naming `name`, if the checksum is wrong, the end is missing, something else
-/// follows, or there is more than `max_bytes` of it.
+/// Returns the content of all members. Returns Corrupt, naming `name`, if the checksum is wrong, the end is missing,
+/// other data follows, or the content is longer than `max_bytes`.
 Result<std::vector<std::byte>> gunzip(std::span<const std::byte> bytes, std::uint64_t max_bytes,
                                       const std::string& name) {
   z_stream stream{};

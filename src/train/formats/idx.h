@@ -15,23 +15,23 @@
 
 namespace cohort::formats {
 
-/// An array as it stands in memory: row-major, elements in the host's byte order.
+/// An array in memory: row-major, elements in the host's byte order.
 struct IdxArray {
   DType dtype = DType::UInt8;       ///< UInt8, Int8, Int16, Int32, Float32 or Float64
-  std::vector<std::int64_t> shape;  ///< at most 8 dimensions here, each below 2^32; MNIST's images: {60000, 28, 28}
+  std::vector<std::int64_t> shape;  ///< at most 8 dimensions, each below 2^32; MNIST's images: {60000, 28, 28}
   std::vector<std::byte> data;      ///< elements() * size_of(dtype) bytes
 
   std::int64_t elements() const noexcept;
 };
 
 struct ReadIdxOptions {
-  std::uint64_t max_bytes = std::uint64_t{4} << 30;  ///< unpacked; more is refused
+  std::uint64_t max_bytes = std::uint64_t{4} << 30;  ///< limit after decompression
 };
 
-/// Plain or gzip, told apart by content. The file has to be exactly as long as its header says. Unavailable if it
-/// does not exist, Io if it cannot be read, Corrupt (naming the file and what is wrong) otherwise.
+/// Reads a plain or gzip file, told apart by content, exactly as long as its header says. Unavailable if it
+/// does not exist, Io if it cannot be read, Corrupt (naming the file and the fault) otherwise.
 Result<IdxArray> read_idx(const std::string& path, const ReadIdxOptions& options = {});
-/// The same from memory; `name` is for messages.
+/// Like read_idx, from memory; `name` is for messages.
 Result<IdxArray> parse_idx(std::span<const std::byte> bytes, const std::string& name,
                            const ReadIdxOptions& options = {});
 

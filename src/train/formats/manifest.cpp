@@ -64,7 +64,7 @@ void FileDigester::end_block() {
 
 void FileDigester::update(std::span<const std::byte> bytes) {
   size_ += bytes.size();
-  // Both digests of a block while it is in the cache.
+  // Computes both digests of a block while the block is in the cache.
   while (!bytes.empty()) {
     const auto piece = bytes.first(std::min(bytes.size(), kBlockBytes - in_block_));
     sha256_.update(piece);
@@ -130,7 +130,7 @@ Json to_json(const ManifestValue& value) {
   return std::visit([](const auto& plain) { return Json(plain); }, value);
 }
 
-/// Fields of an object, with the first thing that is wrong.
+/// Reads the fields of an object, and keeps the first problem.
 class FieldReader {
  public:
   explicit FieldReader(const Json& object) : object_(object) {}
@@ -286,7 +286,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& name) 
     fields.complain(fmt::format("its format is '{}'", format));
   const std::int64_t version = fields.integer("version", 1);
   if (fields.problem().empty() && version > kManifestVersion) {
-    // Sound, for all that can be said: it is not to be taken for damage.
+    // A newer version cannot be checked, and must not be reported as damage.
     return fail(
         ErrorCode::InvalidArgument,
         "{}: a newer Cohort saved this checkpoint: its format is of version {}, and this one knows 1 to {} -- load it "

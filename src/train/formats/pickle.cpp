@@ -45,7 +45,7 @@ struct Storage {
 
 using Index = std::uint32_t;
 
-/// A value on the stack. Containers refer to other nodes by number, so that cycles do no harm.
+/// A value on the stack. Containers refer to other nodes by number, so that cycles are harmless.
 struct Node {
   Kind kind = Kind::Scalar;
   bool ordered_dict = false;
@@ -55,14 +55,14 @@ struct Node {
   Storage storage;
 };
 
-/// Looks `module.name` up in the allow-list; nullopt: not on it, so the reader refuses it.
+/// Looks up `module.name` in the allow-list; nullopt if it is not listed, so that the reader refuses it.
 std::optional<Global> find_global(std::string_view module, std::string_view name);
 
 // The stack machine that reads one pickle. It makes plain values and nothing else: it may call only the functions
 // listed in find_global, and each call is emulated here, not run. For any bytes, it reads only within them, and its
 // memory is bounded by PtLimits. For one use by one thread; its input has to outlive it.
 
-/// Any failure is kept in `problem_`; the value is good only if there is none.
+/// Any failure is kept in `problem_`; the value is valid only if there is no problem.
 class Machine {
  public:
   Machine(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits,
@@ -74,11 +74,11 @@ class Machine {
  private:
   enum class State : std::uint8_t { New, Open, Done };
 
-  // Each bool says whether all is well; if not, there is a problem.
+  // Functions that return bool return false if they have set a problem.
   bool problem(std::string text);
   tl::unexpected<Error> error(std::string text = {});
 
-  // The bytes.
+  // Reading bytes.
   template <class T>
   bool number(T& value) {
     if (bytes_.size() - at_ < sizeof(T)) return problem("it ends too early");
@@ -89,19 +89,19 @@ class Machine {
   bool text(std::uint64_t size, std::string& value);
   bool line(std::string& value);
 
-  // The stack.
+  // Working on the stack.
   bool push(Node node);
-  /// References from containers, which cost memory, too, and can be made by the million with few bytes.
+  /// Counts references from containers, which also cost memory, and which few bytes can create by the million.
   bool count_links(std::size_t more);
   bool push_scalar(PtValue value);
   bool push_kind(Kind kind, std::vector<Index> children = {});
-  /// Values above the last mark stay out of reach, as in Python.
+  /// Returns the number of values above the last mark; those below cannot be reached, as in Python.
   std::size_t available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
   bool pop(Index& index);
   bool top(Index& index);
   bool pop_mark(std::vector<Index>& items);
 
-  // The opcodes.
+  // Executing opcodes.
   bool step(std::uint8_t op);
   template <class T>
   bool push_integer() {
@@ -133,7 +133,7 @@ class Machine {
   bool dimensions(Index index, std::vector<std::int64_t>& out);
   bool push_tensor(const std::vector<Index>& parts, std::size_t known, const ElementTypeInfo* type);
 
-  // From nodes to values: below.
+  // Converting nodes to values: below.
   bool convert(Index index, int depth, PtValue& out);
   bool make_dict(std::vector<PtValue> items, PtValue& out);
 
@@ -176,7 +176,7 @@ std::optional<Global> find_global(std::string_view module, std::string_view name
   return std::nullopt;
 }
 
-// Opcodes of Python's pickle protocol that torch.save uses (protocol 2), and those that stand for the same in
+// Opcodes of Python's pickle protocol that torch.save uses (protocol 2), and their equivalents in
 // protocol 4.
 enum Op : std::uint8_t {
   kProto = 0x80,
@@ -441,7 +441,7 @@ bool Machine::step(std::uint8_t op) {
     case kBuild: {
       Index state = 0, object = 0;
       if (!pop(state) || !top(object)) return false;
-      // A state_dict carries version numbers as an attribute (_metadata), which nobody needs for the tensors.
+      // A state_dict has version numbers in an attribute (_metadata), which the tensors do not need.
       return nodes_[object].ordered_dict || problem("it sets attributes of what is no OrderedDict");
     }
     default: return problem(fmt::format("unknown pickle opcode 0x{:02x}", op));
@@ -550,7 +550,7 @@ bool Machine::dimensions(Index index, std::vector<std::int64_t>& out) {
 }
 
 bool Machine::push_tensor(const std::vector<Index>& parts, std::size_t known, const ElementTypeInfo* type) {
-  // After the known arguments there may be a dict of rare properties (conjugate, negative), which has to be empty.
+  // The known arguments may be followed by a dict of rare properties (conjugate, negative), which has to be empty.
   if (parts.size() < known || parts.size() > known + 1) return problem("a tensor has the wrong number of arguments");
   if (parts.size() == known + 1) {
     const Node& extra = nodes_[parts[known]];
@@ -590,7 +590,7 @@ bool Machine::push_tensor(const std::vector<Index>& parts, std::size_t known, co
 
 }  // namespace
 
-// From the end of a pickle to its value: what stays on the stack becomes PtValues.
+// Converts the value left on the stack at the end of a pickle to PtValues.
 
 bool Machine::convert(Index index, int depth, PtValue& out) {
   const Node& node = nodes_[index];

@@ -111,7 +111,7 @@ Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& na
     if (text_of(*content) != "little")
       return corrupt_pt(name, "its numbers are not little-endian: save it on another machine");
   }
-  // Unused entries are checked, too: a damaged file should not pass because of luck.
+  // Unused entries are checked, too: no damage should pass unnoticed.
   std::map<std::string, std::span<const std::byte>, std::less<>> contents;
   for (const ZipEntry& entry : archive->entries()) {
     auto content = archive->read(entry);
@@ -207,7 +207,7 @@ class Pickler {
   }
   std::size_t storage(ElementType type, std::span<const std::byte> bytes) {
     out_.storages.push_back(bytes);
-    if (bytes.empty()) return out_.storages.size() - 1;  // has no address of its own to be told apart by
+    if (bytes.empty()) return out_.storages.size() - 1;  // an empty storage has no address to identify it
     const auto [found, fresh] = storages_.try_emplace({type, bytes.data(), bytes.size()}, out_.storages.size() - 1);
     if (!fresh) out_.storages.pop_back();
     return found->second;

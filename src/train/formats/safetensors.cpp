@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kLongestHeader = 100'000'000;  // as the reference implementation
-constexpr std::size_t kHeaderAlignment = 64;           // of the first tensor
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
+constexpr std::size_t kHeaderAlignment = 64;           // alignment of the first tensor
 constexpr std::size_t kMostDimensions = 64;
 
 struct Entry {
@@ -26,7 +26,7 @@ struct Entry {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-/// Takes the header apart event by event: no tree of a hostile 100 MB text is ever built.
+/// Parses the header by events, so that a hostile 100 MB text never becomes a tree in memory.
 class HeaderHandler : public nlohmann::json_sax<Json> {
  public:
   std::vector<Entry> entries;
@@ -263,7 +263,7 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const NamedTensor> tenso
   for (const std::size_t index : layout.order) {
     const auto& [name, tensor] = tensors[index];
     const std::uint64_t end = at + *byte_count(tensor.type, tensor.shape);
-    // Text instead of a tree: adding to nlohmann's ordered_json is linear in its size.
+    // Built as text, since inserting into nlohmann's ordered_json takes time linear in its size.
     text +=
         fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", text.size() == 1 ? "" : ",",
                     Json(name).dump(), info(tensor.type).safetensors, fmt::join(tensor.shape, ","), at, end);

@@ -1,6 +1,6 @@
-// safetensors: a JSON header of names, types, shapes and offsets, then the tensors' bytes. Nothing in it can be
-// executed. Format and limits: huggingface/safetensors, README "Format". Values; the views are good for as long as the
-// bytes they were parsed from. Any thread may call.
+// safetensors: a JSON header of names, types, shapes and offsets, then the tensors' bytes. A file contains no
+// executable code. Format and limits: huggingface/safetensors, README "Format". Values; views are valid as long as the
+// bytes from which they were parsed. Any thread may call.
 #pragma once
 
 #include "base/result.h"
@@ -23,31 +23,31 @@ struct Safetensors {
   const TensorView* find(std::string_view name) const noexcept;
 };
 
-/// Views into `bytes`; `name` is for messages. Corrupt, naming the entry, unless: the header has at most 100 MB, names
-/// stand there once, types are known, and the tensors fill the rest without gaps or overlaps, each as long as its type
-/// and shape say.
+/// Returns views into `bytes`; `name` is for messages. Returns Corrupt, naming the entry, unless the header has at most
+/// 100 MB, names are unique, types are known, and the tensors fill the rest without gaps or overlaps, each as long as
+/// its type and shape say.
 Result<Safetensors> parse_safetensors(std::span<const std::byte> bytes, const std::string& name);
 
 struct SafetensorsEntry {
   std::string name;
   ElementType type = ElementType::Float32;
   std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;  ///< of its bytes in the file
+  std::uint64_t offset = 0;  ///< offset of its bytes in the file
   std::uint64_t bytes = 0;
 };
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;        ///< in the order of their bytes
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
-/// The same for a file of which only the beginning is at hand, with all of the header; as strict.
+/// Parses the header of a file from `head`, its beginning with the whole header; as strict as parse_safetensors.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head, std::uint64_t file_bytes,
                                                    const std::string& name);
-/// Bytes up to the end of the header, once its first 8 are at hand. Corrupt as above.
+/// Returns the number of bytes up to the end of the header, given the file's first 8 bytes. Corrupt as above.
 Result<std::uint64_t> safetensors_head_bytes(std::span<const std::byte> first, std::uint64_t file_bytes,
                                              const std::string& name);
 
 /// Bytes before the tensors' bytes in a file, and the order in which the tensors follow, as indexes into `tensors`. The
-/// tensors' bytes are not looked at. Errors as of write_safetensors.
+/// tensors' bytes are not read. Errors are those of write_safetensors.
 struct SafetensorsLayout {
   std::string head;
   std::vector<std::size_t> order;
@@ -55,11 +55,11 @@ struct SafetensorsLayout {
 Result<SafetensorsLayout> lay_out_safetensors(std::span<const NamedTensor> tensors,
                                               const std::map<std::string, std::string>& metadata = {});
 
-/// Larger elements first, so that all tensors are aligned; the same bytes for the same input. InvalidArgument for a
-/// name that is not UTF-8 or stands there twice, or a tensor whose bytes do not agree with its shape.
+/// Writes tensors with larger elements first, so that all are aligned; the same input gives the same bytes. Returns
+/// InvalidArgument for a name that is not UTF-8 or is not unique, or a tensor whose bytes do not agree with its shape.
 Result<void> write_safetensors(const Sink& sink, std::span<const NamedTensor> tensors,
                                const std::map<std::string, std::string>& metadata = {});
-/// Replaces the file as a whole.
+/// Like the above, to a file, which is replaced atomically.
 Result<void> write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                                const std::map<std::string, std::string>& metadata = {});
 

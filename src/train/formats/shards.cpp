@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kShardPrefix = "shard/";
 constexpr std::uint64_t kHeadGuess = 8;
 
-/// Elements between two that follow each other in a dimension of the box.
+/// Returns, for each dimension of the box, the distance of consecutive elements.
 std::vector<std::int64_t> strides_of(const Shard& shard) {
   std::vector<std::int64_t> strides(shard.extent.size(), 1);
   for (std::size_t i = strides.size(); i-- > 1;) strides[i - 1] = strides[i] * shard.extent[i];
@@ -81,7 +81,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to) {
     extent[i] = std::min(from.start[i] + from.extent[i], to.start[i] + to.extent[i]) - start[i];
     if (extent[i] <= 0) return runs;
   }
-  // Dimensions that both boxes have all of: elements follow each other over them, and within the one before.
+  // Elements are contiguous over the trailing dimensions that both boxes cover in full, and over the dimension before.
   std::size_t outer = dimensions;
   while (outer > 0 && extent[outer - 1] == from.extent[outer - 1] && extent[outer - 1] == to.extent[outer - 1]) --outer;
   outer = outer == 0 ? 0 : outer - 1;
@@ -89,7 +89,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to) {
   const std::int64_t line =
       std::accumulate(extent.begin() + dimension, extent.end(), std::int64_t{1}, std::multiplies<>());
   const auto from_strides = strides_of(from), to_strides = strides_of(to);
-  std::int64_t a = -from.begin, b = -to.begin;  // begin of the line in the ranges
+  std::int64_t a = -from.begin, b = -to.begin;  // beginning of the line in both ranges
   for (std::size_t i = 0; i < dimensions; ++i) {
     a += (start[i] - from.start[i]) * from_strides[i];
     b += (start[i] - to.start[i]) * to_strides[i];
@@ -150,7 +150,7 @@ std::optional<std::string> coverage_problem(const std::string& name, const Parte
     return fmt::format("elements of tensor '{}' are there twice: in {} and in {}", name, a->holder, b->holder);
   };
   for (const TensorPart* part : parts) elements += part->shard.count;
-  // First: what follows is over no more elements than are there, whatever sizes a file claims.
+  // Checked first, so that the work below is bounded by the elements present, not by the sizes that a file claims.
   if (const std::int64_t all = element_count(tensor.sizes()).value_or(0); elements < all)
     return fmt::format("of the {} elements of tensor '{}' {} only {} are there", all, name, shape_text(tensor.sizes()),
                        elements);
@@ -159,7 +159,7 @@ std::optional<std::string> coverage_problem(const std::string& name, const Parte
     if (same_box(parts[i - 1], parts[i]) && before.begin + before.count > parts[i]->shard.begin)
       return doubled(parts[i - 1], parts[i]);
   }
-  // Boxes are few, and meet where somebody has cut a tensor in two ways.
+  // There are few boxes; they overlap only if a tensor was divided in two different ways.
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (i > 0 && same_box(parts[i - 1], parts[i])) continue;
     for (std::size_t j = i + 1; j < parts.size(); ++j) {
@@ -199,7 +199,7 @@ std::string shard_text(const Shard& shard) {
 
 namespace {
 
-/// It has one form, so what says the same when it is written again is what was written.
+/// The text has exactly one form: it is valid only if writing the parsed shard gives the same text.
 std::optional<Shard> parse_shard(const std::string& text) {
   const auto json = parse_json_or_discard(text);
   Shard shard;
@@ -222,7 +222,7 @@ std::optional<Shard> parse_shard(const std::string& text) {
   return shard;
 }
 
-/// "shard/3/model/fc.weight" -> "model/fc.weight"; empty: it is not so.
+/// "shard/3/model/fc.weight" -> "model/fc.weight"; empty if the name has another form.
 std::string tensor_of(std::string_view name) {
   name.remove_prefix(kShardPrefix.size());
   const std::size_t slash = name.find('/');
@@ -315,7 +315,7 @@ Result<void> CheckedFile::load(std::uint64_t block) {
   window_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kBlockBytes, digest_.bytes - begin)));
   if (auto done = reader_.seek(begin); !done) return done;
   if (auto done = reader_.read(window_); !done) return done;
-  // The first version has none.
+  // Manifests of version 1 have no CRC-32.
   const auto written = std::string_view(digest_.crc32).substr(std::min(digest_.crc32.size(), block * 8), 8);
   const auto crc = ::crc32_z(0, reinterpret_cast<const unsigned char*>(window_.data()), window_.size());
   if (!digest_.crc32.empty() && written != fmt::format("{:08x}", crc)) {

@@ -1,5 +1,5 @@
-// Element types and tensors as files hold them: little-endian, row-major. Plain data; bytes are not owned.
-// Output of a format's writer, front to back: a file, a digest, memory. Not thread-safe.
+// Element types and tensors in the format of files: little-endian, row-major. Plain data; bytes are not owned.
+// A Sink takes the output of a format's writer, front to back, for a file, a digest or memory. Not thread-safe.
 #pragma once
 
 #include "base/result.h"
@@ -15,7 +15,7 @@
 
 namespace cohort::formats {
 
-/// Wider than cohort::DType, since files hold what collectives do not reduce.
+/// Has more types than cohort::DType, since files hold types that collectives do not reduce.
 enum class ElementType : std::uint8_t {
   Float64,
   Float32,
@@ -45,7 +45,7 @@ struct ElementTypeInfo {
 };
 
 const ElementTypeInfo& info(ElementType type) noexcept;
-/// By the name in safetensors, in torch, of torch's storage; nullptr if unknown.
+/// Find a type by its name in safetensors, its name in torch, or its torch storage's name; nullptr if unknown.
 const ElementTypeInfo* find_safetensors_type(std::string_view name) noexcept;
 const ElementTypeInfo* find_torch_type(std::string_view name) noexcept;
 const ElementTypeInfo* find_torch_storage(std::string_view name) noexcept;
@@ -61,11 +61,11 @@ struct NamedTensor {
   TensorView tensor;
 };
 
-/// Elements of a shape; nullopt if a dimension is negative or the product overflows (int64).
+/// Returns the number of elements; nullopt if a dimension is negative or the product overflows int64.
 std::optional<std::int64_t> element_count(std::span<const std::int64_t> shape) noexcept;
-/// Bytes of a tensor; nullopt likewise.
+/// Returns the number of bytes; nullopt if element_count returns nullopt or the product overflows.
 std::optional<std::uint64_t> byte_count(ElementType type, std::span<const std::int64_t> shape) noexcept;
-/// "[2, 3]".
+/// Returns "[2, 3]".
 std::string shape_text(std::span<const std::int64_t> shape);
 /// True for well-formed UTF-8 (RFC 3629).
 bool is_utf8(std::string_view text) noexcept;

@@ -18,7 +18,7 @@
 
 namespace cohort::formats {
 
-/// A folder of its own, removed at the end.
+/// A temporary folder, removed by the destructor.
 class TestFolder {
  public:
   TestFolder() {
@@ -45,7 +45,7 @@ inline std::vector<std::byte> random_bytes(std::size_t size, unsigned seed) {
 
 inline std::vector<std::byte> copy_of(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
 
-/// One member.
+/// Compresses as one gzip member.
 inline std::vector<std::byte> gzip(std::span<const std::byte> bytes) {
   z_stream stream{};
   if (deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY) != Z_OK) std::abort();
@@ -60,7 +60,7 @@ inline std::vector<std::byte> gzip(std::span<const std::byte> bytes) {
   return packed;
 }
 
-/// The file of an array whose elements have the code `type`, with their bytes turned around.
+/// Returns the IDX file of an array; `type` is the code of its elements, which are written big-endian.
 inline std::vector<std::byte> idx_bytes(const IdxArray& array, int type = 0x08) {
   std::vector<std::byte> bytes = {std::byte{0}, std::byte{0}, static_cast<std::byte>(type),
                                   static_cast<std::byte>(array.shape.size())};
@@ -73,7 +73,7 @@ inline std::vector<std::byte> idx_bytes(const IdxArray& array, int type = 0x08) 
   return bytes;
 }
 
-/// Interpreters on this machine, the active one and Debian's, that can import torch.
+/// Returns the interpreters, of the active one and Debian's, that can import torch.
 inline std::vector<std::string> pythons_with_torch() {
   static const std::vector<std::string> kFound = [] {
     std::vector<std::string> found;
@@ -93,7 +93,7 @@ inline std::vector<std::string> pythons_with_torch() {
   return kFound;
 }
 
-/// Runs a script with `arguments`; its output is part of the failure.
+/// Runs a script with `arguments`; a failure includes the script's output.
 inline ::testing::AssertionResult run_python(const std::string& python, const std::string& script,
                                              const std::string& arguments) {
   TestFolder folder;

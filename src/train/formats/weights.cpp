@@ -97,7 +97,7 @@ Result<Weights> weights_of_pt(std::span<const std::byte> bytes, const std::strin
     }
     std::span<const std::byte> content = tensor->bytes();
     if (!tensor->is_contiguous()) {
-      // An expanded tensor repeats few bytes; a hostile one repeats them until memory is full.
+      // An expanded tensor repeats a few bytes; a hostile one would repeat them until memory is full.
       if (byte_count(tensor->type, tensor->shape).value_or(0) / 64 > tensor->storage.size() + kSmall) {
         return fail(ErrorCode::Corrupt, "{}: tensor '{}' {} repeats {} bytes far too often", name, *tensor_name,
                     shape_text(tensor->shape), tensor->storage.size());
@@ -148,9 +148,9 @@ namespace {
 
 // optimizer.safetensors of a checkpoint as what Python's torch.optim.Optimizer.state_dict() returns. Any thread.
 
-/// {"state": {NUMBER: {"exp_avg": ...}}, "param_groups": [{"lr": ..., "params": [NUMBER...]}]}, parameters numbered in
-/// the order of the groups. Tensors are those given. Corrupt, naming `name`, if it is not as docs/reference/
-/// checkpoint-format.md says.
+/// Returns {"state": {NUMBER: {"exp_avg": ...}}, "param_groups": [{"lr": ..., "params": [NUMBER...]}]}, with parameters
+/// numbered in the order of the groups, and views of `tensors`. Returns Corrupt, naming `name`, if the input does not
+/// follow docs/reference/checkpoint-format.md.
 Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
                                 const std::map<std::string, std::string>& metadata, const std::string& name);
 
@@ -168,7 +168,7 @@ PtValue number_of(const TensorView& tensor) {
   return pt_tensor(tensor);
 }
 
-/// A number, text or bool; None for others.
+/// Returns a number, text or bool; None for other values.
 template <class Json>
 PtValue value_of(const Json& json) {
   if (json.is_boolean()) return json.template get<bool>();
@@ -178,7 +178,7 @@ PtValue value_of(const Json& json) {
   return {};
 }
 
-/// "FIELD/size", "FIELD/0", "FIELD/2" are a list, in which what is missing is None.
+/// Replaces "FIELD/size", "FIELD/0", "FIELD/2" by a list, in which missing items are None.
 void gather_lists(Fields& fields) {
   constexpr std::string_view kSize = "/size";
   std::vector<std::pair<std::string, std::int64_t>> lists;
@@ -205,17 +205,17 @@ PtDict dict_of(Fields fields) {
   return dict;
 }
 
-/// The options of a group by torch's names.
+/// Returns the options of a group by torch's names.
 PtDict group_of(Fields options, std::string_view type) {
   auto first = options.extract("beta1"), second = options.extract("beta2");
   if (first && second) {
     options["betas"] =
         std::make_shared<const PtTuple>(PtTuple{{std::move(first.mapped()), std::move(second.mapped())}});
   }
-  if (type.starts_with("LBFGS")) {  // torch looks for them, also where they are not set
+  if (type.starts_with("LBFGS")) {  // torch requires these keys even if unset
     for (const char* const name : {"max_eval", "line_search_fn"}) options.try_emplace(name);
   }
-  // "Adam maximize": what else changes the arithmetic.
+  // Flags that change the arithmetic follow the type: "Adam maximize".
   while (type.find(' ') != std::string_view::npos) {
     type.remove_prefix(type.find(' ') + 1);
     options[std::string(type.substr(0, type.find(' ')))] = true;
@@ -242,7 +242,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   }
   std::map<std::int64_t, Fields> states;
   std::vector<Fields> options(members.size());
-  /// Finds the fields that "group/0/lr" or "state/a.weight/exp_avg" belongs to, and its name there.
+  /// Finds the fields to which "group/0/lr" or "state/a.weight/exp_avg" belongs, and the name within them.
   const auto place_of = [&](std::string_view whole) -> std::pair<Fields*, std::string> {
     for (std::size_t at = 0; at < options.size() && whole.starts_with("group/"); ++at) {
       const std::string prefix = fmt::format("group/{}/", at);
@@ -341,7 +341,7 @@ Result<void> write(const ExportOptions& options, Target target, const PtValue& v
   return write_safetensors(options.to, tensors, {{"format", "pt"}});
 }
 
-/// The tensors of a checkpoint, of which one at a time is in memory: until then each has addresses without memory.
+/// The tensors of a checkpoint, one of which is in memory at a time; the others have reserved addresses without memory.
 class LazyTensors {
  public:
   explicit LazyTensors(TensorReader reader) : reader_(std::move(reader)) {}
@@ -351,14 +351,14 @@ class LazyTensors {
     if (addresses_ != MAP_FAILED) ::munmap(addresses_, bytes_);
   }
 
-  /// The tensors whose names begin with `prefix`, named without it, in the order of a file of them.
+  /// Returns the tensors whose names begin with `prefix`, named without the prefix, in the order of a safetensors file.
   Result<std::vector<NamedTensor>> views(std::string_view prefix) {
     std::vector<NamedTensor> found;
     for (const auto& [name, tensor] : reader_.all().tensors) {
       if (!name.starts_with(prefix)) continue;
       NamedTensor view{name.substr(prefix.size()), {tensor.type, tensor.sizes(), {}}};
       const auto size = static_cast<std::size_t>(byte_count(tensor.type, tensor.sizes()).value_or(0));
-      if (tensor.sizes().empty()) {  // numbers are looked at
+      if (tensor.sizes().empty()) {  // the values of numbers are read
         std::vector<std::byte>& number = numbers_.emplace_back(size);
         if (auto done = reader_.read(name, number); !done) return tl::unexpected(done.error());
         view.tensor.bytes = number;
@@ -378,7 +378,7 @@ class LazyTensors {
     return ordered;
   }
 
-  /// The bytes of a view, good until the next call.
+  /// Returns the bytes of a view, valid until the next call.
   Result<std::span<const std::byte>> load(std::span<const std::byte> view) {
     const auto name = names_.find(view.data());
     if (name == names_.end()) return view;

@@ -17,32 +17,32 @@
 namespace cohort::formats {
 
 struct Weights {
-  std::vector<NamedTensor> tensors;             ///< views into what the members below own, or into the bytes given
-  std::map<std::string, std::string> metadata;  ///< of safetensors
+  std::vector<NamedTensor> tensors;             ///< views into the members below, or into the given bytes
+  std::map<std::string, std::string> metadata;  ///< metadata of a safetensors file
   sys::FileBytes file;
-  std::vector<std::vector<std::byte>> gathered;  ///< tensors that lay strided in the file
+  std::vector<std::vector<std::byte>> gathered;  ///< copies of tensors that are strided in the file
 };
 
 struct WeightsOptions {
-  std::string key = {};  ///< in a .pt: where the dict of tensors is, "model" or "a/b"
+  std::string key = {};  ///< in a .pt: path of the dict of tensors, "model" or "a/b"
 };
 
-/// Corrupt if the bytes are damaged or neither format; InvalidArgument (naming the keys that are there) if a .pt does
-/// not hold a dict of tensors under options.key.
+/// Returns Corrupt if the bytes are damaged or in neither format; InvalidArgument (naming the existing keys) if a .pt
+/// has no dict of tensors under options.key.
 Result<Weights> parse_weights(std::span<const std::byte> bytes, const std::string& name,
                               const WeightsOptions& options = {});
 Result<Weights> read_weights(const std::string& path, const WeightsOptions& options = {});
 
 enum class ExportContent : std::uint8_t {
   Weights,     ///< a dict of tensors, for model.load_state_dict
-  Everything,  ///< of a checkpoint, into a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
+  Everything,  ///< all of a checkpoint, to a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
 };
 
 struct ExportOptions {
   /// A checkpoint, a folder of checkpoints (the newest that is whole is taken), a .safetensors or a .pt.
   std::string from;
-  std::string to;        ///< *.pt, *.pth, *.pth.tar or *.safetensors; replaced as a whole
-  std::string key = {};  ///< in a .pt: where the dict of tensors is
+  std::string to;        ///< *.pt, *.pth, *.pth.tar or *.safetensors; replaced atomically
+  std::string key = {};  ///< in a .pt: path of the dict of tensors
   ExportContent content = ExportContent::Weights;
   PtFloats floats = PtFloats::Number;  ///< Tensor: for torch 1.13
 };
@@ -50,7 +50,7 @@ struct ExportOptions {
 struct ExportSummary {
   std::string from;  ///< the file or checkpoint that was read
   std::size_t tensors = 0;
-  std::uint64_t bytes = 0;  ///< of the tensors
+  std::uint64_t bytes = 0;  ///< total size of the tensors
 };
 
 Result<ExportSummary> export_weights(const ExportOptions& options);

@@ -35,7 +35,7 @@ std::uint32_t crc_of(std::span<const std::byte> data) {
   return static_cast<std::uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(data.data()), data.size()));
 }
 
-/// The zip64 extra field's numbers, in order, for those fields that are saturated.
+/// Replaces the fields that are saturated by the numbers of the zip64 extra field, in order.
 bool widen(std::span<const std::byte> extra, std::initializer_list<std::uint64_t*> fields) {
   for (std::size_t at = 0; at + 4 <= extra.size();) {
     const auto id = number_at<std::uint16_t>(extra, at);
@@ -145,7 +145,7 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
     if (entry.stored && packed != entry.size) {
       return corrupt_zip(file, fmt::format("entry '{}' has two sizes", entry.name));
     }
-    // The local header has to say the same: two readers must not see two archives.
+    // The local header has to agree, so that no two readers can see different archives.
     if (header > directory_begin || directory_begin - header < kLocalSize) {
       return corrupt_zip(file, fmt::format("entry '{}' lies outside the archive", entry.name));
     }

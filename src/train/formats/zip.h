@@ -1,7 +1,6 @@
-// Zip archives of stored (not compressed) entries, which is all that torch writes. Written here and not with a library
-// because torch wants each entry's data aligned to 64 bytes, and read here because a strict reader of one method is
-// smaller than a check of what a lenient one lets through. Zip64 from 4 GiB on. Format: PKWARE's APPNOTE 6.3. Not
-// thread-safe; owns no bytes.
+// Zip archives of stored (not compressed) entries, the only kind that torch writes. No library is used: torch wants
+// each entry's data aligned to 64 bytes, and a strict reader of one method is smaller than a check of what a lenient
+// reader accepts. Zip64 from 4 GiB on. Format: PKWARE's APPNOTE 6.3. Not thread-safe; owns no bytes.
 #pragma once
 
 #include "base/result.h"
@@ -19,21 +18,21 @@ namespace cohort::formats {
 
 struct ZipEntry {
   std::string name;
-  std::uint64_t offset = 0;  ///< of the data, in the archive
+  std::uint64_t offset = 0;  ///< offset of the data in the archive
   std::uint64_t size = 0;
   std::uint32_t crc = 0;
-  bool stored = true;  ///< false: compressed, so that only its name can be had
+  bool stored = true;  ///< false: the entry is compressed, and only its name can be read
 };
 
 class ZipReader {
  public:
-  /// Reads the directory. Corrupt unless the archive is one piece from byte 0 to its end, all entries are stored, plain
-  /// and within it without overlap, no name stands there twice, and local headers agree with the directory.
+  /// Reads the directory. Returns Corrupt unless the archive is one piece from byte 0 to its end, all entries are
+  /// stored, plain and within it without overlap, names are unique, and local headers agree with the directory.
   static Result<ZipReader> parse(std::span<const std::byte> bytes, std::string name);
 
   const std::vector<ZipEntry>& entries() const noexcept { return entries_; }
   const ZipEntry* find(std::string_view name) const noexcept;
-  /// The entry's data, a view. Corrupt if its CRC-32 is wrong or it is compressed.
+  /// Returns a view of the entry's data; Corrupt if its CRC-32 is wrong or the entry is compressed.
   Result<std::span<const std::byte>> read(const ZipEntry& entry) const;
 
  private:
@@ -49,7 +48,7 @@ class ZipWriter {
  public:
   explicit ZipWriter(Sink sink, Zip64 zip64 = Zip64::WhereNeeded) : sink_(std::move(sink)), zip64_(zip64) {}
 
-  /// Data begins at a multiple of 64 bytes (padding in an extra field, as torch's writer does it).
+  /// Adds an entry. Its data begins at a multiple of 64 bytes (padded by an extra field, as by torch's writer).
   Result<void> add(const std::string& name, std::span<const std::byte> data);
   /// Writes the directory; nothing may be added afterwards.
   Result<void> finish();
@@ -57,7 +56,7 @@ class ZipWriter {
  private:
   struct Record {
     ZipEntry entry;
-    std::uint64_t header = 0;  ///< of the local header
+    std::uint64_t header = 0;  ///< offset of the local header
   };
   Result<void> put(std::span<const std::byte> bytes);
   bool large(std::uint64_t value) const noexcept;

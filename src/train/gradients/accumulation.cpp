@@ -9,7 +9,7 @@ void Accumulation::add_forward(std::optional<std::int64_t> declared) noexcept {
   if (fresh_ == Fresh::None) {
     fresh_ = Fresh::Alike;
   } else if (declared == kUnknown) {
-    return;  // it may be looked at only
+    return;  // its output may not be trained on
   } else if (fresh_samples_ != kUnknown && declared != fresh_samples_) {
     fresh_ = Fresh::Conflicting;
   }

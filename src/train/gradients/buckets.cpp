@@ -34,7 +34,7 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
       bucket = Open{.members = {}, .bytes = 0, .first = false};
     }
   }
-  // A bucket that is left open is complete when its last parameter is.
+  // A bucket that is still open is complete when its last parameter's gradient is.
   std::vector<std::size_t> rank_in_order(parameters.size());
   for (std::size_t at = 0; at < order.size(); ++at) rank_in_order[static_cast<std::size_t>(order[at])] = at;
   for (auto& [kind, bucket] : open) {
@@ -102,7 +102,7 @@ void Bucket::clear_gaps() const {
   begins.push_back(bytes_);
   std::sort(begins.begin(), begins.end());
   for (std::size_t position = 0; position < offsets_.size(); ++position) {
-    if (counts_[position] == 0) continue;  // it has another's offset
+    if (counts_[position] == 0) continue;  // an empty gradient shares its offset with another
     const std::size_t end = offsets_[position] + static_cast<std::size_t>(counts_[position]) * size_of(dtype_);
     const auto next = std::upper_bound(begins.begin(), begins.end() - 1, offsets_[position]);
     if (*next > end) std::memset(static_cast<std::byte*>(memory_.data()) + end, 0, *next - end);

@@ -10,14 +10,14 @@ namespace cohort::gradients {
 
 namespace {
 
-// Size of a piece: an optimizer passes over it a dozen times; it, its gradient and their averages stay in the cache.
+// Size of a piece: small enough to stay in the cache, with its gradient and averages, for an optimizer's dozen passes.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 
 std::size_t padded(std::size_t bytes) { return (bytes + kShardUnit - 1) / kShardUnit * kShardUnit; }
 
 }  // namespace
 
-// `begin`: in the bucket, in bytes.
+// `begin`: the region's offset in the bucket, in bytes.
 void Division::add(const Bucket& bucket, const std::vector<std::size_t>& positions, std::size_t begin,
                    std::int64_t count) {
   const std::size_t element = size_of(bucket.dtype());
@@ -52,7 +52,7 @@ void Division::add(const Bucket& bucket, const std::vector<std::size_t>& positio
   regions_.push_back(std::move(region));
 }
 
-// Parameters that are reduced together are divided together, and lie together.
+// Parameters that are reduced together are divided together, and lie next to each other.
 void Division::lay_out(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets, step::Ranks& ranks,
                        Autograd& autograd) {
   if (!shards_) return;
@@ -69,7 +69,7 @@ void Division::lay_out(std::span<const Parameter> parameters, const std::vector<
     const Buffer all = bucket.small();
     if (all.count > 0) {
       add(bucket, small, bucket.bytes() - all.bytes(), all.count);
-    } else {  // without elements, nothing is reduced
+    } else {  // parameters without elements are not reduced
       for (const std::size_t position : small)
         homes_[static_cast<std::size_t>(bucket.members()[position])] = bucket.place(position);
     }
@@ -133,7 +133,7 @@ Division::Part Division::next() {
 }
 
 void* Division::nothing(step::Ranks& ranks) {
-  if (!nothing_) {  // once, for the largest: earlier reductions may be under way
+  if (!nothing_) {  // allocated once, for the largest region: earlier reductions may still use it
     std::size_t most = 0;
     for (const Region& each : regions_) most = std::max(most, each.values.bytes());
     nothing_ = ranks.allocate(most);

@@ -1,5 +1,5 @@
-// Division of training state, and who has which part: regions that are reduced together, this rank's pieces of
-// parameters, and the memory in which parameters and averages lie. One thread per rank; empty without Shards.
+// Division of training state over the ranks: regions that are reduced together, this rank's pieces of parameters, and
+// the memory of parameters and averages. One thread per rank; empty without Shards.
 #pragma once
 
 #include "train/gradients/autograd.h"
@@ -19,41 +19,41 @@ class Division {
  public:
   explicit Division(std::shared_ptr<Shards> shards) : shards_(std::move(shards)) {}
 
-  /// Collective, once: who owns what is fixed from here on.
+  /// Collective; called once. Fixes which rank owns which part.
   void lay_out(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets, step::Ranks& ranks,
                Autograd& autograd);
 
   const std::shared_ptr<Shards>& shards() const noexcept { return shards_; }
-  /// Gradients of a parameter are divided as they come, and may have no place.
+  /// True if each gradient is divided as soon as it arrives; it may then have no place in a bucket.
   bool divides_gradients() const noexcept { return shards_ != nullptr && shards_->divides_gradients(); }
-  /// Regions that are reduced together, in the order of reductions. The parameters lie there once they have been put.
+  /// Regions that are reduced together, in the order of reductions. The framework moves the parameters to their memory.
   const std::vector<Region>& regions() const noexcept { return regions_; }
-  /// This rank's, by ascending parameter.
+  /// This rank's pieces, by ascending parameter.
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   /// Place for the parameter's values.
   Buffer home_of(std::size_t parameter) const { return homes_[parameter]; }
   /// Keeps `home_of` alive.
   const Memory& homes() const noexcept { return parameter_memory_; }
-  /// Place of a piece's average after a backward, if gradients are divided.
+  /// Returns where a piece's average lies after a backward, if gradients are divided.
   Buffer average_of(const Piece& piece) const;
   const Memory& averages() const noexcept { return average_memory_; }
   bool averages_are_finite() const;
 
-  /// From now on parameters are not to be written: they have been put where they are to lie.
+  /// Forbids writes to parameters from now on. Called when the parameters have been moved to their memory.
   void protect(std::span<const Parameter> parameters, int rank);
-  /// For a step of the optimizer.
+  /// Allows writes for a step of the optimizer.
   void allow_writes();
   void forbid_writes();
 
-  // A pass, whose reductions come in the order of the regions.
+  // One backward, whose reductions come in the order of the regions.
 
   void begin_pass() noexcept { next_region_ = 0; }
   struct Part {
     const Region& region;
-    Buffer result;  ///< of this rank's part
+    Buffer result;  ///< buffer for this rank's part of the average
   };
   Part next();
-  /// Memory for what a rank without samples brings, which is not read, but has to be somewhere.
+  /// Returns memory to pass as the values of a rank without samples. The values are not read, but a pointer is needed.
   void* nothing(step::Ranks& ranks);
 
  private:
@@ -63,7 +63,7 @@ class Division {
   std::vector<Region> regions_;
   std::vector<Piece> pieces_;
   std::vector<Buffer> homes_;  // of the parameters
-  // In bytes: where regions and parameters lie, and in the memory of averages this rank's parts.
+  // Offsets in bytes: of regions and parameters in their memory, and of this rank's parts in the memory of averages.
   std::vector<std::size_t> region_offsets_, home_offsets_, own_averages_;
   std::size_t bytes_ = 0, average_bytes_ = 0;
   Memory parameter_memory_;

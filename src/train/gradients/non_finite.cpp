@@ -19,7 +19,7 @@ struct Record {
   std::int64_t parameter = 0;
   std::int64_t index = 0;
   double value = 0;
-  std::array<char, 256> host = {};  // the end of a longer name is left out
+  std::array<char, 256> host = {};  // a longer name is cut off
 };
 
 template <class T>
@@ -29,7 +29,7 @@ T load(const void* data, std::int64_t index) {
   return value;
 }
 
-// Value of an element that is not finite, or, as float32, infinite as bfloat16.
+// Returns the value of an element that is not finite, or that is float32 and becomes infinite as bfloat16.
 double value_at(const void* data, std::int64_t index, DType dtype) {
   switch (dtype) {
     case DType::Float64: return load<double>(data, index);
@@ -44,13 +44,13 @@ double value_at(const void* data, std::int64_t index, DType dtype) {
   }
 }
 
-/// A dimension of more than one element: how far apart these lie in memory, and in the order of the dimensions.
+/// A dimension of more than one element: the distance of its elements in memory, and in row-major order.
 struct Stride {
   std::int64_t in_memory = 1;
   std::int64_t in_order = 1;
 };
 
-/// The widest in memory first.
+/// Returns the strides, the widest in memory first.
 std::vector<Stride> strides_of(const Parameter& parameter) {
   std::vector<Stride> strides;
   std::int64_t in_order = 1;
@@ -62,7 +62,7 @@ std::vector<Stride> strides_of(const Parameter& parameter) {
   return strides;
 }
 
-/// The number, in the order of the dimensions, of the element that lies there.
+/// Returns the row-major number of the element at this offset in memory.
 std::int64_t index_of(std::int64_t offset, std::span<const Stride> strides) {
   std::int64_t index = 0;
   for (const Stride& stride : strides) {
@@ -93,7 +93,7 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
       first = index;
       lies_at = offset;
     }
-    if (in_order || index == 0) break;  // nothing is before it; else all have to be seen
+    if (in_order || index == 0) break;  // no element comes before; otherwise all have to be checked
     begin = offset + 1;
   }
   if (!first) return std::nullopt;
@@ -102,7 +102,7 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
                           .value = value_at(gradient, lies_at, parameter.dtype)};
 }
 
-// By a minimum and a broadcast: in those, ranks that have joined take part without a word.
+// Uses a minimum and a broadcast, in which ranks that have joined take part automatically.
 std::optional<NonFiniteGradient> first_of_all_ranks(step::Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step) {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
@@ -174,7 +174,7 @@ void FiniteSearch::look(std::size_t number, const step::Ranks& ranks) {
   note(number, static_cast<std::size_t>(bucket.members()[position]), bucket.place(position).data, options);
 }
 
-// The host waits for what the GPU finds. What would be infinite on the way alone is not looked for.
+// The host waits for the GPU's result. Values that would be infinite only in the wire format are not searched for.
 void FiniteSearch::look_on_gpu(std::size_t number) {
   const Bucket& bucket = buckets_[number];
   if (autograd_.are_finite(bucket.members())) return;

@@ -1,4 +1,4 @@
-// The first gradient that is not finite: where it is, how a rank looks for it, and how all ranks learn of it. One
+// The first gradient that is not finite: its position, how a rank searches for it, and how all ranks learn of it. One
 // thread per rank.
 #pragma once
 
@@ -17,50 +17,50 @@
 
 namespace cohort::gradients {
 
-/// The first that this rank has found.
+/// The first non-finite gradient that this rank has found.
 struct LocalNonFinite {
   std::size_t bucket = 0;
-  int parameter = 0;  ///< its number, the same on all ranks
+  int parameter = 0;  ///< the parameter's number, the same on all ranks
   NonFiniteElement element;
 };
 
-/// The first element that is not finite in the order of the dimensions, of a gradient that lies as the parameter says.
+/// Returns the first element, in row-major order, that is not finite. The gradient has the parameter's strides.
 std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& parameter,
                                          const FiniteOptions& options);
 
-/// Collective; waits. That of the lowest bucket, and there of the lowest rank; empty if no rank has one. Ranks that
-/// have joined need not know of it.
+/// Collective; waits. Returns the finding in the lowest bucket, and within that of the lowest rank; empty if no rank
+/// has one. Ranks that have joined take part automatically.
 std::optional<NonFiniteGradient> first_of_all_ranks(step::Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step);
 
 /// Text of the error on all ranks.
 std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int64_t> sizes);
 
-/// How a reducer looks for them. What is found is told by a flag: no rank needs another message as long as there is
-/// nothing to tell.
+/// A reducer's search for non-finite gradients. A finding is reported by a flag in the step's message, so that no
+/// further message is needed as long as nothing is found.
 class FiniteSearch {
  public:
-  /// `unread`: by parameter, where the reduction reads its gradient, if not at its place.
+  /// `unread`: by parameter, the address at which the reduction reads its gradient; null if that is the place.
   FiniteSearch(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets,
                const std::vector<const void*>& unread, const nn::DistributedDataParallelOptions& options,
                Autograd& autograd)
       : parameters_(parameters), buckets_(buckets), unread_(unread), options_(options), autograd_(autograd) {}
 
   bool raises() const noexcept { return options_.non_finite == nn::NonFinite::Raise; }
-  /// On one host a large gradient that is reduced out of where autograd made it is not looked at before, which would be
-  /// to read it once more: whoever makes a part of the average looks at that, and the gradient is there afterwards.
+  /// On one host, a large gradient that is reduced from where autograd made it is not checked first, to save a read:
+  /// each rank checks the part of the average that it computes, and the gradient still exists afterwards.
   void set_looks_at_averages(bool looks) noexcept { looks_at_averages_ = raises() && looks; }
   bool looks_at_averages() const noexcept { return looks_at_averages_; }
 
-  /// A pass begins, or is forgotten.
+  /// Forgets what was found: a backward begins, or is abandoned.
   void clear() noexcept { found_.reset(); }
   bool found() const noexcept { return found_.has_value(); }
-  /// Right before the bucket's reduction, which reads the same memory next.
+  /// Searches a bucket; called right before its reduction, which reads the same memory next.
   void look(std::size_t bucket, const step::Ranks& ranks);
-  /// Some average is not finite: at what was not looked at.
+  /// Searches the gradients that `look` left out, because an average is not finite.
   void look_again(const step::Ranks& ranks);
-  /// Collective: all ranks know from the flags, or from the averages, that there may be something to tell. Throws
-  /// NonFiniteError on all; an average of finite gradients that is not finite is none.
+  /// Collective: called when flags or averages, which are the same on all ranks, show that a gradient may be
+  /// non-finite. Throws NonFiniteError on all ranks, unless only an average is not finite.
   void raise(step::Ranks& ranks, nn::ReducerStats& stats, std::int64_t step);
 
  private:
@@ -75,7 +75,7 @@ class FiniteSearch {
   const nn::DistributedDataParallelOptions& options_;
   Autograd& autograd_;
   bool looks_at_averages_ = false;
-  std::optional<LocalNonFinite> found_;  // the first of this rank, in this step
+  std::optional<LocalNonFinite> found_;  // the first finding of this rank in this step
 };
 
 }  // namespace cohort::gradients

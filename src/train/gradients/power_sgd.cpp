@@ -19,7 +19,7 @@ namespace cohort::gradients {
 
 namespace {
 
-// Partial sums; compilers make vectors of them. The order of additions is that of the lanes, whatever the vectors.
+// Partial sums, which compilers vectorise. The order of additions depends on kLanes only, not on the vector width.
 constexpr std::int64_t kLanes = 16;
 
 template <class Sum>
@@ -52,7 +52,7 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64 (Steele et al. 2014)
   return x ^ x >> 31;
 }
 
-// In [-1, 1]. Direct from the bits: what the standard library's distributions give differs between libraries.
+// Fills with values in [-1, 1], directly from bits: results of the standard distributions differ between libraries.
 void fill_randomly(float* values, std::int64_t count, std::uint64_t seed) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint64_t bits = mix(seed + static_cast<std::uint64_t>(i));
@@ -70,10 +70,10 @@ bool are_finite(const float* values, std::int64_t count) {
 
 float* at(std::vector<float>& values, std::size_t begin) { return values.data() + begin; }
 
-// Share of its norm below which a column counts as a combination of those before it: float32 has seven digits.
+// Share of its norm below which a column counts as a combination of earlier columns: float32 has seven digits.
 constexpr double kDependent = 1e-6;
 
-// More shrinks P, and the averages with it, until nothing is learnt. Torch's default is 0; 1e-8 is usual.
+// A larger epsilon shrinks P, and the averages with it, until nothing is learnt. Torch's default is 0; 1e-8 is usual.
 constexpr double kMostEpsilon = 1e-3;
 
 }  // namespace
@@ -82,7 +82,7 @@ void orthogonalize(float* columns, std::int64_t rows, std::int64_t rank, double 
   for (std::int64_t k = 0; k < rank; ++k) {
     float* const column = columns + k * rows;
     const double before = std::sqrt(dot<double>(column, column, rows));
-    for (int pass = 0; pass < 2; ++pass) {  // once leaves what rounding has added; twice is enough
+    for (int pass = 0; pass < 2; ++pass) {  // one pass leaves rounding errors; two are enough
       for (std::int64_t other = 0; other < k; ++other) {
         const float* const previous = columns + other * rows;
         add(column, static_cast<float>(-dot<double>(column, previous, rows)), previous, rows);
@@ -138,7 +138,7 @@ std::string PowerSGD::key_of(const Matrix& matrix) {
   return key;
 }
 
-// The same on all ranks.
+// Makes the initial Q, the same on all ranks.
 void PowerSGD::make_q(const Compressed& one, float* q) {
   const std::int64_t rows = one.matrix.columns;
   const auto randomly = [&](std::int64_t column) {
@@ -153,7 +153,7 @@ void PowerSGD::make_q(const Compressed& one, float* q) {
   }
   if (warm) std::copy(last.begin(), last.end(), q);
   orthogonalize(q, rows, one.rank, options_.orthogonalization_epsilon);
-  // A gradient of lower rank than ours has left nothing there, which would stay so.
+  // A gradient of lower rank than ours leaves zero columns, which would stay zero.
   bool refilled = false;
   for (std::int64_t column = 0; column < one.rank; ++column) {
     if (!is_zero(q + column * rows, rows)) continue;
@@ -176,7 +176,7 @@ void PowerSGD::start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matri
   const comm::FloatEnvironment ieee;
   Step step{.bucket = bucket, .compressed = {}, .whole = {}};
   if (iteration_ < options_.start_powerSGD_iter || bucket.dtype != DType::Float32) {
-    for (const Matrix& matrix : gradients) key_of(matrix);  // in the order of the first step
+    for (const Matrix& matrix : gradients) key_of(matrix);  // assigns the "#N" keys in the order of the first step
     step.rest_work = average(ranks, bucket, std::move(keep));
     steps_.push_back(std::move(step));
     return;
@@ -235,7 +235,7 @@ void PowerSGD::start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matri
   steps_.push_back(std::move(step));
 }
 
-// Checks a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q is one for
+// Checks a bucket's averages, which are the same on all ranks. No element of P is above 1, so a bound for Q also bounds
 // P Q'.
 bool PowerSGD::is_finite(const Step& step) {
   if (!step.rest && !step.p) return !first_non_finite(step.bucket);
@@ -256,7 +256,7 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
   float* const result = static_cast<float*>(step.bucket.data) + matrix.offset;
   const float* const p = at(*step.p, one.p);
   const float* const q = at(*step.q, one.q);
-  // A rank has brought what is not finite.
+  // A rank's contribution was not finite.
   if (!are_finite(p, matrix.rows * one.rank) || !are_finite(q, matrix.columns * one.rank)) {
     std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
     return;
@@ -273,7 +273,7 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
   }
   if (keeps_error) {
     add(kept.error.data(), -1, result, count);
-    if (!are_finite(kept.error.data(), count)) kept.error.clear();  // this rank's alone: the difference is too large
+    if (!are_finite(kept.error.data(), count)) kept.error.clear();  // only this rank's error overflows
   }
   if (accepted && options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
 }
@@ -294,7 +294,7 @@ void PowerSGD::finish(step::Ranks& ranks) {
 
 void PowerSGD::finish_all(step::Ranks& ranks) {
   const comm::FloatEnvironment ieee;
-  std::vector<Step> steps = std::exchange(steps_, {});  // what is under way keeps what it works on
+  std::vector<Step> steps = std::exchange(steps_, {});  // operations under way keep their memory alive
   for (Step& step : steps) {
     if (!step.p_work) continue;
     step.p_work->wait();
@@ -315,7 +315,7 @@ void PowerSGD::finish_all(step::Ranks& ranks) {
     }
     step.q_work = average(ranks, Buffer(std::span<float>(*step.q)), step.q);
   }
-  for (const Step& step : steps) {  // before anything is kept: a step that fails leaves what the one before it has kept
+  for (const Step& step : steps) {  // before any state changes: a failed step leaves the state of the step before
     if (step.rest_work) step.rest_work->wait();
     if (step.q_work) step.q_work->wait();
   }

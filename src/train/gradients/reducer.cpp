@@ -81,12 +81,12 @@ void Reducer::lay_out() {
     transaction_->agreement().set(std::move(options));
     transaction_->agreement().require(*ranks_);
   }
-  // Rank 0's number holds for all, who are as many as then, and tells this reducer's operations from those of others.
+  // All ranks use rank 0's number, which distinguishes this reducer's operations from those of other reducers.
   static std::atomic<std::uint32_t> reducers{0};
   std::vector<std::int64_t> number{++reducers & 0xFFFF};
   ranks_->run("broadcast", number, [](Communicator& comm, auto span) { return comm.broadcast(span); });
   number_ = static_cast<std::uint32_t>(number.front());
-  // Until the first backward has shown better: the last layers' gradients come first.
+  // Order until the first backward has shown the actual one: the last layers' gradients come first.
   std::vector<int> order(parameters_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   build_buckets(std::move(order));
@@ -118,10 +118,10 @@ void Reducer::use_hook(Hook hook) {
 
 namespace {
 
-// With divided gradients, only smaller ones are kept in buckets, which every rank has whole.
+// Size from which a divided gradient counts as large: every rank holds the buckets of small gradients in full.
 constexpr std::size_t kLargeOfDivided = std::size_t{1} << 20;
 
-// Elements that share a scale are one parameter's, whatever else is in the bucket: the longest block of a WireFormat.
+// Elements that share a scale always belong to one parameter: this is the longest block of a WireFormat.
 constexpr std::size_t kScaleUnit = 256 * sizeof(float);
 static_assert(kScaleUnit % kShardUnit == 0);
 
@@ -134,7 +134,7 @@ void Reducer::build_buckets(std::vector<int> order) {
   if (plan != plan_) use_plan(std::move(plan), *ranks_);
 }
 
-// Changes nothing where there is no memory.
+// Changes nothing if memory cannot be allocated.
 void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
   std::vector<Bucket> fresh;
   BucketLayout layout;
@@ -162,7 +162,7 @@ void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
     }
   }
   if (residuals_) residuals_->lay_out(buckets_);
-  // Values that live gradients have in their old places, or had before the model was wrapped, go on living.
+  // The values of existing gradients, in their old places or from before the model was wrapped, are preserved.
   autograd_.take_places();
 }
 
@@ -175,7 +175,7 @@ void Reducer::prepare_synchronising_pass() {
   if (reordered_ || progress_ == first_step_ || division_.shards()) return;
   reordered_ = true;
   if (parameters_.size() == 1) return;
-  // Rank 0's order holds for all (the lowest active rank's, if 0 has joined). Parameters that got no gradient go last.
+  // All ranks use rank 0's order (the lowest active rank's, if 0 has joined). Parameters without a gradient come last.
   std::vector<std::int64_t> order(arrivals_.begin(), arrivals_.end());
   std::vector<bool> seen(parameters_.size(), false);
   for (const int index : arrivals_) seen[static_cast<std::size_t>(index)] = true;
@@ -205,7 +205,7 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
     return comm.all_gather(ConstBuffer(span.template first<1>()), span.subspan(1));
   });
   steps.erase(steps.begin());
-  // Not the rank that joined last: which one that is depends on timing.
+  // The rank that joined last is not used: which one that is depends on timing.
   const auto most = std::max_element(steps.begin(), steps.end());
   const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
   return {static_cast<int>(most - steps.begin()), all_equal ? std::nullopt : std::optional(*most)};
@@ -236,7 +236,7 @@ void Reducer::rebind(std::shared_ptr<step::Ranks> ranks) {
         "a new DistributedDataParallel");
   }
   works_.clear();
-  if (residuals_) residuals_->drop();  // parts of the sum are others' now
+  if (residuals_) residuals_->drop();  // ranks now reduce other parts of the sum
   use_plan(plan_, *ranks);
   ranks_ = std::move(ranks);
   forget_pass();
@@ -307,7 +307,7 @@ void Reducer::start_pass() {
   division_.begin_pass();
   if (divides_gradients() && accumulation_.sync()) autograd_.put_aside();
   if (!hook_ || !accumulation_.sync()) return;
-  // Others' weights are not known, and hooks know none. It has until the first bucket is full.
+  // Hooks need the sum of all ranks' weights. It starts here, and is waited for when the first bucket is full.
   total_weight_ = std::make_shared<std::vector<double>>(1, accumulation_.weight());
   totalling_ = ranks_->start(
       "all_reduce", [&](Communicator& comm) { return comm.all_reduce(std::span<double>(*total_weight_)); },
@@ -320,7 +320,7 @@ double Reducer::share_of_hook() {
   return total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total;
 }
 
-// Accumulated gradients stay used: to be kept as it is, a gradient has to be the same on all ranks.
+// Accumulated gradients stay marked as used: only a gradient that is the same on all ranks may be kept unreduced.
 void Reducer::forget_pass() {
   autograd_.drop_kept();
   for (State& state : states_) state.kept = state.ready = state.received = false;
@@ -351,7 +351,7 @@ bool Reducer::receive(std::size_t parameter) {
 bool Reducer::can_read(std::size_t parameter) const {
   const State& state = states_[parameter];
   const Bucket& bucket = buckets_[state.bucket];
-  // A GPU's memory is looked at in its place.
+  // Gradients in GPU memory are checked for non-finite values in their places.
   const bool looked_at = bucket.on_gpu() && finite_.raises();
   return accumulation_.sync() && bucket.is_large(state.position) && !looked_at && !hook_;
 }
@@ -383,7 +383,7 @@ void Reducer::tell_bucket_ready(std::size_t bucket) {
                                       .ready = std::chrono::steady_clock::now()});
 }
 
-// All ranks launch in the order of the plan, whatever the order in which buckets happen to fill.
+// All ranks launch in the order of the plan, regardless of the order in which buckets fill.
 void Reducer::launch_ready() {
   while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) launch_next();
 }
@@ -407,7 +407,7 @@ void Reducer::launch_next() {
                   .result = {},
                   .weight = accumulation_.weight(),
                   .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
-                  // Also where this rank has nothing unread: all learn the same.
+                  // Set even if this rank needs no check: all ranks have to pass the same options.
                   .check_finite = (finite_.looks_at_averages() && !bucket.on_gpu()) || keeps_losses()};
   if (bucket.dtype() == DType::Float32) view.wire_format = options_.wire_format;
   if (divides_gradients()) view.check_finite = false;
@@ -425,7 +425,7 @@ void Reducer::launch_next() {
     }
     divide(view);
     await_room(view.values.bytes());
-    launch(view, std::exchange(states_[parameter].keep, nullptr));  // nobody needs it once it has been reduced
+    launch(view, std::exchange(states_[parameter].keep, nullptr));  // nobody needs the gradient after its reduction
     if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
   }
   view.check_finite = keeps_losses() && !divides_gradients();
@@ -438,15 +438,14 @@ void Reducer::launch_next() {
   launch(view, nullptr);
 }
 
-// A rank that is ahead of the others would pile up gradients that wait to be reduced, which are as large as all
-// together.
+// Bounds memory: a rank that is ahead of the others would otherwise queue gradients as large as all gradients together.
 void Reducer::await_room(std::size_t bytes) {
   for (Launched& launched : works_) bytes += launched.held;
   for (Launched& launched : works_) {
     if (bytes <= 2 * options_.bucket_bytes) return;
     if (launched.held == 0) continue;
     launched.work->wait();
-    launched.work.reset();  // and with it the gradient
+    launched.work.reset();  // frees the gradient
     bytes -= std::exchange(launched.held, 0);
   }
 }
@@ -486,8 +485,8 @@ void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
   });
 }
 
-// No gradient came for it in this backward. What it accumulated before still counts; a gradient that it merely has is
-// the same on all ranks, and averages to itself.
+// Handles a parameter without a gradient in this backward. Gradients accumulated before still count. A gradient left
+// from an earlier step is the same on all ranks, and averages to itself.
 void Reducer::complete_unused(std::size_t parameter) {
   State& state = states_[parameter];
   const bool has_gradient = autograd_.put_in_place(parameter);
@@ -496,7 +495,7 @@ void Reducer::complete_unused(std::size_t parameter) {
     if (accumulation_.weight() > 0) autograd_.clear(parameter);
     return;
   }
-  // The average of equal values may differ from them in the last bit: if nobody uses the parameter it gets these back.
+  // The average of equal values may differ in the last bit: the values are restored if no rank uses the parameter.
   if (state.used) return;
   autograd_.keep(parameter);
   state.kept = true;
@@ -513,13 +512,13 @@ void Reducer::launch_rest() {
   }
 }
 
-// Whether all averages are finite, as far as they were looked at.
+// Returns whether all averages that were checked are finite.
 bool Reducer::wait_for_all() {
   bool finite = true;
   try {
     for (const auto& [work, device, held] : works_) {
-      if (work == nullptr) continue;  // waited for
-      // A check for values that are not finite has the host wait for them in any case.
+      if (work == nullptr) continue;  // already waited for
+      // A check for non-finite values makes the host wait in any case.
       if (device.type == DeviceType::CPU || finite_.raises() || keeps_losses()) {
         work->wait();
       } else {
@@ -530,19 +529,19 @@ bool Reducer::wait_for_all() {
       for (const Bucket& bucket : buckets_) bucket.clear_gaps();
     }
     finite = averages_are_finite();
-    exchange_message(finite);  // not before: after an error nothing more is started
+    exchange_message(finite);  // not earlier: after an error nothing more may be started
   } catch (const Error&) {
-    in_backward_ = hook_ != nullptr;  // of a collective: the others have it, too; of a hook nobody knows
+    in_backward_ = hook_ != nullptr;  // all ranks have a collective's error; a hook's may be this rank's only
     throw;
   }
   works_.clear();
   return finite;
 }
 
-// Whether rounding between hosts may lose something that is kept for the next step.
+// Returns whether rounding between hosts may cause errors that are kept for the next step.
 bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
 
-// As far as they were looked at.
+// Returns whether all averages that were checked are finite.
 bool Reducer::averages_are_finite() const {
   if (keeps_losses() && divides_gradients() && !division_.averages_are_finite()) return false;
   return std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
@@ -583,7 +582,7 @@ void Reducer::settle_unused() {
 void Reducer::finish() {
   pass_.reset();
   const auto begin = std::chrono::steady_clock::now();
-  // From here until it has ended well a synchronising pass owes the others its reductions: `require_whole` says so.
+  // Until a synchronising backward ends well, the other ranks wait for its reductions: `require_whole` checks this.
   in_backward_ = accumulation_.sync();
   if (!in_backward_) return;
   bool averages_finite = true;
@@ -613,7 +612,7 @@ void Reducer::finish() {
     transaction_->end(step::Decision::by_error(step::Outcome::Refused));
     throw;
   }
-  // A program that skips such a step, as with a GradScaler, need not do anything about what it leaves behind.
+  // A program that skips a non-finite step, for example with a GradScaler, need not clean up the kept state.
   transaction_->end(step::Decision::by_message(!any_samples_ ? step::Outcome::NoSamples
                                                : not_finite  ? step::Outcome::NotFinite
                                                              : step::Outcome::Accepted));
@@ -638,7 +637,7 @@ bool Reducer::reduce_without_backward() {
 void Reducer::require_whole() {
   if (!in_backward_) return;
   if (!accumulation_.sync()) {
-    in_backward_ = false;  // a failed local pass concerns nobody else
+    in_backward_ = false;  // a failed local backward concerns no other rank
     return;
   }
   throw Error(

@@ -6,7 +6,7 @@
 
 namespace cohort::gradients {
 
-// Zeroed pages that nobody writes to take no memory: a rank has losses of its part of the host's sum alone.
+// Zeroed pages that are never written take no memory: a rank has rounding errors only of its part of the host's sum.
 void Residuals::clear() {
   memory_.reset(static_cast<float*>(std::calloc(count_ + 1, sizeof(float))), std::free);
   if (memory_ == nullptr) throw std::bad_alloc();
@@ -35,7 +35,7 @@ void Residuals::lay_out(const std::vector<Bucket>& buckets) {
     const auto old = old_places.find(parameter);
     for (std::size_t i = 0; old != old_places.end() && i < place.count; ++i) {
       const float value = before.get()[old->second.begin + i];
-      if (value != 0) memory_.get()[place.begin + i] = value;  // pages of zeros are left as they are
+      if (value != 0) memory_.get()[place.begin + i] = value;  // pages of zeros are not written
     }
   }
 }

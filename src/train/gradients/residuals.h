@@ -1,5 +1,5 @@
-// Rounding errors between hosts of this rank's gradients, which are added to the next ones (error feedback; Seide et
-// al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of their buckets. One thread per
+// Rounding errors of this rank's gradients between hosts, which are added to the next gradients (error feedback; Seide
+// et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of the buckets. One thread per
 // rank.
 #pragma once
 
@@ -16,12 +16,11 @@ namespace cohort::gradients {
 
 class Residuals final : public step::Kept {
  public:
-  /// Each parameter of float32 takes over what it has, which at first is zero.
+  /// Lays the residuals out for new buckets. Each float32 parameter keeps its residuals, which are zero at first.
   void lay_out(const std::vector<Bucket>& buckets);
-  /// Residuals of a bucket's small gradients, with what lies between them; null where there are none. Live as long as
-  /// `memory()`.
+  /// Returns the residuals of a bucket's small gradients and of the gaps between them. Valid as long as `memory()`.
   float* of_small(std::size_t bucket) const { return memory_.get() + small_[bucket]; }
-  /// Residuals of a parameter; empty where there are none.
+  /// Returns the residuals of a parameter; empty if it has none.
   std::span<float> of(std::size_t parameter) const;
   std::shared_ptr<const void> memory() const noexcept { return memory_; }
 
@@ -33,7 +32,7 @@ class Residuals final : public step::Kept {
 
   std::shared_ptr<float> memory_;
   std::size_t count_ = 0;
-  std::vector<std::size_t> small_;       // by bucket: where they begin
+  std::vector<std::size_t> small_;       // by bucket: where the residuals of small gradients begin
   std::map<std::size_t, Place> places_;  // by parameter
 };
 

@@ -30,7 +30,7 @@ Shards::Shards(Communicator comm, nn::Sharding sharding) : sharding_(sharding), 
           "DistributedDataParallel: in an elastic job training state cannot be divided (sharding), since what a rank "
           "owns is lost with it -- start the job with a fixed number of ranks, and resume it from checkpoints");
   }
-  // By rank: the lowest rank of its host, its number there, and how many are there.
+  // By rank: the lowest rank of its host, its number on that host, and the number of ranks there.
   using Row = std::array<std::int64_t, 3>;
   std::vector<Row> rows(static_cast<std::size_t>(comm.size()));
   Row own = {comm.rank(), host_.rank(), host_.size()};

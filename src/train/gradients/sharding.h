@@ -1,6 +1,6 @@
-// How the training state of a model is divided over the ranks (Rajbhandari et al. 2020, arXiv 1910.02054): what each
-// rank owns of a reduction, the memory in which parameters lie, and how all learn what owners have changed. Which
-// elements are whose depends on the plan of buckets and on the layout of ranks, and not on time. One thread per rank.
+// Divides the training state of a model over the ranks (Rajbhandari et al. 2020, arXiv 1910.02054): the part of each
+// reduction that a rank owns, the memory of parameters, and the exchange of what owners have changed. Ownership depends
+// on the plan of buckets and on the layout of ranks, not on timing. One thread per rank.
 #pragma once
 
 #include <cohort/buffer.h>
@@ -16,18 +16,18 @@
 
 namespace cohort::gradients {
 
-/// Divided state is cut at multiples of so many bytes from where a parameter begins. An elementwise kernel that runs on
-/// whole vectors then treats each element as it would in the whole parameter, so that bits are the same.
+/// State is divided at multiples of this many bytes from the beginning of a parameter. An elementwise kernel that runs
+/// on whole vectors then treats each element as it would in the whole parameter, so the bits are the same.
 inline constexpr std::size_t kShardUnit = 256;
 
-/// Elements that each of `owners` has of `count`: one range after the other, as long as each other but for units.
+/// Returns how many of `count` elements each owner has: consecutive ranges of lengths that are equal but for units.
 std::vector<std::int64_t> divide(std::int64_t count, int owners, DType dtype);
 
-/// Parameters that are reduced together, one after the other as their gradients are.
+/// Parameters that are reduced together, in the order of their gradients.
 struct Region {
-  Buffer values;                     ///< the parameters'
-  std::vector<std::int64_t> counts;  ///< of `values`, by rank of `Shards::comm`
-  std::int64_t own_begin = 0;        ///< this rank's: in `values`
+  Buffer values;                     ///< the parameters' values
+  std::vector<std::int64_t> counts;  ///< elements of `values` that each rank of `Shards::comm` owns
+  std::int64_t own_begin = 0;        ///< where this rank's part begins in `values`
   std::int64_t own_count = 0;
 };
 
@@ -37,7 +37,7 @@ struct Piece {
   std::int64_t begin = 0;  ///< in the parameter
   std::int64_t count = 0;
   std::size_t region = 0;
-  std::int64_t offset = 0;  ///< in the region's own part
+  std::int64_t offset = 0;  ///< within this rank's part of the region
 };
 
 class Shards {
@@ -46,38 +46,38 @@ class Shards {
   Shards(Communicator comm, nn::Sharding sharding);
 
   nn::Sharding sharding() const noexcept { return sharding_; }
-  /// After a backward each rank has the average of its part alone.
+  /// True if each rank has only its part of the average after a backward.
   bool divides_gradients() const noexcept { return sharding_ >= nn::Sharding::Gradients; }
-  /// The ranks of a host have one copy of the parameters.
+  /// True if the ranks of a host share one copy of the parameters.
   bool shares_parameters() const noexcept { return sharding_ == nn::Sharding::Parameters; }
 
   /// All ranks, in the order of what they own: one host's first local rank, the next host's, ..., then the second
-  /// local ranks. So what the ranks of one number own on all hosts lies together. Sums have the same bits as those of
-  /// the communicator it was made from. Where parameters are shared and hosts have unequally many ranks, those beyond
-  /// the smallest host's own nothing.
+  /// local ranks. So the parts of the ranks with one local number, on all hosts, are adjacent. Sums have the same bits
+  /// as those of the communicator that was passed in. If parameters are shared and hosts have different numbers of
+  /// ranks, the ranks beyond the smallest host's number own nothing.
   Communicator& comm() noexcept { return comm_; }
   std::vector<std::int64_t> divide(std::int64_t count, DType dtype) const;
 
-  /// Memory for parameters, which `gather` moves in place: the host's one, or this rank's own. Collective. Throws
-  /// InvalidArgument where a GPU's is to be shared.
+  /// Allocates memory for parameters, in which `gather` works in place: shared by the host, or this rank's own.
+  /// Collective. Throws InvalidArgument if GPU memory would have to be shared.
   Memory allocate(std::size_t bytes, const Device& device);
-  /// Whether this rank is to write what all ranks of the host share.
+  /// Returns whether this rank writes the parameters that all ranks of the host share.
   bool writes_shared() const noexcept { return !shares_parameters() || host_.rank() == 0; }
 
-  /// All ranks of a host have come here: nobody reads parameters any more, or all are written.
+  /// Barrier of the ranks of a host: nobody reads parameters any more, or all parameters are written.
   void meet();
-  /// Gives every rank what each has changed of its own. Collective. Waits; for GPU memory it is `stream` that waits,
-  /// the one in which the changes were made.
+  /// Sends every rank the changed parts of all owners. Collective. Waits; for GPU memory it is `stream` that waits, in
+  /// which the changes were made.
   void gather(std::span<const Region> regions, void* stream = nullptr);
 
  private:
   const nn::Sharding sharding_;
   Communicator comm_;
   Communicator host_;
-  Communicator column_;  // the ranks of this local number, of all hosts; none where it owns nothing
+  Communicator column_;  // the ranks with this local number on all hosts; empty if this rank owns nothing
   int hosts_ = 1;
-  int columns_ = 1;  // local ranks that all hosts have
-  int owners_ = 1;   // the first ranks of `comm_`
+  int columns_ = 1;  // number of local ranks that every host has
+  int owners_ = 1;   // number of owners: the first ranks of `comm_`
   int column_of_this_ = 0;
 };
 

@@ -97,8 +97,8 @@ void SampleShares::end_step(std::int64_t own, std::optional<double> seconds) {
 void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
   const auto size = static_cast<std::size_t>(ranks_->size());
   double rate = 0;
-  if (rates_.size() >= kEvery / 2) {  // of fewer nothing follows: the shares have just changed
-    // The median: an evaluation or a checkpoint between two steps is none of them.
+  if (rates_.size() >= kEvery / 2) {  // fewer measurements are not used: the shares have just changed
+    // The median ignores the outliers that an evaluation or a checkpoint between two steps makes.
     const auto middle = rates_.begin() + static_cast<std::ptrdiff_t>(rates_.size() / 2);
     std::nth_element(rates_.begin(), middle, rates_.end());
     rate = *middle;
@@ -108,24 +108,24 @@ void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
       step::gather_rows(*ranks_, {std::bit_cast<std::uint64_t>(rate), static_cast<std::uint64_t>(drawn.first),
                                   static_cast<std::uint64_t>(drawn.second)});
   std::vector<double> rates;
-  StepPlace from = drawn;  // what nobody has drawn yet
+  StepPlace from = drawn;  // the first step that no rank has drawn yet
   for (const auto& row : rows) {
     rates.push_back(row.empty() ? 0 : std::bit_cast<double>(row[0]));
     if (!row.empty())
       from = std::max(from, StepPlace{static_cast<std::int64_t>(row[1]), static_cast<std::int64_t>(row[2])});
   }
   if (std::ranges::any_of(rates, [](double one) { return one <= 0; })) return;
-  if (!changes_.empty() && from < changes_.back().first) return;  // the last change is still to come
+  if (!changes_.empty() && from < changes_.back().first) return;  // the last change has not taken effect yet
   const std::vector<double>& weights = weights_at(from);
   const auto before = counts_of(weights.empty() ? std::vector<double>(size, 1) : weights, global, true);
   const auto after = counts_of(rates, global, true);
-  double slowest = 0, best = 0;  // seconds of a step
+  double slowest = 0, best = 0;  // seconds of a step, before and after
   for (std::size_t i = 0; i < size; ++i) {
     slowest = std::max(slowest, static_cast<double>(before[i]) / rates[i]);
     best = std::max(best, static_cast<double>(after[i]) / rates[i]);
   }
   if (best > (1 - kGain) * slowest) return;
-  constexpr std::size_t kKept = 8;  // a step that is drawn again is not older
+  constexpr std::size_t kKept = 8;  // enough for steps that are drawn again
   if (changes_.size() == kKept) changes_.erase(changes_.begin());
   changes_.emplace_back(from, rates);
   if (ranks_->rank() != 0) return;
@@ -140,7 +140,7 @@ void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
 std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int64_t global, bool each) {
   double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<std::int64_t> counts(weights.size());
-  std::int64_t divided = global;  // among those of weight `total`: who would have fewer than 1 has 1
+  std::int64_t divided = global;  // to be divided by weight; ranks that would get fewer than 1 get exactly 1
   for (bool again = each && global >= static_cast<std::int64_t>(weights.size()); again;) {
     again = false;
     for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -151,7 +151,7 @@ std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int
       again = true;
     }
   }
-  std::vector<std::pair<double, std::size_t>> remainders;  // the largest first, of equal ones the lower rank
+  std::vector<std::pair<double, std::size_t>> remainders;  // the largest first; among equal ones, the lower rank
   std::int64_t left = divided;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (counts[i] != 0) continue;

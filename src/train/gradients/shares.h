@@ -1,6 +1,6 @@
-// Which part of each step's samples each rank gets, where that is not the same for all: given, or by measured speed.
-// The parts of a step follow from its place in the epoch alone, the same on all ranks, whoever draws ahead. Where they
-// are measured, all ranks change them together, from a step on that none has drawn yet. One thread at a time.
+// Shares of each step's samples by rank, if they are not equal: given, or by measured speed. The shares of a step
+// depend only on its place in the epoch, and are the same on all ranks, also if a rank draws ahead. If shares are
+// measured, all ranks change them together, from a step that no rank has drawn yet. One thread at a time.
 #pragma once
 
 #include "train/step/ranks.h"
@@ -15,40 +15,40 @@
 
 namespace cohort::gradients {
 
-/// A step by where it begins: samples of that epoch before it, over all ranks.
+/// The place of a step: its epoch, and the samples of that epoch before the step, over all ranks.
 using StepPlace = std::pair<std::int64_t, std::int64_t>;
 
 class SampleShares {
  public:
-  /// "measured", or a number for each rank ("2,1,1"; not all 0); "even" or empty: all ranks have the same. Throws
-  /// InvalidArgument.
+  /// `text`: "measured", or a number for each rank ("2,1,1"; not all 0). "even" or empty: all ranks get the same share.
+  /// Throws InvalidArgument for any other text.
   explicit SampleShares(const std::string& text = {});
 
   bool measured() const noexcept { return measured_; }
-  /// The ranks may differ.
+  /// True if the ranks' shares may differ.
   bool uneven() const noexcept { return measured_ || !given_.empty(); }
-  /// Throws InvalidArgument where the shares are given for another number of ranks.
+  /// Throws InvalidArgument if the shares are given for another number of ranks.
   void require_world(int size) const;
 
-  /// How many of the `global` samples of a step come before rank `rank`'s, and how many are its own. With even shares
-  /// the first ranks get one more where it does not divide.
+  /// Returns how many of the `global` samples of a step come before those of rank `rank`, and how many samples the rank
+  /// gets. With even shares that do not divide evenly, the first ranks get one sample more.
   std::pair<std::int64_t, std::int64_t> part(std::int64_t global, int rank, int size, StepPlace place) const;
 
-  /// Its ranks exchange their speeds. Until another world comes.
+  /// Sets the ranks that exchange their speeds, until `reset`.
   void bind(std::shared_ptr<step::Ranks> ranks) { ranks_ = std::move(ranks); }
-  /// Another world goes on, with even shares until it has measured.
+  /// Prepares for a new world, which has even shares until it has measured.
   void reset();
-  /// A step begins, of `global` samples at most; `drawn`: the next that this rank draws. After every kEvery steps
-  /// collective, where shares are measured: not between a step and the end of it, where an elastic job has no way back
-  /// from a lost rank. Rank 0 logs what changes.
+  /// Begins a step of at most `global` samples; `drawn`: the next step that this rank draws. If shares are measured,
+  /// collective after every kEvery steps. The exchange is not within a step, where an elastic job could not recover
+  /// from a lost rank. Rank 0 logs changes.
   void begin_step(std::int64_t global, StepPlace drawn);
-  /// A step of `own` samples of this rank has ended.
-  /// `seconds` of computing it: measured, where they are not given, from the end of the step before and without what
+  /// Ends a step in which this rank had `own` samples.
+  /// `seconds`: the computing time. If not given, it is measured from the end of the step before, without the time that
   /// the program waited for collectives.
   void end_step(std::int64_t own, std::optional<double> seconds = {});
 
   static constexpr int kEvery = 10;      ///< steps
-  static constexpr double kGain = 0.05;  ///< of a step: what brings less is left alone
+  static constexpr double kGain = 0.05;  ///< share of a step's time; changes that gain less are not made
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -57,20 +57,20 @@ class SampleShares {
 
   bool measured_ = false;
   std::vector<double> given_;
-  std::vector<std::pair<StepPlace, std::vector<double>>> changes_;  ///< by measuring, in order
+  std::vector<std::pair<StepPlace, std::vector<double>>> changes_;  ///< measured weights, in order of their first steps
   std::shared_ptr<step::Ranks> ranks_;
   std::int64_t steps_ = 0;
   bool due_ = false;           ///< the next step begins with an exchange
-  std::vector<double> rates_;  ///< samples per second of computing, of the latest steps
+  std::vector<double> rates_;  ///< samples per second of computing, in the latest steps
   Clock::time_point last_{};
-  std::uint64_t waited_ns_ = 0;  ///< that the program had by then
+  std::uint64_t waited_ns_ = 0;  ///< total waiting time at `last_`
 };
 
-/// `global` samples by these weights: whole numbers, their sum exact; what is left over goes to the largest remainders,
-/// to lower ranks first. With `each` no rank gets fewer than 1, where there are enough.
+/// Divides `global` samples by these weights into whole numbers with the exact sum. Left-over samples go to the largest
+/// remainders, and among equal ones to lower ranks. With `each`, every rank gets at least 1 if there are enough.
 std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int64_t global, bool each);
 
-/// Once in a process: shares are asked for, and all ranks have the same.
+/// Warns, once in a process, that shares were requested but all ranks have the same part of a step.
 void warn_of_unused_shares();
 
 }  // namespace cohort::gradients

@@ -14,13 +14,13 @@ namespace cohort::gradients {
 
 namespace {
 
-// Parameters compared in a step, and bytes of each. All parameters are come to in turn.
+// Number of parameters compared in a step, and of bytes of each. Steps take turns through all parameters.
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
-// Steps whose batches are compared: the first ones.
+// Number of first steps whose batches are compared.
 constexpr std::int64_t kComparedBatches = 2;
-// After a difference that may be of rounding, which will be there again.
+// Steps until the next comparison after a difference that may come from rounding, which would be found again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;
 
 template <class T>
@@ -50,8 +50,8 @@ double value_at(std::span<const std::byte> bytes, std::size_t index, DType dtype
   }
 }
 
-// Half of the digits that the type has. Processors and numbers of threads that differ round differently, and replicas
-// then differ in their last digits; what one rank does alone soon shows in the first ones.
+// Returns half of the type's digits. Different processors or numbers of threads round differently, and replicas then
+// differ in their last digits; a change on one rank alone soon shows in the first digits.
 double tolerance_of(DType dtype) {
   switch (dtype) {
     case DType::Float64: return 0x1p-26;
@@ -88,7 +88,7 @@ void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::in
     message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
     message.say(reduced.has_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
     if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
-    // In the last of the first steps. Of a rank that has not seen all batches nothing is known: it differs from all.
+    // Shown in the last of the first steps. A rank that has not seen all batches shows a word that differs from all.
     if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
       message.show(StepMessage::Batches, batches_);
     } else if (step == kComparedBatches - 1) {
@@ -183,7 +183,7 @@ void StepChecks::note_batch(std::uint64_t digest) {
   ++batches_seen_;
 }
 
-// All ranks that had samples in this step have shown the same; it may be one alone.
+// Warns, if at least two ranks had samples: all ranks with samples in this step have shown the same digest of batches.
 void StepChecks::tell_of_batches(step::Ranks& ranks) const {
   const auto rows = step::gather_rows(
       ranks, {batches_seen_ == kComparedBatches ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
@@ -197,8 +197,8 @@ void StepChecks::tell_of_batches(step::Ranks& ranks) const {
       (*first)[1], kComparedBatches);
 }
 
-// Reads the same on all ranks, since progress is the same. Passes over values that the host cannot read, and those that
-// have another size than the parameter had, on all ranks (a module that was made half after it was wrapped).
+// Reads the same parameters on all ranks, since progress is the same. Skips, on all ranks, values that the host cannot
+// read, and values whose size has changed (a module that was converted to half after it was wrapped).
 void StepChecks::sample_values(std::int64_t step, int ranks) {
   sampled_.clear();
   sampled_words_.clear();
@@ -223,7 +223,7 @@ void StepChecks::sample_values(std::int64_t step, int ranks) {
   for (const std::uint64_t word : sampled_words_) *digest_ = (std::rotl(*digest_, 5) ^ word) * 0x9E3779B97F4A7C15ULL;
 }
 
-/// Bytes compared of a sampled parameter, whose values have `bytes` of them.
+/// Returns how many bytes of a sampled parameter are compared, if its values have `bytes` bytes.
 std::size_t StepChecks::compared_bytes(std::size_t sample, std::size_t bytes) const {
   const bool as_before = bytes == parameters_[static_cast<std::size_t>(sampled_[sample])].bytes();
   return as_before ? std::min(bytes, kComparedBytes) : 0;
@@ -245,7 +245,7 @@ void StepChecks::compare_values(step::Ranks& ranks, std::int64_t step) {
   for (std::size_t rank = reference + 1; rank < rows.size(); ++rank) {
     for (std::size_t i = 0; i < sampled_.size() && !rows[rank].empty(); ++i) {
       const DType dtype = parameters_[static_cast<std::size_t>(sampled_[i])].dtype;
-      if (bytes_of(reference, i) == 0 || bytes_of(rank, i) == 0) continue;  // one of them cannot be read
+      if (bytes_of(reference, i) == 0 || bytes_of(rank, i) == 0) continue;  // one rank's values cannot be read
       const auto one = piece_of(reference, i), other = piece_of(rank, i);
       rounded = rounded || !std::ranges::equal(one, other);
       if (bytes_of(reference, i) == bytes_of(rank, i) && !differ_by_more_than_rounding(one, other, dtype)) continue;

@@ -1,6 +1,6 @@
-// Checks that travel beside the gradients of a step. They show ranks at different places of their program, batches that
-// differ though nobody has said how many samples they hold or that are all the same, and parameters that have drifted
-// apart. A look at the message costs nothing; only what it finds is exchanged. One thread per rank.
+// Checks whose data travels beside the gradients of a step. They detect ranks at different places of their program,
+// batches that differ in size without declared sample counts, batches that are the same on all ranks, and parameters
+// that have drifted apart. Reading the message is free; more is exchanged only if a check fails. One thread per rank.
 #pragma once
 
 #include "train/gradients/accumulation.h"
@@ -18,7 +18,7 @@
 namespace cohort::gradients {
 
 struct StepMessage final : step::Message {
-  /// Flags of a rank that has samples, but for the last two.
+  /// Flags. All but the last two are set only by ranks that have samples.
   enum Flag : std::size_t {
     Samples,
     NonFinite,
@@ -37,22 +37,22 @@ struct StepMessage final : step::Message {
 
 class StepChecks {
  public:
-  /// `replicas`: whether values are compared.
+  /// `replicas`: whether parameter values are compared.
   StepChecks(std::span<const Parameter> parameters, Autograd& autograd, bool replicas)
       : parameters_(parameters), autograd_(autograd), replicas_(replicas) {}
 
-  /// Whether a step's first forward is to give a digest of its batch.
+  /// Returns whether the first forward of the step has to give a digest of its batch.
   bool wants_batch(std::int64_t step) const noexcept;
   void note_batch(std::uint64_t digest);
-  /// The first dimension of the last forward's first tensor.
+  /// Notes the first dimension of the last forward's first tensor.
   void note_rows(std::optional<std::int64_t> rows) noexcept { rows_ = rows; }
-  /// At a step's first forward. Later in the step a rank may have moved its parameters, to move them back before the
-  /// optimizer's step.
+  /// Samples parameter values at a step's first forward. Later in the step a program may have changed its parameters
+  /// temporarily, to restore them before the optimizer's step.
   void sample_values(std::int64_t step, int ranks);
 
   /// Adds this rank's part to the message of the step that ends.
   void show(StepMessage& message, const Accumulation& reduced, std::int64_t step, int ranks);
-  /// All ranks have come here, with the same message. Throws Mismatch on all ranks. `step`: the one that has ended.
+  /// Checks the message, which is the same on all ranks. Throws Mismatch on all ranks. `step`: the step that has ended.
   void look(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced, std::int64_t step);
 
  private:
@@ -67,12 +67,12 @@ class StepChecks {
   const bool replicas_;
   std::optional<std::int64_t> rows_;
   bool told_of_rows_ = false;
-  std::uint64_t batches_ = 0;  // a digest of the first of each of the first steps
+  std::uint64_t batches_ = 0;  // digest of the first batches of the first steps
   int batches_seen_ = 0;
-  std::vector<int> sampled_;                  // parameters of which values are compared in this step,
-  std::vector<std::uint64_t> sampled_words_;  // some bytes of each, as many words for each, then how many it has,
-  std::optional<std::uint64_t> digest_;       // and the digest of these; of a step's first forward
-  std::int64_t compare_values_from_ = 0;      // this step on; later where differences are of rounding alone
+  std::vector<int> sampled_;                  // parameters whose values are compared in this step,
+  std::vector<std::uint64_t> sampled_words_;  // equally many words of bytes of each, then the size of each,
+  std::optional<std::uint64_t> digest_;       // and the digest of these words, from the step's first forward
+  std::int64_t compare_values_from_ = 0;      // first step to compare values in; moved after a rounding difference
 };
 
 }  // namespace cohort::gradients

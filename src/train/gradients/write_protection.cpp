@@ -25,11 +25,11 @@ struct WriteProtection::Entry {
 
 namespace {
 
-// Entries of this process: a rank has one for each model, and ranks may be threads.
+// Entries of this process: one for each model of each rank, and ranks may be threads.
 std::array<std::atomic<const WriteProtection::Entry*>, 64> entries;
 struct sigaction before = {};
 
-/// A line of text as a signal handler may write it.
+/// A line of text that a signal handler can write.
 class Line {
  public:
   Line& operator<<(const char* text) noexcept {
@@ -72,7 +72,7 @@ void tell(std::uintptr_t address) noexcept {
 void on_fault(int number, siginfo_t* info, void* context) {
   tell(reinterpret_cast<std::uintptr_t>(info->si_addr));
   if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(number, info, context);
-  // The instruction is run again, and faults again, under the handler that was there.
+  // Restores the previous handler: the instruction runs again, and faults again under that handler.
   (void)::sigaction(number, &before, nullptr);
 }
 

@@ -1,6 +1,6 @@
-// A debugging aid: parameters that the ranks of a host share cannot be written to but while the optimizer steps. Who
-// writes all the same dies of SIGSEGV, after a line on stderr that names the rank and the parameter; the handler
-// before, which is called then, has the stack. One thread at a time; the handler is for any thread.
+// A debugging aid: parameters that the ranks of a host share can be written only while the optimizer steps. Any other
+// write ends the process with SIGSEGV, after a line on stderr that names the rank and the parameter. The previous
+// signal handler runs next, on the stack of the write. One thread at a time; the handler: any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace cohort::gradients {
 
 class WriteProtection {
  public:
-  /// A named range of the memory, for the message.
+  /// A named range of memory, for the message.
   struct Named {
     const void* begin = nullptr;
     std::size_t bytes = 0;
@@ -20,10 +20,10 @@ class WriteProtection {
     std::string name;
   };
 
-  /// `memory` begins on a page, has the last one to itself, and outlives this. It is protected from now on. Throws
-  /// Unavailable where the kernel refuses, or where there are too many of these at once.
+  /// Protects `memory` from now on. `memory` begins at a page boundary, shares its last page with nothing else, and
+  /// outlives this object. Throws Unavailable if the kernel refuses, or if there are too many such objects.
   WriteProtection(void* memory, std::size_t bytes, std::vector<Named> named, int rank);
-  ~WriteProtection();  ///< it may be written to again
+  ~WriteProtection();  ///< makes the memory writable again
   WriteProtection(const WriteProtection&) = delete;
   WriteProtection& operator=(const WriteProtection&) = delete;
 

@@ -23,7 +23,7 @@ Engine::Engine(Communicator comm, EngineOptions options) {
 }
 
 Engine::~Engine() {
-  // The thread and all that waits for it are the parent's.
+  // A forked child has no engine thread: the core is left to the parent.
   if (core_->in_child()) static_cast<void>(core_.release());
 }
 
@@ -54,7 +54,7 @@ Engine::Statistics Engine::statistics() const { return core_->statistics(); }
 
 namespace {
 
-// Time for which requests that nobody waits for are gathered. A round costs about 10 us of this rank and of all others.
+// Time for which requests without waiters are gathered. A round costs about 10 us on this and all other ranks.
 constexpr auto kLinger = std::chrono::microseconds(100);
 
 }  // namespace
@@ -92,7 +92,7 @@ void EngineCore::check_open() const {
   }
 }
 
-// NCCL uses one GPU for a communicator; found out later, this rank would fail the others.
+// NCCL uses one GPU per communicator. A second GPU is refused here, since a later failure would fail the other ranks.
 void EngineCore::check_gpu(const Pending& asked) {
   if (asked.device.type == DeviceType::CPU) return;
   if (gpu_ < 0) gpu_ = asked.device.index;
@@ -117,7 +117,7 @@ EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point
   return pending;
 }
 
-/// All or none.
+/// Accepts all requests or none.
 void EngineCore::enqueue(std::span<const PendingPtr> made) {
   if (in_child()) {
     raise(ErrorCode::InvalidArgument,
@@ -144,7 +144,7 @@ void EngineCore::enqueue(std::span<const PendingPtr> made) {
       }
       look_at_ = std::min(look_at_, pending->report_at);
     }
-    // If the flag was set already, the thread is going to look before it sleeps.
+    // If the flag was already set, the thread checks for requests before it sleeps.
     rouse = !made.empty() && !stirred_.exchange(true);
   }
   if (rouse) wakeup_->request();
@@ -221,7 +221,7 @@ void EngineCore::run() noexcept {
   over_ = true;
 }
 
-// The plans of all ranks follow from these. Also the point at which ranks find each other, however late they come.
+// Compares the options from which all ranks plan. Ranks also wait here for each other, however late they start.
 void EngineCore::agree_on_options() {
   std::array<std::uint64_t, 3> own{options_.fusion_threshold, options_.cache_capacity,
                                    static_cast<std::uint64_t>(options_.joined_average)};
@@ -263,7 +263,7 @@ void EngineCore::serve() {
   }
 }
 
-/// Returns whether names have waited for so long that the other ranks should be asked which of them lack these.
+/// Returns whether names have waited for so long that the ranks should exchange which of them lack these names.
 bool EngineCore::due() {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

@@ -1,7 +1,7 @@
-// Collectives by name: ranks may ask for them in any order and from any thread, and each is carried out once all ranks
-// have asked for it. An Engine owns its communicator (nobody else may use it) and a thread. Every rank of the
-// communicator makes one, with equal options where they say so. Process sets are engines of their own, over
-// communicators from form_group. The semantics are those of Horovod's API; what differs is said in README.md. Any
+// Collectives by name: ranks may request them in any order and from any thread, and each runs when all ranks have
+// requested it. An Engine owns its communicator, which nobody else may use, and a thread. Every rank of the
+// communicator constructs an Engine, with equal options where the options say so. Process sets are separate engines,
+// over communicators from form_group. The semantics are those of Horovod's API; README.md lists the differences. Any
 // thread may call; results are in Handles.
 #pragma once
 
@@ -21,34 +21,34 @@
 
 namespace cohort::named {
 
-/// A name that some ranks wait for and others have not requested.
+/// A name for which some ranks wait and which others have not requested.
 struct Stall {
   std::string name;
-  std::chrono::milliseconds waited{0};  ///< the longest of any rank
+  std::chrono::milliseconds waited{0};  ///< longest wait of any rank
   std::vector<int> present = {};
   std::vector<int> missing = {};
 };
 
 /// Divisor of averages while some ranks have joined.
 enum class JoinedAverage : std::uint8_t {
-  AllRanks = 0,  ///< as Horovod: those that joined count, as zeros
-  ActiveRanks,   ///< only those with data
+  AllRanks = 0,  ///< as in Horovod: ranks that joined count, as zeros
+  ActiveRanks,   ///< only ranks with data
 };
 
 struct EngineOptions {
-  /// Bytes that go together at most. Equal on all ranks.
+  /// Largest number of bytes of a fused operation. Equal on all ranks.
   std::size_t fusion_threshold = std::size_t{64} << 20;
-  /// Operations that are remembered, so that asking again costs a bit. Equal on all ranks.
+  /// Number of operations that are remembered, so that requesting one again costs one bit. Equal on all ranks.
   std::size_t cache_capacity = 4096;
   /// Equal on all ranks.
   JoinedAverage joined_average = JoinedAverage::AllRanks;
-  /// Names that wait for longer are reported, again and again after as long.
+  /// Names that wait for longer are reported, repeatedly at this interval.
   std::chrono::milliseconds stall_after = std::chrono::seconds(60);
-  /// Names that wait for longer fail with Timeout. Unset: the communicator's timeout.
+  /// Names that wait for longer fail with Timeout. Default: the communicator's timeout.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// Time that the other ranks may take to notice that this one ends.
+  /// Time in which the other ranks have to notice that this rank ends.
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);
-  /// Called on every rank's engine thread: be quick, do not throw, do not call the engine. Unset: rank 0 logs a
+  /// Called on every rank's engine thread: must be quick, and must not throw or call the engine. Default: rank 0 logs a
   /// warning.
   std::function<void(std::span<const Stall>)> on_stall = {};
 };
@@ -59,7 +59,7 @@ class Engine {
  public:
   /// Does not wait for the other ranks. Throws InvalidArgument if `comm` belongs to no world.
   explicit Engine(Communicator comm, EngineOptions options = {});
-  /// Does shutdown(). In a forked child nothing is touched.
+  /// Calls shutdown(). Does nothing in a forked child.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -67,37 +67,37 @@ class Engine {
   int rank() const noexcept;
   int size() const noexcept;
 
-  /// Asks for one operation. Throws InvalidArgument (nothing was done) for an invalid request, for a name that is still
-  /// under way, and after `join`; and the error that ended the engine.
+  /// Requests an operation. Throws InvalidArgument, and does nothing, for an invalid request, for a name that is still
+  /// under way, and after `join`. Throws the error that ended the engine, if it has ended.
   Handle submit(Request request);
-  /// Asks for several at once: all or none are accepted, and they become visible together.
+  /// Requests several operations: either all or none are accepted, and they become visible together.
   std::vector<Handle> submit(std::vector<Request> requests);
 
-  /// This rank has no more data: it serves the others with neutral elements until all ranks have joined. Operations
-  /// requested before are still carried out. Until then it may not submit.
+  /// Declares that this rank has no more data: it contributes neutral elements until all ranks have joined, and may not
+  /// submit until then. Operations requested before are still carried out.
   Handle join_async();
-  /// The same, and waits. Returns the rank that joined last, the same on all ranks.
+  /// Does join_async and waits. Returns the rank that joined last, the same on all ranks.
   int join();
 
-  /// A communicator of these ranks, numbered as listed; every rank asks for the same list. Blocks. Belongs to no
+  /// Returns a communicator of these ranks, numbered as listed; all ranks pass the same list. Blocks. Belongs to no
   /// world on ranks that are not in the list.
   Communicator form_group(std::span<const int> ranks);
-  /// The same without waiting: the outcome's `group`.
+  /// Does form_group without waiting; the communicator is Outcome::group.
   Handle form_group_async(std::span<const int> ranks);
 
-  /// Ends the engine on all ranks: outstanding operations fail with Aborted, on each. Blocks until the others have
-  /// noticed, for at most shutdown_timeout, which aborts the communicator. Again: does nothing.
+  /// Ends the engine on all ranks, where outstanding operations fail with Aborted. Blocks until the others have
+  /// noticed, for at most shutdown_timeout; then aborts the communicator. Does nothing if called again.
   void shutdown();
-  /// The same without waiting.
+  /// Does shutdown without waiting.
   void begin_shutdown();
-  /// Returns whether it has ended on this rank: `shutdown` and the destructor do not wait any more.
+  /// Returns whether the engine has ended on this rank, so that `shutdown` and the destructor do not wait.
   bool ended() const noexcept;
 
   /// Counts since the engine was made, for tests and logs.
   struct Statistics {
-    std::uint64_t rounds = 0;     ///< of negotiation
-    std::uint64_t exchanges = 0;  ///< of them, those in which operations were described
-    std::uint64_t batches = 0;    ///< calls of collectives with data
+    std::uint64_t rounds = 0;     ///< rounds of negotiation
+    std::uint64_t exchanges = 0;  ///< rounds in which operations were described
+    std::uint64_t batches = 0;    ///< calls of collectives that carry data
     std::uint64_t rings = 0;      ///< rounds in which peers had to be woken
   };
   Statistics statistics() const;

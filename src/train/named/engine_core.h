@@ -1,6 +1,6 @@
-// The state of an Engine and its thread, which alone calls the communicator. `mutex_` guards what users and the thread
-// share; what only the thread uses (table, joined ranks, rounds) has none. The cache is changed by the thread, under
-// the mutex, and so read by the thread without it. Callbacks and Handles are served without the mutex.
+// The state of an Engine, and its thread, which alone calls the communicator. `mutex_` guards the state that users and
+// the thread share; the thread's own state (table, joined ranks, rounds) needs no mutex. The thread changes the cache
+// under the mutex, and reads the cache without it. Callbacks and Handles are served without the mutex.
 #pragma once
 
 #include "train/named/engine.h"
@@ -20,7 +20,7 @@
 
 namespace cohort::named {
 
-/// A name that has waited for long on this rank.
+/// A name that has waited for a long time on this rank.
 struct Stalled {
   std::string name;
   std::int64_t milliseconds = 0;
@@ -48,13 +48,13 @@ class EngineCore {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// An operation that a user has requested and not received yet.
+  /// An operation that a user has requested and that has not ended.
   struct Pending {
     enum class Stage {
       New,        // to be described in the next round
-      Described,  // it stands in all ranks' tables
-      Slot,       // its bit is set
-      Running,    // all have asked for it
+      Described,  // in all ranks' tables
+      Slot,       // the bit of its slot is set
+      Running,    // requested by all ranks
     };
     Request request;
     Signature signature;
@@ -62,8 +62,8 @@ class EngineCore {
     Clock::time_point since;
     Clock::time_point report_at;
     Stage stage = Stage::New;
-    Device device = {};  // as the caller gave it
-    Marks marks = {};    // for GPU memory: the work it comes after
+    Device device = {};  // as the caller passed it
+    Marks marks = {};    // for GPU memory: the work that has to end first
   };
   using PendingPtr = std::shared_ptr<Pending>;
 
@@ -74,7 +74,7 @@ class EngineCore {
     bool joins = false;
     std::vector<Stalled> stalled;
   };
-  /// An operation that can be carried out. The same on all ranks but for `own`.
+  /// An operation that can be carried out. The same on all ranks except for `own`.
   struct Ready {
     AgreedPtr agreed;
     std::vector<bool> lacking;  // ranks that joined and have no data
@@ -113,7 +113,7 @@ class EngineCore {
   void finish_join();
   Error why_ended();
 
-  // execution.cpp: what all have asked for
+  // execution.cpp: operations that all ranks have requested
   void execute(std::vector<Ready> ready);
   void run_batch(std::span<const Ready> batch);
   void carry_out(std::span<const Ready> batch);
@@ -127,7 +127,7 @@ class EngineCore {
   void copy_over(const ConstBuffer& from, const Buffer& to);
   std::byte* scratch(std::size_t bytes);
 
-  // gpu.cpp: of a GPU's memory
+  // gpu.cpp: operations on GPU memory
   void run_on_gpu(std::span<const Ready> batch);
   void run_on_host(std::span<const Ready> batch);
   void run_alone(const Ready& one);
@@ -142,21 +142,21 @@ class EngineCore {
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
 
   mutable std::mutex mutex_;
-  std::unordered_map<std::string_view, PendingPtr> pending_;  // by the names of their own requests
+  std::unordered_map<std::string_view, PendingPtr> pending_;  // by name; keys view the requests' names
   std::vector<PendingPtr> news_;                              // at stage New
-  std::vector<std::uint64_t> bits_;                           // of those at stage Slot
-  std::vector<PendingPtr> by_slot_;                           // the same; null where the bit is not set
+  std::vector<std::uint64_t> bits_;                           // bits of requests at stage Slot
+  std::vector<PendingPtr> by_slot_;                           // requests at stage Slot; null if the bit is not set
   Cache cache_;
-  std::shared_ptr<State> join_;  // this rank has called join
+  std::shared_ptr<State> join_;  // set if this rank has called join
   bool join_announced_ = false;
-  Clock::time_point look_at_ = Clock::time_point::max();  // for stalls
-  int gpu_ = -1;                                          // that the first operation of a GPU's memory was on
+  Clock::time_point look_at_ = Clock::time_point::max();  // next check for stalls
+  int gpu_ = -1;                                          // GPU of the first operation on GPU memory
   std::optional<Error> ended_;
-  std::atomic<bool> stirred_{false};  // something new for the next contribution
+  std::atomic<bool> stirred_{false};  // there is news for the next contribution
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> over_{false};  // the thread has nothing more to do
+  std::atomic<bool> over_{false};  // the thread has ended its work
 
-  // The thread's own.
+  // Used by the thread only.
   std::unique_ptr<RoundAnnouncer> announcer_;
   Table table_;
   std::vector<bool> joined_;
@@ -164,7 +164,7 @@ class EngineCore {
   std::uint64_t round_ = 1;
   std::vector<Stalled> stalled_;  // for the next contribution
   GpuStreams streams_;
-  std::vector<std::vector<std::byte>> scratch_;  // of the running batch
+  std::vector<std::vector<std::byte>> scratch_;  // memory of the running batch
   std::atomic<std::uint64_t> rounds_{0}, exchanges_{0}, batches_{0}, rings_{0};
 
   std::mutex shutdown_mutex_;

@@ -35,10 +35,10 @@ void as_integers(const Buffer& data, const Body& body) {
   }
 }
 
-/// Toward zero, and into the range of T: a conversion of what lies outside has no meaning in C++.
+/// Rounds toward zero, and clamps to the range of T: converting a value outside the range is undefined in C++.
 template <class T>
 T to_integer(double value) noexcept {
-  // The highest value may be one too many as a double, which is out of range just as well.
+  // As a double, the highest value may be rounded up by one, which is out of range and clamped as well.
   if (value >= static_cast<double>(std::numeric_limits<T>::max())) return std::numeric_limits<T>::max();
   if (value <= static_cast<double>(std::numeric_limits<T>::min())) return std::numeric_limits<T>::min();
   return static_cast<T>(value);
@@ -71,7 +71,7 @@ void scale(Buffer data, double factor, std::int64_t divisor) {
     using T = decltype(kind);
     T* const values = static_cast<T*>(data.data);
     const auto parts = static_cast<double>(divisor);
-    // A division, since a sum that divides has to come out whole.
+    // Divides rather than multiplying by a reciprocal, so that a sum that is divisible gives the exact quotient.
     for (std::int64_t i = 0; i < data.count; ++i) {
       values[i] = to_integer<T>(static_cast<double>(values[i]) * factor / parts);
     }
@@ -85,7 +85,7 @@ void fill(Buffer to, T value) {
   std::fill_n(static_cast<T*>(to.data), to.count, value);
 }
 
-/// The elements of 16-bit floats as they are stored.
+/// Bit patterns of 16-bit floats.
 struct HalfBits {
   std::uint16_t one, infinity;  // the highest bit is the sign
 };
@@ -199,7 +199,7 @@ void EngineCore::execute(std::vector<Ready> ready) {
     }
     wanted.push_back(std::move(one));
   }
-  // If averages skip ranks, the skipped ranks differ from operation to operation, so each of those runs alone.
+  // If averages skip ranks, the skipped ranks may differ between operations, so each such operation runs alone.
   std::vector<Ready> together;
   std::vector<Ready> alone;
   for (Ready& one : wanted) {
@@ -227,7 +227,7 @@ void EngineCore::run_batch(std::span<const Ready> batch) {
       run_on_gpu(batch);
     }
   } catch (const Error& error) {
-    // These are refused on all ranks alike. Anything else ends the engine, since the others count on this rank.
+    // These errors occur on all ranks alike. Any other error ends the engine, since the other ranks wait for this one.
     const bool bad_list =
         error.code() == ErrorCode::InvalidArgument && batch.front().agreed->common.kind == Kind::Group;
     if (error.code() != ErrorCode::Mismatch && !bad_list) throw;
@@ -250,11 +250,11 @@ void EngineCore::carry_out(std::span<const Ready> batch) {
     case Kind::AllToAll: return run_all_to_all(batch.front());
     case Kind::Group: return run_group(batch.front());
     case Kind::Barrier:
-    case Kind::Join: return;  // that all ranks have come is all there is to it
+    case Kind::Join: return;  // nothing to do: all ranks have arrived
   }
 }
 
-/// Memory of the host until the end of the batch, for ranks that have nowhere to put a result.
+/// Returns host memory, until the end of the batch, for ranks that have no memory for a result.
 std::byte* EngineCore::scratch(std::size_t bytes) {
   return scratch_.emplace_back(std::max<std::size_t>(bytes, 1)).data();
 }
@@ -281,13 +281,13 @@ Buffer EngineCore::place(const Ready& one, std::vector<std::int64_t> shape) {
       outcome.data = memory->data();
       outcome.owner = memory;
     } else {
-      // On cache lines, as libraries of arrays like it.
+      // Aligned to cache lines, as array libraries prefer.
       constexpr std::align_val_t kAlignment{64};
       outcome.data = ::operator new(std::max<std::size_t>(bytes, 1), kAlignment);
       outcome.owner = std::shared_ptr<void>(outcome.data, [](void* data) { ::operator delete(data, kAlignment); });
     }
   } catch (const std::exception& error) {
-    // The others are about to carry it out: they cannot go on without this rank.
+    // The other ranks are about to carry the operation out, and cannot continue without this rank.
     raise(ErrorCode::Unavailable, "{} '{}' failed -- rank {} -- no memory for a result of {} bytes: {}",
           name_of(one.agreed->common.kind), one.agreed->name, rank_, bytes, error.what());
   } catch (...) {
@@ -366,14 +366,14 @@ void EngineCore::run_all_gather(const Ready& one) {
   shape[0] = sum_of(rows);
   const Buffer output = place(one, std::move(shape));
   if (one.own) one.own->state->result.received_splits = rows;
-  if (output.count == 0) return;  // on all ranks
+  if (output.count == 0) return;  // empty on all ranks
   const ConstBuffer input = one.own ? one.own->request.input : ConstBuffer(nullptr, 0, output.dtype);
   AllGatherOptions options;
   options.timeout = operation_timeout();
   comm_.all_gather_v(input, output, times(rows, elements), options).wait();
 }
 
-// No rank lacks these two.
+// No rank lacks reduce_scatter or all_to_all.
 void EngineCore::run_reduce_scatter(const Ready& one) {
   const Signature& common = one.agreed->common;
   const std::vector<std::int64_t> rows = scattered_rows(common.shape[0], size_);

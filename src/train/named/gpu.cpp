@@ -59,8 +59,8 @@ int nccl_version() {
   return found ? found->version : 0;
 }
 
-// Carrying out operations of a GPU's memory: by the communicator where each rank has its part there. Ranks that have
-// joined have none, and integers are scaled on the host: there a batch goes by way of host memory, on all ranks.
+// Carries out operations on GPU memory: by the communicator if each rank has its data on a GPU. If ranks have joined,
+// and so have no data, or if integers are scaled, a batch is copied through host memory on all ranks.
 
 using comm::cuda::MarkPtr;
 
@@ -72,7 +72,7 @@ bool is_by_rows(Kind kind) noexcept {
 
 }  // namespace
 
-/// Within the host's memory at once, within a GPU's in the engine's stream.
+/// Copies within host memory immediately, within GPU memory in the engine's stream.
 void EngineCore::copy_over(const ConstBuffer& from, const Buffer& to) {
   if (from.data == nullptr || from.data == to.data || to.count == 0) return;
   if (to.device.type == DeviceType::CPU) {
@@ -82,8 +82,8 @@ void EngineCore::copy_over(const ConstBuffer& from, const Buffer& to) {
   }
 }
 
-/// Orders the engine after the caller's stream: work queued there by now may still use memory that the allocator gives
-/// out for that stream.
+/// Orders the engine's stream after the caller's: work queued there may still use memory that the allocator hands out
+/// for that stream.
 void EngineCore::follow_caller(const Pending& own) {
   Gpu& gpu = Gpu::at(own.device.index);
   refuse_capture(gpu, own.device.stream, own.request, rank_);
@@ -102,7 +102,7 @@ void EngineCore::run_on_gpu(std::span<const Ready> batch) {
     request.input.device.stream = request.output.device.stream = stream;
   }
   if (lacked || by_hand(common, false)) return run_on_host(batch);
-  // A communicator of one would copy to the host and back.
+  // A communicator of one rank would copy to the host and back.
   if (size_ > 1 || common.prescale != 1 || common.postscale != 1) return carry_out(batch);
   for (const Ready& one : batch) run_alone(one);
 }
@@ -117,7 +117,7 @@ void EngineCore::run_alone(const Ready& one) {
     copy_over(request.input, request.output);
   }
   Gpu& gpu = Gpu::at(device.index);
-  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());  // there is nobody to hear from
+  gpu.wait(*gpu.mark(device.stream), Clock::now() + operation_timeout());  // there are no peers to watch meanwhile
 }
 
 void EngineCore::run_on_host(std::span<const Ready> batch) {
@@ -133,7 +133,7 @@ void EngineCore::run_on_host(std::span<const Ready> batch) {
       throw;
     }
   };
-  // The same operations, in place in memory of the host.
+  // Copies of the operations, in place in host memory.
   std::vector<Ready> hosted(batch.begin(), batch.end());
   for (Ready& one : hosted) {
     if (!one.own) continue;
@@ -158,7 +158,7 @@ void EngineCore::run_on_host(std::span<const Ready> batch) {
   for (std::size_t i = 0; i < batch.size(); ++i) {
     if (!batch[i].own) continue;
     const Request& request = batch[i].own->request;
-    // The root's data in its output buffer stays as it is.
+    // The root's data is already in its output buffer.
     if (request.kind == Kind::Broadcast && rank_ == request.root && request.input.data == nullptr) continue;
     const void* from = hosted[i].own->request.output.data;
     Buffer to = request.output;

@@ -26,7 +26,7 @@ tl::unexpected<Error> refuse(const Request& request, fmt::format_string<Args...>
               fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The product of the dimensions, or -1 if one is negative or the product does not fit.
+/// Returns the product of the dimensions, or -1 if one is negative or the product overflows.
 std::int64_t product(std::span<const std::int64_t> shape) noexcept {
   std::int64_t result = 1;
   for (const std::int64_t dimension : shape) {
@@ -35,7 +35,7 @@ std::int64_t product(std::span<const std::int64_t> shape) noexcept {
   return result;
 }
 
-/// Empty if the communicator will take it: what it refuses later it would refuse on this rank alone.
+/// Returns why the communicator would refuse the buffer, later and on this rank only; empty if it accepts the buffer.
 std::string fault_of(const ConstBuffer& buffer) {
   const std::size_t size = size_of(buffer.dtype);
   const std::size_t alignment = is_complex(buffer.dtype) ? size / 2 : size;
@@ -206,7 +206,7 @@ Result<Signature> signature_of(const Request& request, int size) {
 
 namespace {
 
-/// A thread of the program waits: the engine hurries, and the status page names the operation for the rank's agent.
+/// Scope in which a program's thread waits: urges the engine, and names the operation on the status page for the agent.
 class Waiting {
  public:
   Waiting(Wakeup& engine, const std::string& name) : engine_(engine) {
@@ -251,7 +251,7 @@ void State::wait() {
 bool State::wait_for(std::chrono::nanoseconds limit) {
   if (done()) return true;
   const Waiting waiting(*engine_, name_);
-  // Longer than this overflows the clock.
+  // A longer wait would overflow the clock.
   constexpr std::chrono::nanoseconds kLongest = std::chrono::hours(24 * 365);
   std::unique_lock lock(mutex_);
   return ended_.wait_for(lock, std::min(limit, kLongest), [&] { return done(); });
@@ -259,7 +259,7 @@ bool State::wait_for(std::chrono::nanoseconds limit) {
 
 void State::on_done(std::function<void()> callback) {
   if (done()) return callback();
-  engine_->urge();  // until `end`
+  engine_->urge();  // `end` relaxes
   if (!add_callback(mutex_, std::move(callback))) engine_->relax();
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kTag = 0x6265;  // the engine's communicator carries no other messages
 constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
-// Ranks may have nothing to say for as long as they like; the longest that the core takes is a year.
+// Timeout of ranks without requests, which may be idle for any time: the core's longest timeout is a year.
 constexpr auto kIdle = std::chrono::hours(24 * 365);
 
 }  // namespace
@@ -42,7 +42,7 @@ void Wakeup::request() {
 }
 
 void Wakeup::end_lingering() {
-  // The thread has either seen it, or sleeps.
+  // Under the mutex, the thread has either seen the change or sleeps.
   { const std::lock_guard lock(mutex_); }
   changed_.notify_one();
 }
@@ -72,8 +72,8 @@ MessageRoundAnnouncer::MessageRoundAnnouncer(Communicator comm, std::shared_ptr<
 }
 
 MessageRoundAnnouncer::~MessageRoundAnnouncer() {
-  // Without `close` the communicator has ended, or has to: receives that nobody will send for would wait for a year.
-  // Threads that wait for the engine have been told why.
+  // Without `close` the communicator has ended, or has to end here: receives without a sender would wait for a year.
+  // Threads that wait for the engine have received the reason.
   for (const auto& peer : peers_) {
     if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
   }
@@ -111,8 +111,8 @@ void MessageRoundAnnouncer::ring(std::uint64_t round) {
   SendOptions options;
   options.tag = kTag;
   for (const auto& peer : peers_) {
-    // A peer takes rings between rounds only. To wait here for one of an earlier round, with this round begun, could be
-    // to wait for a peer that waits for this rank.
+    // A peer receives rings between rounds only. Waiting here for an earlier ring, when this round has begun, could be
+    // a deadlock with a peer that waits for this rank.
     while (!peer->rings.empty() && peer->rings.front().send.done()) {
       peer->rings.front().send.wait();
       peer->rings.pop_front();
@@ -151,14 +151,14 @@ namespace {
 
 constexpr std::size_t kWordBits = 64;
 
-// Flags of the first word. It is combined by "and" like the bits, so what any rank says is found in its complement.
+// Flags of the first word. The word is combined by "and", like the bits, so a flag is sent as a zero bit.
 constexpr std::uint64_t kNews = 1;    // names are described
-constexpr std::uint64_t kCensus = 2;  // asks for the names that each rank lacks
+constexpr std::uint64_t kCensus = 2;  // requests an exchange of the names that ranks lack
 constexpr std::uint64_t kEnd = 4;     // a rank shuts down
 
 constexpr std::size_t kMostStalls = 256;
 
-/// A rank's part in an exchange of descriptions.
+/// A name in an exchange of descriptions.
 struct Description {
   std::string name;
   Signature signature;
@@ -167,7 +167,7 @@ struct Descriptions {
   bool joins = false;
   std::vector<Description> all;
 };
-/// And to one about what waits too long.
+/// A rank's part in an exchange about names that wait too long.
 struct Census {
   std::vector<std::uint64_t> words;
   std::vector<Stalled> stalled;
@@ -211,7 +211,7 @@ EngineCore::Contribution EngineCore::contribute() {
   stirred_ = false;
   if (join_ && !join_announced_) {
     join_announced_ = own.joins = true;
-    // Joined ranks set all bits, so what this one still waits for has to be described: then the others know.
+    // Joined ranks set all bits, so this rank's outstanding requests are described, for the others to distinguish.
     for (std::size_t slot = 0; slot < by_slot_.size(); ++slot) {
       if (PendingPtr pending = clear_slot(slot)) {
         pending->stage = Pending::Stage::New;
@@ -238,7 +238,7 @@ std::vector<std::uint64_t> EngineCore::combine(const Contribution& own) {
   options.timeout = operation_timeout();
   Work work = comm_.all_reduce(std::span(all), options);
   rounds_.fetch_add(1, std::memory_order_relaxed);
-  if (!work.done()) {  // some rank may be asleep
+  if (!work.done()) {  // a rank may be asleep
     announcer_->ring(round_);
     rings_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -283,7 +283,7 @@ EngineCore::PendingPtr EngineCore::clear_slot(std::size_t slot) {
   return std::exchange(by_slot_[slot], nullptr);
 }
 
-/// A slot has been freed: who had set its bit describes the name in the next round.
+/// Handles a freed slot: if this rank had set its bit, it describes the name in the next round.
 void EngineCore::demote(const Cache::Freed& freed) {
   PendingPtr pending = clear_slot(freed.slot);
   if (!pending) return;
@@ -297,7 +297,7 @@ void EngineCore::free_slot(const std::string& name) {
   if (const auto freed = cache_.erase(name)) demote(*freed);
 }
 
-/// This rank's request for a name in the table; null if it has joined and made none.
+/// Returns this rank's request for a name in the table; null if this rank has joined and made no request.
 EngineCore::PendingPtr EngineCore::take_described(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(name);
@@ -314,13 +314,13 @@ void EngineCore::enter_descriptions(const Contribution& own) {
   for (int rank = 0; rank < size_; ++rank) {
     auto theirs = value_or_throw(codec::decode<Descriptions>(all[static_cast<std::size_t>(rank)]));
     for (Description& one : theirs.all) {
-      free_slot(one.name);  // its operation is no longer the one that all ranks request
+      free_slot(one.name);  // the cached operation is not what all ranks request now
       table_.add(rank, one.name, std::move(one.signature));
     }
     if (!theirs.joins) continue;
     joined_[static_cast<std::size_t>(rank)] = true;
     last_joined_ = rank;
-    // The others have announced all that they wait for; now this rank's bits are to complete it.
+    // The others have announced all outstanding names, which this rank's bits now complete.
     if (rank == rank_) stirred_ = true;
   }
 }
@@ -400,7 +400,7 @@ void EngineCore::take_census(const Contribution& own) {
       if (present) stall.present.push_back(rank);
       if (!present && !joined_[index]) stall.missing.push_back(rank);
     }
-    if (stall.missing.empty() || stall.present.empty()) continue;  // it has become ready in this round
+    if (stall.missing.empty() || stall.present.empty()) continue;  // the name has become ready in this round
     if (one.expired) {
       fail_expired(stall);
     } else {
@@ -418,7 +418,7 @@ void EngineCore::take_census(const Contribution& own) {
   }
 }
 
-/// Every rank forgets the name; waiting ones get the error.
+/// Removes the name on every rank; ranks that wait get the error.
 void EngineCore::fail_expired(const Stall& stall) {
   PendingPtr own = take_described(stall.name);
   {

@@ -1,5 +1,5 @@
-// Lets a rank that enters a round wake those that sleep. The interface is small so that a core with a cheaper way can
-// take the place of messages. A RoundAnnouncer belongs to the engine's thread; only `Wakeup` is shared.
+// Lets a rank that enters a round wake sleeping ranks. The interface is small, so that a core with a cheaper mechanism
+// can replace the messages. A RoundAnnouncer belongs to the engine's thread; only `Wakeup` is shared.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -17,24 +17,24 @@ namespace cohort::named {
 
 /// Wakes an engine's sleeping thread for users' requests, peers' announcements and the clock. Any thread may notify.
 ///
-/// Requests come in bursts. After a round the thread lingers: requests do not wake it then, so that many of them are
-/// found together, unless somebody waits for one.
+/// Requests come in bursts. After a round the thread lingers: requests do not wake it then, so that it finds many of
+/// them together, unless a thread waits for a request.
 class Wakeup {
  public:
   /// Wakes the engine's thread: a peer has begun a round, or the engine ends.
   void notify();
-  /// A request has come that nobody waits for yet.
+  /// Notes a new request that nobody waits for yet.
   void request();
-  /// Somebody waits for a request until `relax`: there is no lingering meanwhile.
+  /// Notes that a thread waits for a request, until `relax`: the engine does not linger meanwhile.
   void urge() {
     ++urgent_;
     if (lingering_) end_lingering();
   }
   void relax() noexcept { --urgent_; }
 
-  /// Returns once it has been notified since the last return, or at `limit`.
+  /// Blocks until a notification or request since the last return, or until `limit`.
   void wait_until(std::chrono::steady_clock::time_point limit);
-  /// The same, for a moment, unless somebody is in a hurry; requests do not end it.
+  /// Blocks for `moment`; only a notification or `urge` ends the wait early, not a request.
   void linger(std::chrono::nanoseconds moment);
 
  private:
@@ -44,7 +44,7 @@ class Wakeup {
   std::condition_variable changed_;
   bool notified_ = false;
   bool requested_ = false;
-  // Both sides write theirs and then read the other's, in sequential order: one of them sees it.
+  // Each side writes its variable, then reads the other's, in sequential order: at least one sees the other's write.
   std::atomic<bool> lingering_{false};
   std::atomic<int> urgent_{0};
 };
@@ -52,20 +52,20 @@ class Wakeup {
 class RoundAnnouncer {
  public:
   virtual ~RoundAnnouncer() = default;
-  /// Tells all peers that this rank has entered round `round`, from 1. Never waits: they may take it only after the
-  /// round.
+  /// Tells all peers that this rank has entered round `round`, from 1. Never waits: peers may receive this only after
+  /// the round.
   virtual void ring(std::uint64_t round) = 0;
-  /// The highest round that a peer has rung for so far; 0 before the first. Throws what ended the communicator.
+  /// Returns the highest round that a peer has announced, at first 0. Throws the error that ended the communicator.
   virtual std::uint64_t heard() = 0;
-  /// Every rank calls it, in the same round, as the last call. Ends the communicator if a peer does not come by
+  /// Every rank makes this its last call, in the same round. Ends the communicator if a peer does not call within
   /// `limit`.
   virtual void close(std::chrono::milliseconds limit) = 0;
 };
 
-/// Over `send` and `recv`: one receive from each peer is always outstanding, which also notices that a peer dies.
+/// Uses `send` and `recv`: one receive from each peer is always outstanding, which also detects that a peer dies.
 class MessageRoundAnnouncer final : public RoundAnnouncer {
  public:
-  /// `wakeup` is notified whenever something has come.
+  /// `wakeup` is notified of every message received.
   MessageRoundAnnouncer(Communicator comm, std::shared_ptr<Wakeup> wakeup);
   ~MessageRoundAnnouncer() override;
   MessageRoundAnnouncer(const MessageRoundAnnouncer&) = delete;
@@ -85,14 +85,14 @@ class MessageRoundAnnouncer final : public RoundAnnouncer {
     bool closed = false;
     std::uint64_t incoming = 0;
     Work receive;
-    std::deque<Ring> rings;  // that are not over: where the peer has not looked for long, several
+    std::deque<Ring> rings;  // unfinished sends; several if the peer has not received for long
   };
   void listen(Peer& peer);
   void take(Peer& peer);
 
   Communicator comm_;
   const std::shared_ptr<Wakeup> wakeup_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // their addresses are with the receives
+  std::vector<std::unique_ptr<Peer>> peers_;  // by pointer, since receives hold their addresses
   std::uint64_t heard_ = 0;
 };
 

@@ -89,10 +89,10 @@ std::optional<Error> refused_by_joined(const Agreed& operation, const std::vecto
   const bool needs_all =
       operation.common.needs_all_ranks || kind == Kind::ReduceScatter || kind == Kind::AllToAll || kind == Kind::Group;
   const bool root_joined = kind == Kind::Broadcast && joined[static_cast<std::size_t>(operation.common.root)];
-  // There is nothing that these factors turn into a neutral element.
+  // With some factors no contribution is neutral after scaling.
   const double prescale = operation.common.prescale;
   const ReduceOp op = operation.common.op;
-  // Integers are scaled before neutral elements come in.
+  // Integers are scaled before neutral elements are filled in, and so always have one.
   const bool scales = kind == Kind::AllReduce && is_scalable(operation.common.dtype);
   const bool no_neutral = scales && ((op == ReduceOp::Product && prescale != 1) ||
                                      ((op == ReduceOp::Min || op == ReduceOp::Max) && prescale == 0));
@@ -222,7 +222,7 @@ std::vector<Batch> plan_fusion(std::span<const AgreedPtr> ready, std::size_t thr
     std::size_t bytes;
   };
   std::vector<Batch> batches;
-  std::vector<Open> open;  // batches that more may go into: one for each that is alike
+  std::vector<Open> open;  // batches that can take more operations, one for each kind
   for (std::size_t i = 0; i < ready.size(); ++i) {
     if (!fusible(*ready[i])) {
       batches.push_back({i});

@@ -35,7 +35,7 @@ Request broadcast(std::string name, std::vector<T>& data, int root) {
   return request;
 }
 
-/// all_gather, reduce_scatter and all_to_all of rows of `row` elements.
+/// Makes an all_gather, reduce_scatter or all_to_all of rows of `row` elements.
 template <class T>
 Request by_rows(Kind kind, std::string name, const std::vector<T>& data, std::int64_t row = 1,
                 std::vector<std::int64_t> splits = {}) {
@@ -64,7 +64,7 @@ std::vector<T> values_of(const Outcome& outcome) {
   return {first, first + count};
 }
 
-/// The error that waiting gives; the test fails where there is none.
+/// Returns the error that waiting throws; the test fails if there is none.
 inline Error error_of(Handle handle) {
   try {
     handle.wait();
@@ -77,14 +77,14 @@ inline Error error_of(Handle handle) {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// Runs `body` on ranks that have an engine each.
+/// Runs `body` on ranks with an engine each.
 inline void with_engines(int size, const std::function<void(Engine&)>& body, const EngineOptions& options = {}) {
   run_on_threads(size, [&](Communicator comm) {
     Engine engine(std::move(comm), options);
     try {
       body(engine);
       engine.submit(barrier("end of the test")).wait();
-    } catch (const Error& error) {  // reported here: the engine's end makes other ranks fail before this one reports
+    } catch (const Error& error) {  // reported now, since the engine's end would make other ranks fail and report first
       ADD_FAILURE() << "rank " << engine.rank() << ": " << error.what();
       throw;
     }

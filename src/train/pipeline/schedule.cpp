@@ -43,8 +43,7 @@ void check(const Layout& layout) {
 
 namespace {
 
-/// The actions of one kind, in the order in which they come: stages of the rank, `rounds` micro-batches of each in
-/// turn.
+/// Returns the actions of one kind in order: the rank's stages in turn, each with `round` micro-batches.
 std::vector<Action> in_order(const Layout& layout, int rank, Kind kind) {
   std::vector<Action> actions;
   const int round = layout.chunks > 1 ? layout.ranks : layout.micro_batches;
@@ -59,9 +58,9 @@ std::vector<Action> in_order(const Layout& layout, int rank, Kind kind) {
   return actions;
 }
 
-/// Forwards before the first backward, the one right before it not counted.
+/// Returns the number of forwards before the first backward, not counting the one right before it.
 int warm_up(const Layout& layout, int rank) {
-  const int later = layout.ranks - rank - 1;  // ranks that a micro-batch passes before it comes back
+  const int later = layout.ranks - rank - 1;  // ranks that a micro-batch passes before its backward returns
   const int all = layout.micro_batches * layout.chunks;
   switch (layout.schedule) {
     case Schedule::GPipe: return all;
@@ -83,8 +82,8 @@ std::vector<Action> actions_of(const Layout& layout, int rank) {
   auto forward = forwards.begin();
   std::vector<Action> actions;
   for (int i = 0; i < warm_up(layout, rank); ++i) actions.push_back(*forward++);
-  // Parameters' gradients stay behind by as many micro-batches as there are ranks before this one: these have their
-  // gaps at the end, and this one has more memory left than they have.
+  // The backwards of parameters are delayed by as many micro-batches as there are ranks before this one: the ranks
+  // before have their gaps at the end, and less memory left than this rank.
   auto weights = backwards.begin();
   const auto behind = static_cast<std::ptrdiff_t>(rank);
   const auto weight = [&] {
@@ -113,7 +112,7 @@ Played play(const std::vector<std::vector<Action>>& ranks, int stages, const Dur
   std::vector<double> now(ranks.size(), 0);
   Played played;
   played.busy.assign(ranks.size(), 0);
-  // When the action may begin; below 0: what it needs has not happened.
+  // Returns when the action may begin; below 0 if an action that it needs has not happened.
   const auto begin_of = [&](int rank, const Action& action) {
     double begin = now[static_cast<std::size_t>(rank)];
     const auto after = [&](bool forward, int stage, double late) {
@@ -176,8 +175,8 @@ Expectation expect(const Layout& layout, std::span<const StageCost> stages) {
 
 namespace {
 
-/// By a power of two, which rounds nothing, to at most 1: sums and squares of the largest numbers are not finite.
-/// Layers of which none costs anything count the same.
+/// Scales the costs to at most 1, by a power of two, which rounds nothing: sums and squares of the largest numbers
+/// would not be finite. If no layer costs anything, all count the same.
 std::vector<double> scaled(std::span<const double> costs) {
   int exponent = 0;
   const double largest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
@@ -195,7 +194,7 @@ std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages
   if (stages < 1 || n < static_cast<std::size_t>(stages)) {
     raise(ErrorCode::InvalidArgument, "pipeline: {} layers cannot be cut into {} stages", n, stages);
   }
-  std::vector<double> before(n + 1, 0);  // the cost of all layers before
+  std::vector<double> before(n + 1, 0);  // the cost of all earlier layers
   for (std::size_t i = 0; i < n; ++i) {
     if (!(layers[i] >= 0) || !std::isfinite(layers[i])) {
       raise(ErrorCode::InvalidArgument, "pipeline: layer {} costs {} -- a cost is finite, and 0 or more", i, layers[i]);
@@ -203,8 +202,8 @@ std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages
   }
   const std::vector<double> costs = scaled(layers);
   for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + costs[i];
-  // best[i]: of the first i layers in so many stages, the slowest stage; of equal ones the most even cut, by the sum of
-  // squares. from[s][i]: where the last of s + 1 stages begins then.
+  // best[i]: the cost of the slowest stage when the first i layers are split into the current number of stages; among
+  // equal splits, the most even one, by the sum of squares. from[s][i]: where the last of s + 1 stages then begins.
   using Best = std::pair<double, double>;
   constexpr Best kNone{INFINITY, INFINITY};
   std::vector<Best> best(n + 1, kNone);

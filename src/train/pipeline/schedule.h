@@ -1,7 +1,7 @@
-// Schedule of each rank of a pipeline: a list of actions, in order. Between two stages on different ranks a Forward is
-// followed by sending its output to the next stage's, and a Backward or BackwardInput by sending the gradient back;
-// receives are implied in the same way. Pure. Sends do not wait for their receivers, and for each stage both forwards
-// and backwards come by ascending micro-batch, whatever the schedule: so gradients are summed in the same order.
+// Schedule of each rank of a pipeline: an ordered list of actions. Between two stages on different ranks, a Forward is
+// followed by sending its output to the next stage's rank, and a Backward or BackwardInput by sending the gradient
+// back; receives are implied in the same way. Pure. Sends do not wait for their receivers. For each stage, forwards and
+// backwards are in the order of ascending micro-batches in every schedule, so gradients are summed in the same order.
 #pragma once
 
 #include <cohort/pipeline.h>
@@ -14,8 +14,8 @@ namespace cohort::pipeline {
 enum class Kind : std::uint8_t {
   Forward,
   Backward,        ///< both parts
-  BackwardInput,   ///< the gradient of the stage's input, which the stage before waits for
-  BackwardWeight,  ///< those of its parameters
+  BackwardInput,   ///< the gradient of the stage's input, for which the stage before waits
+  BackwardWeight,  ///< the gradients of the stage's parameters
 };
 std::string_view to_string(Kind kind) noexcept;
 
@@ -26,19 +26,19 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-/// `layout` has been checked.
+/// Returns the actions of a rank. `layout` has to have been checked.
 std::vector<Action> actions_of(const Layout& layout, int rank);
-/// Forwards alone.
+/// Returns the forwards alone.
 std::vector<Action> forwards_of(const Layout& layout, int rank);
 
-/// Plays what all ranks do.
+/// Result of a simulation of all ranks.
 struct Played {
-  bool whole = true;         ///< false: a rank waits for ever; times are those until then
-  double end = 0;            ///< of the last action
-  std::vector<double> busy;  ///< by rank
+  bool whole = true;         ///< false: a rank waits for ever, and the times are those until then
+  double end = 0;            ///< time when the last action ends
+  std::vector<double> busy;  ///< busy time by rank
 };
 using Duration = std::function<double(int rank, const Action& action)>;
-/// `delay` is that of the message which the action waits for.
+/// Simulates the ranks' actions. `delay`: time that the message takes for which the action waits.
 Played play(const std::vector<std::vector<Action>>& ranks, int stages, const Duration& duration,
             const Duration& delay = {});
 

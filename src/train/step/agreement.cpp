@@ -62,7 +62,7 @@ Agreement::Sums Agreement::sums() const {
   return sums;
 }
 
-// The mean of squares is the square of the mean only where all are equal.
+// The mean of squares equals the square of the mean only if all numbers are equal.
 void Agreement::require(Ranks& ranks, std::span<const double> sums, const char* where) const {
   const auto size = static_cast<std::uint64_t>(ranks.size());
   bool alike = true;
@@ -96,12 +96,12 @@ void Agreement::explain(Ranks& ranks, const Error& error) const {
   std::optional<Error> named;
   try {
     named = difference(ranks);
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the error before it is the one to be told
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the caller reports the original error
   }
   if (named) throw Error(*named);
 }
 
-// By sums, in which ranks that have joined take part without a word; `sizes`: digest and length of each rank's text.
+// Uses sums, in which ranks that have joined take part automatically. `sizes`: each text's digest and length.
 std::optional<Error> Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes,
                                          const std::string& text, const char* where) const {
   std::uint64_t longest = 0;

@@ -1,5 +1,5 @@
-// Decision about a step, by all ranks from what has travelled in it: the message that goes beside a step, and its
-// outcome. One thread at a time.
+// The outcome of a step, which all ranks decide alike from what they exchanged in it; and the message that is exchanged
+// beside the gradients of a step. One thread at a time.
 #pragma once
 
 #include "train/step/ranks.h"
@@ -13,23 +13,23 @@
 namespace cohort::step {
 
 enum class Outcome : std::uint8_t {
-  Accepted,   ///< what the step has prepared is kept
-  NoSamples,  ///< no rank had any: everything stays as it was
-  NotFinite,  ///< averages are not finite: whoever looks skips the step, so nothing is kept
-  Refused,    ///< an error that all ranks have: nobody has the step's averages, and nothing is kept
-  Lost,       ///< it has failed: what it has not written to stays
+  Accepted,   ///< the state that the step has prepared is kept
+  NoSamples,  ///< no rank had samples: everything stays as it was
+  NotFinite,  ///< averages are not finite: programs that check skip the step, so no state is kept
+  Refused,    ///< all ranks have an error: no rank has the step's averages, and no state is kept
+  Lost,       ///< the step has failed on this rank: state that it has not written to stays
 };
 
-/// An outcome, and what all ranks know it from: no rank decides alone.
+/// An outcome, and the source from which all ranks know it: no rank decides alone.
 class Decision {
  public:
-  /// From the step's message.
+  /// Decided from the step's message.
   static Decision by_message(Outcome outcome) noexcept { return {outcome, "message"}; }
-  /// From averages, which all ranks have alike.
+  /// Decided from averages, which are the same on all ranks.
   static Decision by_averages(Outcome outcome) noexcept { return {outcome, "averages"}; }
-  /// From an error. Of a collective or a comparison the others have it, too.
+  /// Decided from an error. If a collective or a comparison has failed, the other ranks have the error, too.
   static Decision by_error(Outcome outcome) noexcept { return {outcome, "error"}; }
-  /// Every step counts.
+  /// For methods whose every step counts.
   static Decision none() noexcept { return {Outcome::Accepted, ""}; }
 
   Outcome outcome() const noexcept { return outcome_; }
@@ -42,8 +42,8 @@ class Decision {
   std::string_view by_;
 };
 
-/// A bit for each parameter that a rank used, then flags, then words that are to be the same on all ranks, each with
-/// its complement: one bitwise "or" over the ranks says which ranks' words differ.
+/// A bit for each parameter that a rank used, then flags, then words that have to be the same on all ranks, each with
+/// its complement: a bitwise "or" over the ranks shows which words differ.
 class Message {
  public:
   Message(std::size_t parameters, std::size_t flags, std::size_t words)
@@ -53,7 +53,7 @@ class Message {
   void use(std::size_t parameter) { bits_[parameter / 64] |= std::uint64_t{1} << (parameter % 64); }
   void say(std::size_t flag) { use(parameters_ + flag); }
   void show(std::size_t word, std::uint64_t value) { show(word, value, ~value); }
-  /// Differs from all other ranks'.
+  /// Shows a word that differs from all other ranks' words.
   void show_unknown(std::size_t word) { show(word, ~std::uint64_t{0}, ~std::uint64_t{0}); }
 
   /// Collective; waits.
@@ -62,7 +62,7 @@ class Message {
               [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
   }
 
-  // Values over all ranks, once it has been exchanged.
+  // Values over all ranks, valid after `exchange`.
 
   bool used(std::size_t parameter) const { return (bits_[parameter / 64] >> (parameter % 64) & 1U) != 0; }
   bool said(std::size_t flag) const { return used(parameters_ + flag); }

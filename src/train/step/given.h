@@ -1,4 +1,4 @@
-// Values that have to be given: a struct of them does not compile where one is left out.
+// Values without a default: initialising a struct that has such members does not compile if one is left out.
 #pragma once
 
 #include <utility>
@@ -6,7 +6,7 @@
 
 namespace cohort::step {
 
-/// No default.
+/// A value without a default.
 template <class T>
 class Given {
  public:
@@ -18,13 +18,13 @@ class Given {
   T value_;
 };
 
-/// In place of a part that a method of training does not have: the reason, for whoever reads or changes the method.
+/// Stands for a part that a method of training does not have, and gives the reason to readers of the method.
 struct None {
   explicit constexpr None(const char* why) : reason(why) {}
   const char* reason;
 };
 
-/// A part of a method, or why there is none.
+/// A part of a method, or the reason why the method does not have it.
 template <class T>
 class Part {
  public:

@@ -1,6 +1,6 @@
-// State that a method of training keeps between steps (residuals, error, Q). The step under way prepares it in place;
-// it is committed when all ranks have accepted the step, or dropped with all that came before, on all ranks, when they
-// have refused or skipped it. One thread at a time.
+// State that a method of training keeps between steps (residuals, error, Q). The step under way changes the state in
+// place. The state is committed when all ranks have accepted the step. When they have refused or skipped the step, all
+// of the state, that of earlier steps too, is dropped on all ranks. One thread at a time.
 #pragma once
 
 #include <map>
@@ -18,27 +18,27 @@ class Kept {
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
 
-  /// The step under way writes to it from here on.
+  /// Notes that the step under way writes to the state from now on.
   void prepare() noexcept { prepared_ = true; }
   void commit() noexcept { prepared_ = false; }
   void drop() {
     prepared_ = false;
     clear();
   }
-  /// The step has failed on this rank: what it has not written to is that of the step before.
+  /// Drops the state if the failed step has written to it; otherwise the state is still that of the step before.
   void lose() {
     if (prepared_) drop();
   }
 
  protected:
-  /// To other memory: operations of a step that has failed may still write to what they were given.
+  /// Clears the state by moving it to new memory: operations of a failed step may still write to the old memory.
   virtual void clear() = 0;
 
  private:
   bool prepared_ = false;
 };
 
-/// Values by name, as they are saved and restored.
+/// State by name, which is saved and restored.
 template <class T>
 class KeptByName final : public Kept {
  public:
@@ -51,9 +51,9 @@ class KeptByName final : public Kept {
     unclaimed_.clear();
     for (const auto& [name, value] : values_) unclaimed_.insert(name);
   }
-  /// Whether it was restored, and nobody has asked for it since; claimed now.
+  /// Returns whether the name was restored and not claimed since; it is claimed now.
   bool claim(const std::string& name) { return unclaimed_.erase(name) != 0; }
-  /// A restored name that nobody has claimed.
+  /// Returns a restored name that nobody has claimed, if there is one.
   std::optional<std::string> unclaimed() const {
     return unclaimed_.empty() ? std::nullopt : std::optional(*unclaimed_.begin());
   }

@@ -1,7 +1,7 @@
-// A method of training, and the step as a transaction: the one owner of what a step must not forget. A method says four
-// things, or why it does not have one of them: what is trained, what must agree, what is decided, what is kept. A
-// struct that leaves one out does not compile; a method that says it and does not do it is refused by name in its first
-// step. One thread at a time.
+// A method of training, and the step as a transaction, which makes sure that a method forgets no part of a step. A
+// method declares four parts, or why it lacks one: what is trained, what must agree, how a step is decided, what is
+// kept. Code that leaves out a part does not compile. A method that declares a part and does not use it gets an error
+// with its name in its first step. One thread at a time.
 #pragma once
 
 #include "train/step/agreement.h"
@@ -19,9 +19,9 @@
 
 namespace cohort::step {
 
-/// The names of what a method keeps between steps; `Transaction::keep` shows it.
+/// The names of the states that a method keeps between steps; each is passed to `Transaction::keep`.
 using KeptNames = std::vector<std::string>;
-/// Source from which all ranks know whether a step counts: "message", "averages"; errors always do.
+/// Source from which all ranks know whether a step counts: "message" or "averages". An error always decides.
 struct DecidedBy {
   const char* what;
 };
@@ -39,18 +39,18 @@ class Transaction {
   explicit Transaction(Method method);
 
   const std::string& name() const noexcept { return *method_.name; }
-  /// Throw Internal where the method says that it has none.
+  /// These throw Internal if the method declares that it lacks the part.
   Trained& trained();
   Agreement& agreement();
-  /// Under one of the method's names, in place of what it had there; null: nothing of it now.
+  /// Sets the state under one of the method's names, replacing an earlier one. Null: there is no such state now.
   void keep(const std::string& name, std::shared_ptr<Kept> kept);
 
-  /// A step has ended: what is kept is committed, dropped or stays. Throws Internal, which names method and part, where
-  /// the first step that was accepted has left out what the method says.
+  /// Ends a step: kept state is committed, dropped or left alone. Throws Internal, naming method and part, if the first
+  /// accepted step has not used a part that the method declares.
   void end(Decision decision);
-  /// A step that another process has begun, and of which all ranks have the averages, ends here: it is not the first.
+  /// Notes that a step which another process began, and whose averages all ranks have, ends here: it is not the first.
   void resume() noexcept { resumed_ = true; }
-  /// The last step ended in an error that all ranks have, and nobody has its averages.
+  /// True if the last step ended in an error that all ranks have, so that no rank has its averages.
   bool last_refused() const noexcept { return last_ == Outcome::Refused; }
 
  private:

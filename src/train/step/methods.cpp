@@ -6,7 +6,7 @@ Method data_parallel(bool divided) {
   using enum Meaning;
   const Meaning change = divided ? Refused : TakenIn;
   return {.name = std::string("DistributedDataParallel"),
-          .trained = Meanings{.frozen = Rebased,  // it is a parameter that nobody uses
+          .trained = Meanings{.frozen = Rebased,  // a frozen parameter is treated as one that nobody uses
                               .thawed = change,
                               .added = change,
                               .removed = change,
@@ -41,12 +41,12 @@ Method sharded() {
 Method local_steps() {
   using enum Meaning;
   return {.name = std::string("DiLoCo, LocalSGD"),
-          .trained = Meanings{.frozen = Rebased,  // averaged as before
+          .trained = Meanings{.frozen = Rebased,  // a frozen parameter is averaged as before
                               .thawed = Refused,
                               .added = Refused,
                               .removed = Refused,
                               .replaced = Refused,
-                              .cast = Rebased,  // what ranks have alike keeps the first type
+                              .cast = Rebased,  // the values that are equal on all ranks keep the first type
                               .moved = Rebased},
           .agreed = Difference{"DiLoCo, LocalSGD", "options", "give the same on all ranks"},
           .decided = DecidedBy{"averages"},

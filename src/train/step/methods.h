@@ -1,12 +1,12 @@
-// Registrations of the methods of training: the one table of them, for C++ and Python. A method that is not here is
-// given by whoever makes its Transaction.
+// The table of the methods of training, for C++ and Python. Code that uses a method which is not listed here passes its
+// own Method to Transaction.
 #pragma once
 
 #include "train/step/method.h"
 
 namespace cohort::step {
 
-/// nn::DistributedDataParallel. Which parameters there are is fixed where training state is `divided`.
+/// nn::DistributedDataParallel. If training state is `divided`, the set of parameters is fixed.
 Method data_parallel(bool divided);
 /// nn::PowerSGDState.
 Method power_sgd();

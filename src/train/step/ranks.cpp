@@ -16,7 +16,7 @@
 namespace cohort::step {
 namespace {
 
-// The Work's destructor waits, so what it works on may go after it; unless a stream waits for it.
+// The Work's destructor waits before its memory is freed; if a stream waits instead, a callback keeps the memory.
 class PendingWork final : public Pending {
  public:
   PendingWork(Work work, std::shared_ptr<const void> keep) : keep_(std::move(keep)), work_(std::move(work)) {}
@@ -80,10 +80,10 @@ namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 
-// Compared values are exchanged by minima, sums and broadcasts: in those, ranks that have joined take part without a
-// word. All ranks come to the same decisions, since they see the same numbers.
+// Compared values are exchanged by minima, sums and broadcasts, in which ranks that have joined take part
+// automatically. All ranks reach the same decisions, since they see the same numbers.
 
-// Whether the words are the same on all ranks: a minimum of them and of their complements.
+// Returns, for each word, whether it is the same on all ranks: by a minimum of the words and of their complements.
 std::vector<bool> same_on_all_ranks(Ranks& ranks, const std::vector<std::uint64_t>& words) {
   std::vector<std::uint64_t> least = words;
   for (const std::uint64_t word : words) least.push_back(~word);
@@ -95,7 +95,7 @@ std::vector<bool> same_on_all_ranks(Ranks& ranks, const std::vector<std::uint64_
 }
 
 struct Sides {
-  std::vector<int> most;  // the largest group of ranks that agree; of several, the one with the lowest rank
+  std::vector<int> most;  // the largest group of ranks that agree; among equals, that with the lowest rank
   std::vector<int> odd;   // all others
   bool is_majority = false;
 };
@@ -135,7 +135,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-// The first byte in which `mine` differ from those of `root`; their number if there is none.
+// Returns the position of the first byte in which `mine` differs from the root's bytes; mine.size() if no byte differs.
 std::size_t first_difference(Ranks& ranks, std::span<const std::uint8_t> mine, int root) {
   std::vector<std::uint8_t> chunk(std::min(kChunkBytes, mine.size()));
   std::size_t first = mine.size();

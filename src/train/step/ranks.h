@@ -1,6 +1,6 @@
-// How training reaches the other ranks: a Communicator, and what a language needs around its operations (Python lets
-// others run while it waits, and keeps what an operation reads when nobody waits any more). And a question to them,
-// collective: do all hold the same values, to the bit? One thread at a time.
+// Interface through which training reaches the other ranks: a Communicator, and what a language needs around its
+// operations (Python releases the interpreter lock while it waits, and keeps an operation's memory alive when nobody
+// waits any more). Also a collective check that all ranks hold the same values, to the bit. One thread at a time.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -18,15 +18,15 @@
 
 namespace cohort::step {
 
-/// An operation under way. Its end does not depend on this object, but what it reads and writes may.
+/// An operation under way. The operation ends even if this object is dropped, but its memory may depend on the object.
 class Pending {
  public:
   virtual ~Pending() = default;
   /// Throws the operation's error.
   virtual void wait() = 0;
-  /// As Work::synchronize.
+  /// Does what Work::synchronize does.
   virtual void synchronize(const Device& stream) = 0;
-  /// As Work::finite.
+  /// Returns what Work::finite returns.
   virtual std::optional<bool> finite() const = 0;
 };
 
@@ -40,10 +40,10 @@ class Ranks {
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
   virtual Memory allocate(std::size_t bytes) = 0;
-  /// `keep`: what the operation works on. Lives until it has ended, also if the Pending is dropped before.
+  /// `keep` owns the operation's memory. It lives until the operation ends, even if the Pending is dropped before.
   virtual std::unique_ptr<Pending> start(const char* name, const Start& start, std::shared_ptr<const void> keep) = 0;
 
-  /// `start(comm, span)` over values that this may give another home meanwhile; waits.
+  /// Runs `start(comm, span)` over the values, and waits. The values are moved to other memory meanwhile.
   template <class T, class Function>
   void run(const char* name, std::vector<T>& values, const Function& start) {
     const auto shared = std::make_shared<std::vector<T>>(std::move(values));
@@ -52,29 +52,29 @@ class Ranks {
         ->wait();
     values = std::move(*shared);
   }
-  /// Origin that errors name.
+  /// Returns the context that errors name: rank, host and operation.
   ErrorContext where(const char* operation) const;
 };
 
-/// Row r: what rank r brings, as many words on all ranks; empty for a rank that has joined. Collective; waits. A sum,
-/// in which ranks that have joined take part without a word.
+/// Returns all ranks' words: row r has those of rank r, and is empty if the rank has joined. All ranks pass equally
+/// many words. Collective; waits. Implemented as a sum, in which ranks that have joined take part automatically.
 std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine);
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);
 
-/// The position of an element with this number, in a tensor of these sizes.
+/// Returns the position of element number `index` in a tensor of these sizes.
 std::vector<std::int64_t> position_of(std::int64_t index, std::span<const std::int64_t> sizes);
 
-/// Values of any type, one after the other in the order of the dimensions.
+/// Values of any type, contiguous in row-major order.
 struct NamedValues {
   std::string name;
   std::vector<std::int64_t> sizes;
   std::size_t element_size = 1;
   std::span<const std::uint8_t> bytes;
-  std::function<std::string(std::int64_t)> text;  ///< of the element with this number; empty: its bits say it
+  std::function<std::string(std::int64_t)> text;  ///< text of the element with this number; empty: its bits are shown
 };
 
-/// Collective; waits. As <cohort/torch/same_parameters.h> says. `step` is for the message; -1: none.
+/// Collective; waits. See <cohort/torch/same_parameters.h>. `step` is for the message; -1: none.
 void require_same_parameters(Ranks& ranks, std::span<const NamedValues> values, std::int64_t step);
 
 }  // namespace cohort::step

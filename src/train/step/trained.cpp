@@ -49,7 +49,7 @@ std::vector<Change> Trained::compare(const std::vector<Shown>& now) const {
     }
     const Shown& old = *found->second;
     before.erase(found);
-    // One event each; what says most first.
+    // Each parameter gets one event: the most significant one.
     if (old.sizes != one.sizes || (old.identity != one.identity && old.type == one.type && old.device == one.device)) {
       changes.push_back({Event::Replaced, one.name, {}, {}});
     } else if (old.type != one.type) {

@@ -1,5 +1,5 @@
-// Trained parameters and buffers by name, as a framework's adapter shows them. Differences from the last look come as
-// events, each of which has one meaning for a method of training. One thread at a time.
+// Trained parameters and buffers by name, as a framework's adapter reports them. Each change since the last report is
+// an event, to which a method of training gives one meaning. One thread at a time.
 #pragma once
 
 #include "train/step/given.h"
@@ -13,8 +13,8 @@ namespace cohort::step {
 
 struct Shown {
   std::string name = {};
-  const void* identity = nullptr;  ///< the tensor's; whoever shows it holds it, so that no other one gets its address
-  std::string type = {}, device = {};  ///< as the framework names them
+  const void* identity = nullptr;      ///< the tensor's address; the adapter keeps the tensor, so the address is unique
+  std::string type = {}, device = {};  ///< the framework's names for them
   std::vector<std::int64_t> sizes = {};
   bool requires_grad = true;
 };
@@ -28,9 +28,9 @@ struct Change {
 };
 
 enum class Meaning : std::uint8_t {
-  TakenIn,  ///< trained as it is from this step on, and compared over the ranks first
-  Rebased,  ///< nothing has to be done: what is kept of it goes on
-  Refused,  ///< InvalidArgument, which names it
+  TakenIn,  ///< the parameter is trained as it is from this step on, after it has been compared over the ranks
+  Rebased,  ///< nothing has to be done: the parameter's kept state stays valid
+  Refused,  ///< the change is an InvalidArgument error, which names the parameter
 };
 
 struct Meanings {
@@ -42,10 +42,10 @@ class Trained {
  public:
   explicit Trained(const Meanings& meanings) : meanings_(meanings) {}
 
-  /// Takes what is trained now. Returns the changes since the last call, in the order of names as shown; empty in the
-  /// first call. Throws InvalidArgument, and changes nothing, where one is refused; "{advice}" ends the text.
+  /// Stores what is trained now. Returns the changes since the last call, those of `now` in order, then removals; none
+  /// in the first call. Throws InvalidArgument, and changes nothing, if a change is refused; `advice` ends the text.
   std::vector<Change> update(std::vector<Shown> now, const char* where, const char* advice);
-  /// An adapter has looked, and all is as it was.
+  /// Notes that an adapter has looked and found no change.
   void unchanged() noexcept { ++looks_; }
   const std::vector<Shown>& table() const noexcept { return table_; }
   std::int64_t looks() const noexcept { return looks_; }

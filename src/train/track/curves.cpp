@@ -32,7 +32,7 @@ class SeriesReader {
  public:
   RunSeries read(const RecordLines& record) {
     for (const RecordLine& line : record.events) take(line);
-    // An epoch's own mean of the training loss would only repeat what the steps say.
+    // An epoch's mean training loss is used only if no steps have logged losses.
     if (found_.of("train_loss").empty() && !epoch_losses_.empty()) {
       found_.values["train_loss"][-1] = std::move(epoch_losses_);
     }
@@ -43,7 +43,7 @@ class SeriesReader {
 
  private:
   struct Clock {
-    double now = kUnknown;  // of the last line
+    double now = kUnknown;  // time of the last line
     double origin = kUnknown;
     double seconds() const { return now - origin; }
   };
@@ -51,7 +51,7 @@ class SeriesReader {
   void tick(const RecordLine& line) {
     const double time = line.time.value_or(clock_.now);
     if (std::isnan(clock_.origin)) clock_.origin = time;
-    // Nobody trained between the last line and this one.
+    // The time between the last line and a start is left out, since nothing was trained.
     if (line.event == "start" && !std::isnan(clock_.now)) clock_.origin += time - clock_.now;
     clock_.now = time;
   }
@@ -83,7 +83,7 @@ class SeriesReader {
     for (const char* const name : {"test_loss", "train_accuracy", "test_accuracy"}) add(line, name);
   }
 
-  /// It stands where the run was then: only few of them know a step, and none an epoch.
+  /// Places a warning where the run was then: few warnings have a step, and none has an epoch.
   void take_warning(const RecordLine& line) {
     Sample at = last_;
     at.seconds = clock_.seconds();
@@ -111,7 +111,7 @@ class SeriesReader {
             .seconds = clock_.seconds(),
             .value = value};
   }
-  /// How far the run was by the last line that said so.
+  /// Updates the position of the run from a line that has one.
   void follow(const RecordLine& line) {
     if (const auto step = line.number("step")) last_.step = *step;
     if (const auto epoch = line.number("epoch")) last_.epoch = *epoch;
@@ -168,7 +168,7 @@ bool is_usual(std::string_view name) {
 }
 
 constexpr std::string_view kLoss = "_loss", kAccuracy = "_accuracy";
-/// In one of the first two panels.
+/// Returns whether the name is drawn in one of the first two panels.
 bool has_place(std::string_view name) { return is_usual(name) || name.ends_with(kLoss) || name.ends_with(kAccuracy); }
 
 const char* label_of(Over over) { return over == Over::Epoch ? "epoch" : over == Over::Step ? "step" : "seconds"; }
@@ -214,7 +214,7 @@ void add_marks(Figure& figure, const RunSeries& run, Over over) {
   if (warned) figure.subtitle += fmt::format("; {}red: warnings", resumed ? "" : "dashed ");
 }
 
-/// "valid_loss" beside those of training and test.
+/// Adds names like "valid_loss" beside those of training and test.
 void add_of_kind(Panel& panel, const RunSeries& run, Over over, std::string_view kind) {
   for (const auto& [name, of_ranks] : run.values) {
     if (is_usual(name) || !name.ends_with(kind) || run.of(name).empty()) continue;
@@ -224,7 +224,7 @@ void add_of_kind(Panel& panel, const RunSeries& run, Over over, std::string_view
   }
 }
 
-/// Adds what was logged under other names than those of losses and accuracies.
+/// Adds panels of the names that are neither losses nor accuracies.
 void add_logged(Figure& figure, const RunSeries& run, Over over) {
   std::size_t panels = 0, names = 0;
   for (const auto& [name, of_ranks] : run.values) {
@@ -258,7 +258,7 @@ std::string sizes_of(const RunSeries& run) {
   return fmt::format("{} {}", sizes, run.sizes.size() == 1 && run.sizes.back() == 1 ? "process" : "processes");
 }
 
-/// The usual ones first.
+/// Returns the names of all runs, the usual ones first.
 std::vector<std::string> names_of(const std::vector<NamedRun>& runs) {
   std::set<std::string> there;
   for (const NamedRun& run : runs) {
@@ -280,7 +280,7 @@ Over common_over(const std::vector<NamedRun>& runs) {
                                                                                                            : Over::Step;
 }
 
-/// The last sample of the run, or the mean of the ranks' last ones.
+/// Returns the last sample of the run, or the mean of the ranks' last samples.
 std::optional<Sample> end_of(const RunSeries& run, const std::string& name) {
   if (const auto& samples = run.of(name); !samples.empty()) return samples.back();
   const auto found = run.values.find(name);
@@ -298,7 +298,7 @@ std::optional<Sample> end_of(const RunSeries& run, const std::string& name) {
   return mean;
 }
 
-/// Value of the last sample up to `x`, where both runs have been.
+/// Returns the value of the last sample up to `x`, which both runs have reached.
 std::optional<double> value_at(const RunSeries& run, const std::string& name, double x, Over over) {
   std::optional<double> value;
   for (const Sample& sample : run.of(name)) {
@@ -334,7 +334,7 @@ Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
   if (!test.points.empty()) loss.curves.push_back(std::move(test));
   add_of_kind(loss, run, over, kLoss);
   const auto is_empty = [](const Curve& curve) { return curve.points.empty(); };
-  const bool nothing = run.values.empty();  // yet: the panels say so
+  const bool nothing = run.values.empty();  // no values yet, which the empty panels show
   const auto wants = [&](const Panel& panel) {
     return nothing || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
   };

@@ -1,6 +1,6 @@
-// The values of a run over its steps, by name, as pictures and tables of it show them. Values and pure functions; any
-// thread may use them.
-// From runs to a figure of their curves, and to a table of their end values. Pure: any thread may call.
+// The values of a run over its steps, by name, for figures and tables. Values and pure functions; any thread may use
+// them.
+// Makes figures of runs' curves, and tables of their end values. Pure: any thread may call.
 #pragma once
 
 #include "base/terminal.h"
@@ -15,16 +15,16 @@
 
 namespace cohort::track {
 
-/// Axis that values stand over; time is that of the run, without what passed between its end and its being resumed.
+/// Horizontal axis of values. Time is the run's own, without the time between its end and its resumption.
 enum class Over { Epoch, Step, Time };
 
-/// NaN: not known.
+/// A value and its position; NaN if not known.
 struct Sample {
   double step = 0, epoch = 0, seconds = 0, value = 0;
   double at(Over what) const noexcept { return what == Over::Epoch ? epoch : what == Over::Step ? step : seconds; }
 };
 
-/// Something that happened to the run.
+/// An event of the run.
 struct Happening {
   enum class Kind { Resumed, Warned } kind = Kind::Resumed;
   Sample at = {};  ///< without a value
@@ -33,23 +33,23 @@ struct Happening {
 
 struct RunSeries {
   std::string program = "run", job;
-  std::vector<double> sizes;  ///< ranks, of each part of the run
-  /// By name, and by rank where they are of one rank alone; -1: of the run. Losses and accuracies have one name each,
-  /// however the program calls them: train_loss, test_loss, train_accuracy, test_accuracy.
+  std::vector<double> sizes;  ///< number of ranks in each part of the run
+  /// Values by name and rank; rank -1: values of the whole run. Losses and accuracies have fixed names, whatever the
+  /// program calls them: train_loss, test_loss, train_accuracy, test_accuracy.
   std::map<std::string, std::map<std::int64_t, std::vector<Sample>>> values;
   std::vector<Happening> happened;
-  std::size_t damaged = 0;  ///< lines
+  std::size_t damaged = 0;  ///< number of damaged lines
 
-  /// Samples of the run; empty if there are none.
+  /// Returns the whole run's samples of a name; empty if there are none.
   const std::vector<Sample>& of(const std::string& name) const;
-  /// Whether every value can stand over this.
+  /// Returns whether every value has a position on this axis.
   bool has(Over what) const;
 };
 
-/// After a `resume` at step S, what earlier lines say of later steps counts no more: it was done again.
+/// Collects a record's series. A `resume` at step S drops earlier values of later steps, which are repeated.
 RunSeries series_of(const RecordLines& record);
 
-/// Losses and accuracies, and a panel for each other name that was logged; by default over epochs, or over steps where
+/// Makes panels of losses and accuracies, and one for each other logged name; by default over epochs, or over steps if
 /// the record has no epochs.
 Figure figure_of(const RunSeries& run, std::optional<Over> over = {});
 
@@ -58,13 +58,13 @@ struct NamedRun {
   RunSeries run;
 };
 
-/// Likewise of several runs: a panel for each name, in it a curve for each run.
+/// Like figure_of for several runs: a panel for each name, with a curve for each run.
 Figure compare(const std::vector<NamedRun>& runs, std::optional<Over> over = {});
 
-/// A line for each name and run: what it ended with, how far that is from the first run's, and its course in small.
+/// Makes a line for each name and run: the end value, its difference from the first run's, and a sparkline.
 std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& style, std::optional<Over> over = {});
 
-/// Each character stands for a part of the values, by their mean: lowest to highest. What is not finite is left out.
+/// Draws the values in characters, each showing the mean of a part of the values. Non-finite values are left out.
 std::string sparkline(const std::vector<double>& values, std::size_t width, bool unicode);
 
 }  // namespace cohort::track

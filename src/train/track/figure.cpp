@@ -22,7 +22,7 @@ inline constexpr double kPlotWidth = kWidth - kLeft - kRight;
 
 using Out = std::back_insert_iterator<std::string>;
 
-/// Beyond 1e300 a range could overflow.
+/// Returns whether both coordinates are below 1e300; beyond, a range could overflow.
 inline bool finite(const Point& point) { return std::abs(point.x) < 1e300 && std::abs(point.y) < 1e300; }
 
 struct Range {
@@ -35,17 +35,17 @@ struct Range {
 };
 
 void draw_text(Out out, double x, double y, std::string_view style, std::string_view text);
-/// About as wide as a sans-serif of 12 px draws it; there is no font here to ask.
+/// Estimates the width of text in a 12 px sans-serif font, since no font is available here.
 double text_width(std::string_view text);
-/// A piece of line and a name.
+/// Draws a legend's key: a short line and a name.
 void draw_key(Out out, double left, double y, std::string_view colour, std::string_view name);
 
-/// Below `top`; its title and legend above that. `x` and `marks` are those of curves.
+/// Draws a panel below `top`, with its title and legend above `top`. `x` and `marks` are for curves.
 void draw_panel(Out out, const Panel& panel, const Axis& x, const std::vector<Mark>& marks, double top);
 
 namespace {
 
-/// For text between tags and in attributes; control characters, which XML cannot hold, become U+FFFD.
+/// Escapes text for elements and attributes; control characters, which XML cannot hold, become U+FFFD.
 std::string escape_xml(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -74,7 +74,7 @@ double nice_step(double range, int wanted_ticks) {
   return nice * power;
 }
 
-// A range without extent, or so small that ticks within it could not be told apart.
+// Widens a range that is empty, or so small that its ticks could not be distinguished.
 void widen(double& low, double& high) {
   const double least = std::max({std::abs(low), std::abs(high), 1.0}) * 1e-6;
   if (high - low >= least) return;
@@ -93,7 +93,7 @@ std::string with_commas(const std::string& digits) {
   return out;
 }
 
-/// "0.25", "1,500", "2e-05": short, with as many decimals as a step of `step` needs.
+/// Returns a short label, "0.25", "1,500", "2e-05", with as many decimals as ticks at a distance of `step` need.
 std::string tick_label(double value, double step) {
   if (std::abs(value) < step * 1e-9) return "0";
   const double size = std::abs(value);
@@ -110,7 +110,7 @@ Axis Axis::around(double low, double high, Scale scale, int wanted_ticks) {
   if (scale == Scale::Log) {
     const double lowest = std::floor(std::log10(low) + 1e-9);
     const double highest = std::max(std::ceil(std::log10(high) - 1e-9), lowest + 1);
-    // Few decades get 2 and 5 as well; many decades, not each.
+    // With few decades, 2 and 5 get ticks, too; with many decades, not every decade gets a label.
     const bool fine = std::log10(high / low) < 2.5;
     const double every = std::max(1.0, std::ceil((highest - lowest) / 6));
     for (double power = lowest; power <= highest; power += 1) {
@@ -120,7 +120,7 @@ Axis Axis::around(double low, double high, Scale scale, int wanted_ticks) {
       if (!fine || power == highest) continue;
       for (const double part : {2.0, 5.0}) axis.ticks_.push_back({part * decade, tick_label(part * decade, decade)});
     }
-    // Whole decades would leave much of the panel empty: stop at the data, a little beyond.
+    // Whole decades would leave much of the panel empty, so the axis ends a little beyond the data.
     axis.low_ = std::max(std::pow(10.0, lowest), low / 1.3);
     axis.high_ = std::min(std::pow(10.0, highest), high * 1.3);
     if (axis.high_ <= axis.low_ * 1.01) axis.high_ = axis.low_ * 10;
@@ -173,7 +173,7 @@ namespace {
 
 constexpr std::size_t kMostMarkers = 60;
 
-/// At most about `most` points that look the same: lowest and highest of each part, in the order of x.
+/// Returns at most about `most` points that look the same: the lowest and highest of each part, in the order of x.
 std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
   if (points.size() <= most) return points;
   std::vector<Point> out;
@@ -188,7 +188,7 @@ std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
   return out;
 }
 
-/// Centred mean over a twentieth of the points, at most 400 of them.
+/// Returns the centred mean over a twentieth of the points, at about 400 positions.
 std::vector<Point> smoothed(const std::vector<Point>& points) {
   std::vector<double> sums(points.size() + 1, 0.0);
   for (std::size_t i = 0; i < points.size(); ++i) sums[i + 1] = sums[i] + points[i].y;
@@ -243,7 +243,7 @@ Axis y_axis(const Panel& panel, const Range& range) {
   if (panel.from_zero) return Axis::around(std::min(range.low, 0.0), range.high, Scale::Linear, 5);
   const bool wide = panel.columns.empty() && range.low > 0 && range.high > 20 * range.low;
   if (wide) return Axis::around(range.low, range.high, Scale::Log, 5);
-  // Zero belongs to the picture where the data are not far from it.
+  // The axis includes zero if the data are not far from it.
   const double low = range.low > 0 && range.low < 0.5 * range.high ? 0 : range.low;
   return Axis::around(low, range.high, Scale::Linear, 5);
 }
@@ -266,7 +266,7 @@ void draw_axes(Out out, double top) {
                  kLeft + kPlotWidth);
 }
 
-/// Title, and at the right end of its line the legend.
+/// Draws the title, and at the right end of the same line the legend.
 void draw_head(Out out, const Panel& panel, double top) {
   draw_text(out, kLeft, top - 14, R"(class="panel")", panel.title);
   std::vector<Part> keys = panel.columns.empty() ? std::vector<Part>() : panel.parts;
@@ -328,7 +328,7 @@ void draw_curves(Out out, const Panel& panel, const Axis& x, const std::vector<M
   if (!note.empty()) draw_text(out, kLeft + kPlotWidth - 6, bottom - 9, R"(class="note" text-anchor="end")", note);
 }
 
-/// Height of a column's part that can be drawn.
+/// Returns the height of a column's part if it can be drawn, else 0.
 double height_of(double part) { return part > 0 && part < 1e300 ? part : 0; }
 
 void draw_columns(Out out, const Panel& panel, double top) {
@@ -417,7 +417,7 @@ Axis x_axis(const Figure& figure) {
       }
     }
   }
-  // Marks count too: what went wrong last is behind the last value that can be drawn.
+  // Marks are included: the last event may come after the last value that can be drawn.
   for (const Mark& mark : figure.marks) {
     if (std::abs(mark.x) < 1e300) x_range.add(mark.x);
   }
@@ -426,7 +426,7 @@ Axis x_axis(const Figure& figure) {
     if (x_range.low <= 0) x_range = {1, 2};
     return Axis::powers_of_two(x_range.low, x_range.high, 12);
   }
-  // Training begins at 0, also where the first value stands at the end of the first epoch.
+  // The axis begins at 0, as training does, also if the first value is at the end of the first epoch.
   if (x_range.low > 0 && x_range.low <= 0.2 * x_range.high + 1) x_range.low = 0;
   return Axis::exactly(x_range.low, x_range.high, 10);
 }
@@ -443,7 +443,7 @@ std::string render_svg(const Figure& shown) {
   const Axis x = x_axis(figure);
 
   double top = kTop + 8, end = kLeft;
-  std::vector<Point> keys;  // where those of the legend begin
+  std::vector<Point> keys;  // where the legend's keys begin
   for (const Part& key : figure.legend) {
     const double width = 24 + text_width(key.name);
     if (keys.empty() || end + width > kWidth - kRight) {

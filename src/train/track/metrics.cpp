@@ -22,8 +22,8 @@
 namespace cohort::track {
 namespace {
 
-// Values that all ranks log, on their way to rank 0: each round takes those that every rank has logged by then. Rounds
-// are of one thread, `add` is of any. It owns the group that it meets in.
+// Sends values that all ranks log to rank 0: each round takes the values that every rank has logged so far. One thread
+// calls `round`, any thread may call `add`. SharedValues owns its group.
 
 struct SharedEntry {
   MetricLine line;
@@ -32,21 +32,21 @@ struct SharedEntry {
 
 class SharedValues {
  public:
-  /// Every rank of `communicator` makes one; blocks, and throws what Communicator::group throws.
+  /// Every rank of `communicator` constructs a SharedValues. Blocks, and throws what Communicator::group throws.
   explicit SharedValues(Communicator& communicator);
 
   void add(SharedEntry entry);
 
   enum class Wish {
     GoOn,
-    End,   ///< as soon as all ranks wish it
-    Leave  ///< at once
+    End,   ///< end when all ranks want to end
+    Leave  ///< end now
   };
-  /// One meeting of all ranks: rank 0 gets what is complete. Throws Error when it cannot be; after that, and once
-  /// done(), there is no other.
+  /// Runs one round of all ranks; returns the complete values on rank 0. Throws Error if the round fails. Must not be
+  /// called after an error or after done().
   std::vector<MetricLine> round(Wish wish);
   bool done() const noexcept { return done_; }
-  /// Takes what this rank has logged and no round has taken, as its own values.
+  /// Takes the values that this rank has logged and no round has taken, as values of this rank alone.
   std::vector<MetricLine> take_rest();
 
  private:
@@ -54,14 +54,14 @@ class SharedValues {
 
   Communicator group_;
   bool done_ = false;
-  std::string mismatch_;  ///< of rank 0, which tells the others in the next round that there is no other
+  std::string mismatch_;  ///< rank 0's, which tells the others in the next round that it is the last
   std::mutex mutex_;
   std::deque<SharedEntry> entries_;
 };
 
 constexpr std::size_t kMostEntriesOfARound = 4096;
 
-/// Equal where ranks have logged the same steps, names and reductions.
+/// Returns a digest that is equal if ranks have logged the same steps, names and reductions.
 double digest_of(std::span<const SharedEntry> entries) {
   std::string all;
   for (const SharedEntry& entry : entries) {
@@ -69,7 +69,7 @@ double digest_of(std::span<const SharedEntry> entries) {
     for (const auto& [name, value] : entry.line.values) all.append(" ").append(name);
     all += '\n';
   }
-  // Every 52-bit number is a double of its own.
+  // A double represents every 52-bit number exactly.
   return static_cast<double>(std::hash<std::string>()(all) >> 12);
 }
 
@@ -170,9 +170,9 @@ std::vector<MetricLine> SharedValues::take_rest() {
 
 using Clock = std::chrono::steady_clock;
 
-/// Kept for a disk that is full for a while.
+/// Limit on lines that are kept while the disk is full.
 constexpr std::size_t kMostLinesKept = 100'000;
-/// Between rounds while some ranks wait for the others' end.
+/// Interval of rounds while some ranks wait for the others' end.
 constexpr auto kLastRounds = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -180,8 +180,8 @@ constexpr auto kLastRounds = std::chrono::milliseconds(20);
 struct Metrics::Impl {
   RunRecord* record;
   MetricsOptions options;
-  std::unique_ptr<SharedValues> shared;  // in a world of several ranks
-  bool alone = false;                    // in a world of one
+  std::unique_ptr<SharedValues> shared;  // set in a world of several ranks
+  bool alone = false;                    // true in a world of one
 
   std::mutex mutex;
   std::condition_variable news;
@@ -190,7 +190,7 @@ struct Metrics::Impl {
 
   std::mutex write_mutex;
   std::vector<MetricLine> unwritten;  // older than `lines`
-  bool told = false;                  // of a record that cannot be written
+  bool told = false;                  // a warning of an unwritable record was given
   std::mutex join_mutex;
   std::thread thread;
 
@@ -199,7 +199,7 @@ struct Metrics::Impl {
       shared = std::make_unique<SharedValues>(options.communicator);
     }
     alone = options.communicator && !shared;
-    options.communicator = {};  // the group is its own
+    options.communicator = {};  // `shared` has its own group
     if (record == nullptr && !shared) return;
     try {
       thread = sys::start_without_signals([this] { run(); });
@@ -254,7 +254,7 @@ struct Metrics::Impl {
     log::warn("track", "{} lines of metrics are lost: the record cannot be written", lost);
   }
 
-  /// False once there will be no more.
+  /// Runs a round; returns false if it was the last.
   bool meet(SharedValues::Wish wish) {
     try {
       add(shared->round(wish));

@@ -25,7 +25,7 @@
 namespace cohort::track {
 namespace {
 
-// ordered_json, so that "event" and "time" come first: people read these lines too.
+// ordered_json puts "event" and "time" first, for people who read these lines.
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kSchema = 1;
@@ -59,11 +59,11 @@ void add(OrderedJson& line, const Fields& fields) {
 }
 
 std::string line_of(const OrderedJson& line) {
-  // Text that is not UTF-8 must not stop a training run: replaced.
+  // Text that is not UTF-8 is replaced, since it must not stop a training run.
   return json_text(line) + "\n";
 }
 
-/// The launcher warns of a loss that is no number: the rank's page has the first.
+/// Notes the first non-finite loss on the rank's status page, from which the launcher warns.
 void look_at_loss(std::string_view name, double value, std::int64_t step) {
   const bool is_loss = name.find("loss") != name.npos || name.find("Loss") != name.npos;
   if (std::isfinite(value) || !is_loss) return;
@@ -97,7 +97,7 @@ struct Totals {
   double step_seconds = 0, exposed_seconds = 0;
 };
 
-/// Offset at which the last whole line ends.
+/// Returns the offset at which the last whole line ends.
 off_t end_of_last_line(int fd, off_t size) {
   char bytes[4096];
   while (size > 0) {
@@ -120,7 +120,7 @@ struct RunRecord::Impl {
   std::mutex write_mutex;
   sys::UniqueFd fd;
 
-  // Apart from write_mutex, so that a progress thread never waits for the disk.
+  // Separate from write_mutex, so that a progress thread never waits for the disk.
   std::mutex totals_mutex;
   Totals totals;
 
@@ -132,7 +132,7 @@ struct RunRecord::Impl {
       std::filesystem::create_directories(file.parent_path(), error);
       if (error) fail_with("making the folder of the run record", error.value());
     }
-    // For this user alone, as job.json: programs log all of their parameters.
+    // Readable by this user only, like job.json, since programs log all of their parameters.
     fd.reset(::open(file.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
     if (!fd) fail_with("opening the run record", errno);
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -280,23 +280,23 @@ std::string speed_text(double speed) {
 struct Progress::Impl {
   ProgressOptions options;
   bool terminal = false;
-  bool drawn = false;  // a bar stands on the terminal's last line
+  bool drawn = false;  // the terminal's last line shows a bar
   bool finished = false;
   std::chrono::milliseconds interval{0};
 
   std::int64_t step = 0;
   double loss = 0;
-  // The interval that is being measured: training time alone, skipped time cut out.
+  // The interval under measurement: training time only, without skipped time.
   std::int64_t samples = 0;
   double busy = 0;
   Clock::time_point resumed = Clock::now(), last_drawing = resumed;
-  // For the time left: the mean over the whole run.
+  // The mean over the whole run, for the remaining time.
   std::int64_t all_steps = 0;
   double all_busy = 0;
   double speed = 0;
 
   std::int64_t per_epoch() const { return std::max<std::int64_t>(options.steps_per_epoch, 1); }
-  /// Distance to where an epoch would have begun whose steps were all this run's: step + `shift` counts from there.
+  /// Returns the offset for which step + shift() is the position if all epochs have this run's number of steps.
   std::int64_t shift() const {
     if (!options.steps_left_in_first_epoch) return 0;
     return (options.first_epoch + 1) * per_epoch() - *options.steps_left_in_first_epoch - options.first_step;
