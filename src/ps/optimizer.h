@@ -12,7 +12,7 @@
 
 namespace cohort::ps {
 
-/// A row as an optimizer sees it.
+/// The parts of a row that an optimizer uses.
 struct RowView {
   float* weights = nullptr;
   float* slots = nullptr;  ///< `slots_of` floats
@@ -20,14 +20,14 @@ struct RowView {
   std::uint32_t step = 1;  ///< of this row, from 1
 };
 
-/// Floats per row besides the weights.
+/// Number of floats per row besides the weights.
 std::size_t slots_of(const Optimizer& optimizer, std::size_t dim) noexcept;
 /// Fills the slots with their values before the first step.
 void begin_slots(const Optimizer& optimizer, float* slots, std::size_t dim) noexcept;
-/// `lr` in place of the optimizer's own.
+/// Does one step of the row. `lr` replaces the optimizer's own.
 void step(const Optimizer& optimizer, const RowView& row, const float* gradient,
           std::optional<double> lr = std::nullopt) noexcept;
-/// InvalidArgument, naming the field, for values that torch refuses too.
+/// Fails with InvalidArgument, naming the field, for values that torch also refuses.
 Result<void> check(const Optimizer& optimizer);
 
 }  // namespace cohort::ps

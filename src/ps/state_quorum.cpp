@@ -165,7 +165,7 @@ void State::conclude(std::uint32_t number, const Conclude& told, std::uint32_t n
     end_clock(now);
   }
   workers_.at(number).committed = told.clock;
-  // Pushes of an earlier process of this worker can be in no quorum any more.
+  // Pushes of an earlier process of this worker can no longer be in any quorum.
   unstage([&](const Staged& one) { return one.worker == number; });
 }
 
@@ -196,7 +196,7 @@ void State::end_clock(std::uint32_t now) {
 
 void State::withdraw(std::uint32_t number) {
   if (backup_workers() == 0) return drop_staged(number);
-  // It may be in a quorum not yet known to this server; else its pushes go with the next one.
+  // The worker may be in a quorum that this server does not know yet. Otherwise the next quorum drops its pushes.
   if (!decides()) return;
   Worker& worker = workers_.at(number);
   worker.committed = std::min(worker.committed, settled_);
