@@ -110,13 +110,13 @@ class AtomicFile {
 Result<void> write_file_atomically(const std::string& path, std::span<const std::byte> bytes);
 Result<void> write_file_atomically(const std::string& path, std::string_view text);
 
-/// fsync of a folder, so that names in it survive a power cut.
+/// Syncs a folder (fsync), so that the names in it survive a power cut.
 Result<void> sync_folder(const std::string& path);
 /// rename(2). Replaces a file, or an empty folder by a folder.
 Result<void> rename_path(const std::string& from, const std::string& to);
-/// mkdir -p, new folders synced into their parents.
+/// Like mkdir -p, and syncs the parents of new folders.
 Result<void> make_folders(const std::string& path);
-/// Removes a file or a folder with everything in it; links are not followed. A missing path is no error.
+/// Removes a file, or a folder with everything in it, without following links. A missing path is no error.
 Result<void> remove_tree(const std::string& path);
 /// Names in a folder, sorted, without "." and "..".
 Result<std::vector<std::string>> list_folder(const std::string& path);

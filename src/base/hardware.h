@@ -29,7 +29,7 @@ std::vector<std::vector<int>> cores_of_process();
 /// tell.
 std::optional<std::uint64_t> out_of_memory_kills();
 
-/// Short name of this host: the node name up to the first dot.
+/// Short name of this host (the node name up to the first dot).
 std::string host_name();
 
 /// Number of NVIDIA's GPUs (dev/nvidia0, ...) below `root`, or, if there are none, AMD's (sys/class/kfd). 0 if

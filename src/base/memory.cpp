@@ -221,7 +221,7 @@ void* take_hidden_memory() {
   void* const bytes = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (bytes == MAP_FAILED) throw std::bad_alloc();
   ::madvise(bytes, kPageBytes, MADV_DONTDUMP);
-  ::mlock(bytes, kPageBytes);  // RLIMIT_MEMLOCK may not allow it
+  ::mlock(bytes, kPageBytes);  // may fail because of RLIMIT_MEMLOCK
   page->bytes = static_cast<std::byte*>(bytes);
   page->used.store(1);
   Page* const made = page.release();

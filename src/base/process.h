@@ -24,11 +24,11 @@ namespace cohort::sys {
 /// How a process ended.
 struct ExitStatus {
   int code = 0;    ///< exit code if `signal` is 0
-  int signal = 0;  ///< the signal that killed it
+  int signal = 0;  ///< the signal that killed the process; 0: none
   bool core_dumped = false;
 
   bool success() const noexcept { return code == 0 && signal == 0; }
-  /// The status as a shell gives it: the code, or 128 + signal.
+  /// The status as a shell reports it: the code, or 128 + signal.
   int shell_status() const noexcept { return signal != 0 ? 128 + signal : code; }
 };
 
@@ -128,7 +128,7 @@ std::optional<SignalFate> parse_signal_fate(std::string_view text, int number);
 /// All living descendants (zombies excepted) of a process, nearest first.
 std::vector<pid_t> descendants(pid_t ancestor);
 
-/// True if `pid` was started by `ancestor` or by one of its descendants.
+/// True if `ancestor`, or one of its descendants, has started `pid`.
 bool descends_from(pid_t pid, pid_t ancestor);
 
 /// Sends a signal to the process with this pid if `is_meant` returns true. `is_meant` is called while a pidfd holds the
@@ -144,7 +144,7 @@ std::string command_line(pid_t pid);
 /// Raises this process's soft limit of open files to the hard one. Returns {soft limit before, limit now}.
 std::pair<std::uint64_t, std::uint64_t> raise_open_files_limit();
 
-/// This process's arguments, as they were given.
+/// This process's command line arguments.
 std::vector<std::string> own_arguments();
 
 /// Opens a descriptor that becomes readable when the process ends. Fails with Unavailable if there is no such process.

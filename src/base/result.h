@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several
-// problems can be reported at once. At the public boundary `value_or_throw` turns it into an exception.
+// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several problems
+// can be reported at once. At the public boundary `value_or_throw` turns the Error into an exception.
 #pragma once
 
 #include <cohort/error.h>

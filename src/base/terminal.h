@@ -21,7 +21,7 @@ TextStyle text_style(int fd);
 /// True if this process belongs to the terminal's foreground group, so reading the terminal does not stop it.
 bool in_foreground(int fd);
 
-/// Remembers the settings of a terminal and restores them when destroyed. Does nothing on anything else.
+/// Remembers the settings of a terminal and restores them when destroyed. Does nothing if `fd` is no terminal.
 class TerminalGuard {
  public:
   explicit TerminalGuard(int fd);

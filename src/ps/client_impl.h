@@ -143,7 +143,7 @@ class Link {
   std::condition_variable received_;
   std::shared_ptr<net::RpcClient> rpc_;
   std::uint64_t connection_ = 0;     // number of the present connection
-  std::list<RequestPtr> under_way_;  // in the order in which they were sent
+  std::list<RequestPtr> under_way_;  // in the order of sending
   std::size_t bytes_under_way_ = 0;
   std::vector<std::string> spare_;                      // bodies of requests that have been answered
   std::uint64_t sequence_ = 0;                          // the last change's

@@ -193,9 +193,9 @@ constexpr std::size_t kMostUnderWay = std::size_t{8} << 20;  // more than 100 Gb
 constexpr std::size_t kLeastSpare = std::size_t{64} << 10;
 constexpr std::size_t kMostSpare = 8;
 constexpr std::chrono::milliseconds kLongSilence(
-    1000);  // without an answer, after which it is looked who serves the rows
-constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
-constexpr std::chrono::milliseconds kSlack(2000);  // a server names the workers it waits for before the client gives up
+    1000);  // time without an answer, after which look_around checks who serves the rows
+constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // longest record of an answer
+constexpr std::chrono::milliseconds kSlack(2000);  // so that a server's answer, with what it waits for, comes in time
 
 /// Decodes a copy of the record. The payload behind it stays where it is.
 Result<Heard> open_answer(net::RpcAnswer whole) {
@@ -332,7 +332,7 @@ std::string Link::spare_body() {
 
 void Link::receive(Lock& lock, const RequestPtr& request) {
   received_.wait(lock,
-                 [&] { return !request->receiving; });  // another thread waits for it, no longer than its deadline
+                 [&] { return !request->receiving; });  // another thread may wait for the answer, until its deadline
   request->receiving = true;
   while (!request->heard && !request->failed) {
     const std::shared_ptr<net::RpcClient> rpc = rpc_;

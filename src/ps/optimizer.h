@@ -1,5 +1,5 @@
-// One step of an optimizer on one row. The formulas are torch's, in float32, element by element in order, so that a row
-// has the same bits wherever it is stepped. Pure; any thread.
+// One step of an optimizer on one row. The formulas are torch's, in float32, applied to the elements in order, so that
+// a row gets the same bits on any server. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -17,7 +17,7 @@ struct RowView {
   float* weights = nullptr;
   float* slots = nullptr;  ///< `slots_of` floats
   std::size_t dim = 0;
-  std::uint32_t step = 1;  ///< of this row, from 1
+  std::uint32_t step = 1;  ///< number of this row's step, from 1
 };
 
 /// Number of floats per row besides the weights.

@@ -262,7 +262,7 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
   return {};
 }
 
-/// Writes a snapshot of the present state; pushes go on meanwhile.
+/// Writes a snapshot of the present state, during which pushes continue.
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
   // The name differs from an earlier primary's, which may still be writing its file.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;

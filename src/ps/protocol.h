@@ -77,7 +77,7 @@ enum class Method : std::uint8_t {
   Refused,  ///< a command, not a call: a change was refused
   Joined,   ///< likewise: a worker was let in
   Lost,     ///< likewise: a worker is taken for lost
-  Adopt,    ///< likewise: rows of a snapshot
+  Adopt,    ///< likewise: takes over rows of a snapshot
   Piece,    ///< likewise: a piece of a state's image, with which a new state begins
   Verify,   ///< likewise: the digest that some rows must have now
   // With backup workers, in place of Commit.
@@ -198,15 +198,15 @@ void visit_fields(auto& m, auto& a, const Await*) { a(m.clock, m.wait_ms); }
 /// Its answer.
 struct Concluded {
   Quorum quorum;
-  std::int64_t clock = 0;  ///< at which the worker goes on
-  bool late = false;       ///< whether its latest pushes have been dropped
+  std::int64_t clock = 0;  ///< clock at which the worker continues
+  bool late = false;       ///< whether the worker's latest pushes have been dropped
 };
 void visit_fields(auto& m, auto& a, const Concluded*) { a(m.quorum, m.clock, m.late); }
 
 /// Tells a server the first server's decision. A worker sends it before anything else of its new clock.
 struct Conclude {
   Order order;
-  std::int64_t clock = 0;  ///< at which it goes on
+  std::int64_t clock = 0;  ///< clock at which the worker continues
   Quorum quorum;
 };
 void visit_fields(auto& m, auto& a, const Conclude*) {
@@ -369,7 +369,7 @@ void visit_fields(auto& m, auto& a, const TableCounts*) {
 struct Answer {
   std::optional<Error> error = {};
   std::int64_t clock = 0;     ///< of the rows that were read: every push of earlier clocks is in them
-  std::uint64_t version = 0;  ///< of the table on this server: steps so far
+  std::uint64_t version = 0;  ///< number of the table's steps on this server so far
 };
 void visit_fields(auto& m, auto& a, const Answer*) { a(m.error, m.clock, m.version); }
 

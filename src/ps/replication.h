@@ -90,7 +90,7 @@ class Replication {
 
  private:
   static constexpr std::size_t kNear = std::size_t{1} << 20;       // bytes
-  static constexpr std::size_t kMostKept = std::size_t{64} << 20;  // beyond it, workers wait for the copy
+  static constexpr std::size_t kMostKept = std::size_t{64} << 20;  // bytes kept; beyond this, workers wait for the copy
 
   void forget();
 

@@ -26,7 +26,7 @@
 
 namespace cohort::ps {
 
-/// A process: its server's number, and which of the processes with this number it is.
+/// A process: its server's number, and which of the processes that have had this number.
 struct Holder {
   std::uint32_t server = 0;
   std::uint64_t life = 0;  ///< 0: no process
@@ -78,7 +78,7 @@ Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const
               std::uint32_t replicas);
 /// The backup takes the place of the primary.
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
-/// The primary goes on without a backup.
+/// The primary continues without a backup.
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);

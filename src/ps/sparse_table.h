@@ -164,7 +164,7 @@ struct KeyedRows {
 struct TableShape {
   std::uint32_t end = 0;         ///< number of places, of rows and free ones
   std::uint32_t first_free = 0;  ///< number of the first free place
-  std::uint32_t hand = 0;        ///< position at which eviction goes on
+  std::uint32_t hand = 0;        ///< place at which eviction continues
   std::uint64_t seen = 0;
   TableCounts counts;
 };

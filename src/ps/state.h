@@ -46,9 +46,9 @@ struct Worker {
   std::int64_t committed = 0;  ///< clocks that this worker has ended
   bool late = false;           ///< with backup workers: its last clock had ended without it
   std::uint64_t barrier = 0;
-  std::uint64_t banned = 0;                            ///< incarnations up to this one are not let in any more
+  std::uint64_t banned = 0;                            ///< incarnations up to this number are not let in any more
   std::map<std::uint64_t, std::int64_t> earlier = {};  ///< clocks that earlier incarnations had ended, by incarnation
-  std::map<std::uint64_t, Error> refused = {};         ///< by number, until their answers have been acknowledged
+  std::map<std::uint64_t, Error> refused = {};         ///< by number of the change, until the answer is acknowledged
   std::string host = {};
 };
 
@@ -149,7 +149,7 @@ class State {
   const Workers& workers() const noexcept { return workers_; }
   /// Greeting of the worker that joined last; it also lists the servers.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
-  /// Clocks whose pushes have been made in tables of Mode::Sync.
+  /// Number of clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
   /// Number of workers that a clock may end without: the same for all tables.
   std::int64_t backup_workers() const noexcept;
@@ -158,7 +158,7 @@ class State {
   /// With backup workers: returns whose pushes counted in the last settled clock.
   Concluded concluded(std::uint32_t worker) const;
 
-  /// Checks whether a worker may join with this greeting: InvalidArgument, Mismatch, Aborted.
+  /// Checks whether a worker may join with this greeting. Fails with InvalidArgument, Mismatch or Aborted.
   Result<void> may_join(const Hello& hello) const;
   /// Checks that a change's body is complete, its table known, and memory sufficient; otherwise says why it is refused.
   /// `limit`: bytes that tables and waiting pushes may take.
@@ -197,9 +197,9 @@ class State {
   std::size_t bytes() const noexcept;
   std::size_t copied() const noexcept;
 
-  /// Returns whether pushes of a worker's clocks from this one on wait for the clocks' end.
+  /// Returns whether the worker has staged pushes of this clock or later ones.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
-  /// Number of clocks this incarnation had ended, after a command of Method::Settle.
+  /// Number of clocks that the incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
 
  private:
@@ -249,7 +249,7 @@ class State {
   std::optional<Hello> introduced_;
   bool loading_ = false;
   std::deque<Served> tables_;
-  std::deque<Staged> staged_;  // in the order in which they came
+  std::deque<Staged> staged_;  // in order of arrival
   std::size_t staged_bytes_ = 0;
   std::size_t frozen_staged_ = 0;  // staged pushes when the latest view was made
   Views views_ = std::make_shared<std::atomic<int>>(0);

@@ -1,9 +1,9 @@
 // The part of State for clocks that end without some of the workers (SyncOptions::backup_workers). The first server
 // decides whose pushes of a clock count: those of the workers that have ended it when only the backup workers have not.
 // Workers tell the others.
-//   A worker ends its clock there alone, when all servers have its pushes; so all have those of the quorum.
-//   Before it does anything at a clock it has told all servers who counted in the clocks before. So no server is more
-//   than one clock behind the first one, and the last decision is all that has to be known.
+//   A worker ends its clock only at the first server, when all servers have its pushes. So all have the quorum's
+//   pushes. Before a worker sends anything at a clock, it tells all servers whose pushes counted before. So no server
+//   is more than one clock behind the first server, and only the last decision has to be kept.
 
 #include "ps/state.h"
 

@@ -134,7 +134,7 @@ inline Floats pull(Table& table, const Keys& keys) {
   return rows;
 }
 
-/// One process: gradients of a clock added by ascending worker, then one step.
+/// Reference result in one process: adds a clock's gradients by ascending worker, then does one step.
 struct OneProcess {
   explicit OneProcess(const TableOptions& options) : table("t", options) {}
   SparseTable table;

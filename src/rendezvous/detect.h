@@ -1,6 +1,7 @@
 // detect: identity of a process, from its launcher's variables in the environment. Pure functions over a map of
 // variables; each launcher has a row in one table (launchers.cpp). Any thread.
-// Launch warnings: possible mistakes in how a process was started. They are reported, not refused. Pure; any thread.
+// Launch warnings: possible mistakes in how a process was started, which are reported, but not refused. Pure; any
+// thread.
 #pragma once
 
 #include "base/env.h"
@@ -100,7 +101,7 @@ struct GpuClaim {
 GpuClaim gpus_claimed(const Environment& environment);
 
 /// Counts devices as CUDA reads CUDA_VISIBLE_DEVICES: numbers and names (GPU-..., MIG-...), up to the first entry that
-/// is neither: "-1", "NoDevFiles", "none", nothing.
+/// is neither (e.g. "-1", "NoDevFiles", "none", or empty).
 int devices_named(std::string_view list);
 
 }  // namespace cohort::rendezvous

@@ -211,7 +211,7 @@ namespace {
 /// Opens PMI once per process; later calls return the same object.
 Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& environment) {
   static std::mutex mutex;
-  static std::shared_ptr<PmiExchange> opened;  // its destructor says good-bye at the process's end
+  static std::shared_ptr<PmiExchange> opened;  // its destructor sends "finalize" at the process's end
   const std::lock_guard lock(mutex);
   if (opened) return opened;
   const auto number = value_of(environment, "PMI_FD");
@@ -319,7 +319,7 @@ struct Fence {
   std::mutex mutex;
   std::condition_variable ended;
   std::optional<int> status;
-  PmixInfo collect{};  // the library reads it until the end
+  PmixInfo collect{};  // read by the library until the fence ends
 };
 
 void fence_done(int status, void* context) {

@@ -28,7 +28,7 @@
 namespace cohort::rendezvous {
 namespace {
 
-// libmunge's interface, as its header numbers it.
+// libmunge's interface, with the numbers from its header.
 struct Context;
 constexpr int kCipher = 0;
 constexpr int kSocket = 8;
@@ -165,7 +165,7 @@ std::string nonce() {
   return net::sha256_hex({reinterpret_cast<const char*>(random.bytes().data()), random.bytes().size()}).substr(0, 32);
 }
 
-// "WORD STEP KEY NONCE REST"
+// A message is "WORD STEP KEY NONCE REST".
 struct Message {
   std::string word, step, key, nonce, rest;
 };

@@ -15,7 +15,7 @@
 
 namespace cohort::rendezvous {
 
-/// More hosts than this are a typing error.
+/// Most hosts in a list. More are taken for a typing error.
 inline constexpr std::size_t kMostHosts = 65536;
 /// Most slots on one host.
 inline constexpr int kMostSlots = 65536;

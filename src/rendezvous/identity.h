@@ -38,7 +38,7 @@ struct Placement {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  int cross_rank = 0;  ///< number of this host among the hosts
+  int cross_rank = 0;  ///< number of this host
   int cross_size = 1;
   std::string host;    ///< name for messages
   std::string source;  ///< the variables that gave these numbers, e.g. "RANK, WORLD_SIZE set by cohort run"

@@ -520,7 +520,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
     plan.place_name = "file://" + plan.path;
-    return plan;  // the file's owner and mode decide who may come
+    return plan;  // the file's owner and mode decide who may join
   }
   auto secret = find_secret(options, environment,
                             job             ? JoinPlan::Place::Job

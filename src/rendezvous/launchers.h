@@ -1,8 +1,8 @@
 // The table of launchers: for each, the variables by which it identifies a process. Only this table has their names.
 // Used by `detect` and by the test of its documentation. Pure; any thread.
-// To add one, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to detect_test.
-// launcher_process: the launcher's process on this host, from which all ranks of its job descend. It distinguishes jobs
-// if the launcher's variables do not (Hydra's). Reads /proc; any thread.
+// To add a launcher, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to
+// detect_test. launcher_process: the launcher's process on this host, from which all ranks of its job descend. It
+// distinguishes jobs if the launcher's variables do not (Hydra's). Reads /proc; any thread.
 #pragma once
 
 #include "rendezvous/detect.h"

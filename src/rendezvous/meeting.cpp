@@ -71,7 +71,7 @@ void visit_fields(auto& m, auto& a, const MemberInfo*) {
 void visit_fields(auto& m, auto& a, const AgreedPlace*) { a(m.local_rank, m.local_size, m.cross_rank, m.cross_size); }
 
 std::string this_build() {
-  // Ranks of different builds could differ in the last bit of a sum, or in the layout of what they share.
+  // Ranks of different builds could differ in the last bit of a sum, or in the layout of shared data.
   return fmt::format("Cohort {}, {}, {}, pointers of {} bytes, long double of {}", COHORT_VERSION, __VERSION__,
                      kProcessor, sizeof(void*), sizeof(long double));
 }

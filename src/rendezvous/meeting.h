@@ -64,7 +64,7 @@ std::string encode_decision(const Result<AgreedWorld>& decision);
 /// Returns the world, or the error that ended the meeting.
 Result<AgreedWorld> decode_decision(std::string_view bytes);
 
-/// One backend as the meeting sees it.
+/// A backend that the meeting may choose.
 struct BackendChoice {
   std::string name;
   bool several_hosts = false;

@@ -273,7 +273,7 @@ bool TraceText::add_file(int fd) noexcept {
   return length_ != before;
 }
 
-/// Must be called once outside a handler: the first backtrace of a process loads a library.
+/// Must be called outside a handler before the first backtrace, since a process's first backtrace loads a library.
 void prepare_traces() noexcept {
   void* frame = nullptr;
   (void)::backtrace(&frame, 1);

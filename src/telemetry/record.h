@@ -66,7 +66,7 @@ RecordLines parse_record(std::string_view text);
 /// Throws Unavailable if there is no such file, Io if it cannot be read, Corrupt if it has lines but no event.
 RecordLines read_record(const std::filesystem::path& file);
 
-/// Reads the run's record, with its launcher's warnings (warnings.jsonl beside it) merged in by time.
+/// Reads a run's record, and merges the launcher's warnings (warnings.jsonl in the same folder) by time.
 RecordLines read_run(const std::filesystem::path& record);
 
 enum class Absent { Error, Later };

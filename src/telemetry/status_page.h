@@ -85,7 +85,7 @@ struct CallStatus {
 /// Total times of the rank's collectives, if measured (COHORT_TIMES; `exposed_ns` always). Several threads may add.
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
-  std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
+  std::atomic<std::uint64_t> bytes;       ///< bytes of this rank's payload
   std::atomic<std::uint64_t> busy_ns;     ///< from beginning to end of each collective
   std::atomic<std::uint64_t> waited_ns;   ///< part of busy_ns: waiting for peers to begin
   std::atomic<std::uint64_t> wire_ns;     ///< part of busy_ns: waiting for bytes of other hosts
@@ -144,7 +144,7 @@ struct StatusLayout {
   char words[kWordsBytes];                  ///< cause of the rank's end: an exception's type, text and trace
   CauseStatus cause;
   NotFiniteStatus not_finite;
-  char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
+  char kinds[kKinds][kNameBytes];          ///< names of operations, by the kind in LaneStatus::what
   std::atomic<std::int32_t> preempted_by;  ///< the signal by which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
   NameStatus names;

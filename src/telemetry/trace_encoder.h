@@ -79,7 +79,7 @@ enum class TraceTrack : std::uint8_t { Process, Steps, Buckets, Checkpoints, Ope
 /// Identity of a track. The uuid contains rank and kind, so readers need no other description.
 struct TrackId {
   std::uint32_t rank = 0;
-  std::uint16_t epoch = 0;  ///< how often the ranks had been started before
+  std::uint16_t epoch = 0;  ///< how often the ranks had been restarted
   TraceTrack kind = TraceTrack::Process;
   std::uint16_t lane = 0;  ///< number among the rank's tracks of this kind
 
@@ -146,7 +146,7 @@ class RankTrace {
 
   /// Appends this event's packets. `name`: from TimelineReader::name.
   void append(std::string& trace, const TimelineEntry& entry, std::string_view name);
-  /// Appends a mark where events were lost because the ring was full.
+  /// Appends a mark for events that were lost because the ring was full.
   void append_lost(std::string& trace, std::int64_t at_ns, std::uint64_t events);
 
  private:
