@@ -103,7 +103,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options);
 struct ProcessStat {
   char state = '?';
   pid_t parent = 0;
-  std::uint64_t cpu_ticks = 0;  ///< of all threads, user and system time
+  std::uint64_t cpu_ticks = 0;  ///< user and system time of all threads
   int threads = 0;
   std::uint64_t memory = 0;       ///< resident, in bytes
   std::uint64_t start_ticks = 0;  ///< since boot; distinguishes two processes with the same pid

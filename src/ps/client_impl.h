@@ -147,7 +147,7 @@ class Link {
   std::size_t bytes_under_way_ = 0;
   std::vector<std::string> spare_;                      // bodies of requests that have been answered
   std::uint64_t sequence_ = 0;                          // the last change's
-  std::uint64_t made_ = 0;                              // of the last change that was answered without an error
+  std::uint64_t made_ = 0;                              // number of the last change that was answered without error
   std::chrono::steady_clock::time_point owed_since_{};  // time of the last answer, or of the first unanswered request
   std::chrono::steady_clock::time_point look_{};        // earliest time of the next `has_moved`
   bool silent_ = false;                                 // the server has not answered a request within its timeout
@@ -235,7 +235,7 @@ struct Work::State {
   struct Sent {
     Link* link;
     Link::RequestPtr request;
-    std::vector<std::uint32_t> places = {};  // of the rows that it reads: indices among the unique keys
+    std::vector<std::uint32_t> places = {};  // indices of the rows that it reads, among the unique keys
     bool reads = false;
   };
 
@@ -244,7 +244,7 @@ struct Work::State {
   std::vector<Sent> sent = {};
   std::vector<std::uint32_t> unique_of = {};  // by input: index of its unique key; empty for a variable
   std::vector<std::uint32_t> first_of = {};   // by unique key: its first input
-  std::span<float> rows = {};                 // for the results; a variable's last row may be shorter
+  std::span<float> rows = {};                 // memory for the results; a variable's last row may be shorter
   std::size_t dim = 0;
   bool finished = false;
   Pulled pulled = {};

@@ -23,7 +23,7 @@ class Journal {
  public:
   enum class Before : std::uint8_t {
     GoesOn,
-    SetAside,  ///< an existing file is of an earlier job: it is renamed when no process has it open
+    SetAside,  ///< an existing file is of an earlier job: it is renamed if no process has it locked
   };
   /// Opens or creates the file, and runs each command in it on `state`, which must be new. An incomplete record at the
   /// end, left when its writer died, is moved to a file beside it. `tail`: bytes of commands after which the journal is

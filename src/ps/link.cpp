@@ -22,7 +22,7 @@ constexpr milliseconds kFirstTry(2000);  // the first limit while it is not know
 constexpr milliseconds kTry(150);
 constexpr milliseconds kLongestTry(10'000);
 constexpr milliseconds kAsk(200);
-constexpr milliseconds kNearer(5000);  // to connect to its Unix name
+constexpr milliseconds kNearer(5000);  // longest time to connect to its Unix name
 
 bool refuses(const std::string& endpoint) {
   const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint)), net::deadline_in(kAsk));

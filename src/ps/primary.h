@@ -73,7 +73,7 @@ class Primary {
     std::function<void()> changed = {};      ///< called when `workers_gone` may have changed
     std::optional<std::uint32_t> rows = {};  ///< number of the rows' server, if servers know their numbers
     Membership* membership = nullptr;        ///< set if there may be a backup
-    std::uint64_t epoch = 0;                 ///< of the rows, in the map
+    std::uint64_t epoch = 0;                 ///< epoch of the rows in the map
   };
 
   Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal);
@@ -115,7 +115,7 @@ class Primary {
     std::string body;
     std::shared_ptr<void> limit;
   };
-  /// A worker that comes again before a Settlement has found out what its earlier process has done.
+  /// A worker that has come again, and waits until a Settlement knows what its earlier process has done.
   struct Waiting {
     ClientPtr client;
     std::uint64_t id = 0;

@@ -121,13 +121,13 @@ struct Welcome {
   std::uint64_t mark = 0;         ///< number of this incarnation's last change that has been made
   std::int64_t clock = 0;         ///< the lowest clock at which a new incarnation may begin
   std::uint64_t barrier = 0;      ///< the latest that any worker has reached
-  std::uint64_t epoch = 0;        ///< of the server's rows; 0: no process takes its place if it dies
+  std::uint64_t epoch = 0;        ///< epoch of the server's rows; 0: no process takes its place if it dies
 };
 void visit_fields(auto& m, auto& a, const Welcome*) { a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch); }
 
 /// Position of a change in the order of the worker's changes on this server.
 struct Order {
-  std::uint64_t sequence = 0;      ///< from 1, without gaps
+  std::uint64_t sequence = 0;      ///< number of the change, from 1 without gaps
   std::uint64_t acknowledged = 0;  ///< the worker has received the answers up to this number
 };
 void visit_fields(auto& m, auto& a, const Order*) {
@@ -148,7 +148,7 @@ struct Open {
   Order order;
   std::string name;
   TableOptions options;
-  std::int64_t elements = 0;  ///< of a dense variable; 0: a sparse table
+  std::int64_t elements = 0;  ///< size of a dense variable; 0 for a sparse table
 };
 void visit_fields(auto& m, auto& a, const Open*) {
   a(m.order, codec::longest(m.name, 512), m.options, m.elements);
@@ -368,7 +368,7 @@ void visit_fields(auto& m, auto& a, const TableCounts*) {
 /// The beginning of every answer; the requested record follows.
 struct Answer {
   std::optional<Error> error = {};
-  std::int64_t clock = 0;     ///< of the rows that were read: every push of earlier clocks is in them
+  std::int64_t clock = 0;     ///< clock of the rows that were read: they include every push of earlier clocks
   std::uint64_t version = 0;  ///< number of the table's steps on this server so far
 };
 void visit_fields(auto& m, auto& a, const Answer*) { a(m.error, m.clock, m.version); }

@@ -83,7 +83,7 @@ Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Ho
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// The process that was the backup in this epoch has no copy any more. If the primary is gone too, the latest process
-/// of its server becomes the primary, and the rows begin anew.
+/// of its server becomes the primary, and the rows begin empty.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
 /// Returns how many servers come before this one when rows need a backup: first servers on other hosts than the

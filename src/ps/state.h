@@ -44,7 +44,7 @@ struct Worker {
   std::uint64_t nonce = 0;
   std::uint64_t mark = 0;
   std::int64_t committed = 0;  ///< clocks that this worker has ended
-  bool late = false;           ///< with backup workers: its last clock had ended without it
+  bool late = false;           ///< with backup workers: the last clock had ended without this worker
   std::uint64_t barrier = 0;
   std::uint64_t banned = 0;                            ///< incarnations up to this number are not let in any more
   std::map<std::uint64_t, std::int64_t> earlier = {};  ///< clocks that earlier incarnations had ended, by incarnation
@@ -153,7 +153,7 @@ class State {
   std::int64_t settled() const noexcept { return settled_; }
   /// Number of workers that a clock may end without: the same for all tables.
   std::int64_t backup_workers() const noexcept;
-  /// Clock at which a worker begins that comes again.
+  /// Clock at which a returning worker begins.
   std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
   /// With backup workers: returns whose pushes counted in the last settled clock.
   Concluded concluded(std::uint32_t worker) const;

@@ -154,7 +154,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::uint32_t kPorts = 8;
-constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels hand out
+constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels choose
 constexpr std::uint32_t kPortSpan = 16000;
 constexpr seconds kLongestPatience{60};  // longest wait for rank 0 at one port; shorter at first
 constexpr std::uint8_t kAsk = 1;

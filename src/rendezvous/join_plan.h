@@ -55,11 +55,11 @@ struct JoinPlan {
   std::optional<int> local_rank;  ///< from the launcher
   std::optional<int> local_size;
   std::string source;   ///< the source of rank and size
-  std::string program;  ///< as given; empty if not given
+  std::string program;  ///< from JoinOptions or COHORT_PROGRAM; empty if not given
   std::string note;     ///< a possible mistake, for a warning
   bool trusts_network = false;
-  std::optional<int> worker;           ///< in an elastic job, whose membership overrides rank and size
-  std::optional<int> kept_local_rank;  ///< of an elastic job's member, for life: selects its GPU
+  std::optional<int> worker;           ///< number in an elastic job, whose membership overrides rank and size
+  std::optional<int> kept_local_rank;  ///< an elastic job's member keeps it, since it selects the GPU
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;

@@ -74,7 +74,7 @@ struct BackendChoice {
 Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known);
 
 struct MeetingOptions {
-  std::string prefix;  ///< of all keys
+  std::string prefix;  ///< prefix of all keys
   std::string place;   ///< for messages
   std::vector<BackendChoice> backends;
   net::Deadline deadline;

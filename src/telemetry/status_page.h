@@ -128,7 +128,7 @@ struct StatusLayout {
   static constexpr std::int32_t kToBeMember = -1;  ///< value of `joining`: waits to become a member
 
   std::uint64_t magic;
-  std::atomic<std::int32_t> pid;         ///< of the process that writes the page; 0: no process yet
+  std::atomic<std::int32_t> pid;         ///< pid of the process that writes the page; 0: no process yet
   std::atomic<std::uint32_t> abilities;  ///< requests that the rank supports
   std::atomic<std::int32_t> joining;     ///< size of the world being joined, or kToBeMember; 0: none
   std::atomic<std::uint32_t> worlds;     ///< number of worlds that the rank has formed

@@ -52,7 +52,7 @@ struct TimelineLayout {
   static constexpr std::size_t kNames = 2048;  ///< index 0 stands for all names that did not fit
 
   std::uint64_t magic;
-  std::atomic<std::int32_t> pid;                ///< of the process that writes; 0: no process yet
+  std::atomic<std::int32_t> pid;                ///< pid of the process that writes; 0: no process yet
   alignas(64) std::atomic<std::uint64_t> head;  ///< number of events so far, including those being written
   alignas(64) TimelineName names[kNames];
   TimelineSlot slots[kSlots];
