@@ -15,7 +15,7 @@ using enum Variable::Use;
 using Kind = Type::Kind;
 
 constexpr Type kFlag(Kind::Flag, "1 or 0", 0, 1);
-/// `shown` where it says more than the range does.
+/// Returns the type of a number. `shown`: text for lists, if it says more than the range.
 constexpr Type number_from(double least, double most, const char* shown = "") {
   return {Kind::Number, shown, least, most};
 }
@@ -206,7 +206,7 @@ std::string allowed(const Type& type) {
 
 bool is_within(const Type& type, double number) { return number >= type.least && number <= type.most; }
 
-/// True if `text` is one of the words of `choices`, e.g. of "tcp or mpi".
+/// True if `text` is one of the words in `choices`, e.g. in "tcp or mpi".
 bool is_among(std::string_view choices, std::string_view text) {
   const bool word = text != "or" && text.find(' ') == std::string_view::npos;
   return word && fmt::format(" {} ", choices).find(fmt::format(" {} ", text)) != std::string::npos;
@@ -269,7 +269,7 @@ std::string text(std::string_view name, const Source& from) { return from.find(n
 Result<Value> value(std::string_view name, const Source& from) {
   const Variable& row = row_of(name);
   const auto given = from.find(name);
-  // For a text, the table only describes the default.
+  // For a text, the table describes the default in words.
   if (!given && row.type.kind == Kind::Text) return Value();
   Value parsed = parse(row.type, given ? *given : std::string(row.default_value));
   if (given && std::holds_alternative<std::monostate>(parsed)) {

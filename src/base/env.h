@@ -1,5 +1,5 @@
-// The one table of environment variables that Cohort reads or sets for its workers, and their values by type. To add
-// one: its name here, unless only Python reads it, and a row in kVariables (env.cpp), which `cohort env` and
+// The one table of environment variables that Cohort reads or sets for its workers, and their values by type. To add a
+// variable: add its name here, unless only Python reads it, and a row to kVariables (env.cpp), which `cohort env` and
 // docs/reference/environment.md show. Reads this process's variables, or a map of them; changes nothing. Any thread.
 #pragma once
 
@@ -82,14 +82,14 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kTfIntraOpThreads = "TF_NUM_INTRAOP_THREADS";
 inline constexpr std::string_view kTfInterOpThreads = "TF_NUM_INTEROP_THREADS";
 
-/// Thread counts by which `cohort run` divides a host's cores: each, unless it is set, is a rank's share. TensorFlow
+/// Variables by which `cohort run` divides a host's cores: sets each, unless it is set, to a rank's share. TensorFlow
 /// does not read OpenMP's.
 inline constexpr std::string_view kThreadCounts[] = {kOmpNumThreads, kTfIntraOpThreads, kTfInterOpThreads};
 
-/// Variables that stand for options of `cohort run`. kRunDir begins so, too, and is none.
+/// Prefix of variables that stand for options of `cohort run`. (kRunDir also begins so, but is not one.)
 inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";
 
-/// Permitted values of a variable. A plain text in its place makes it a Text, and says what it holds, e.g. "path".
+/// Permitted values of a variable. A plain text converts to kind Text, and describes the value, e.g. "path".
 struct Type {
   enum class Kind : std::uint8_t { Text, Flag, Number, Seconds, Choice };
   constexpr Type(const char* text) : shown(text) {}
@@ -107,7 +107,7 @@ struct Variable {
   Type type;
   std::string_view default_value;
   std::string_view meaning;
-  /// The reader, or setter, of a variable.
+  /// How a variable is used.
   enum class Use {
     Read,         ///< by the library and the command
     SetForRanks,  ///< by `cohort run`
@@ -118,40 +118,40 @@ struct Variable {
   std::string value() const;
 };
 
-/// Every row, in the order of the documentation.
+/// Returns all rows, in the order of the documentation.
 std::span<const Variable> variables() noexcept;
 
 using Map = std::map<std::string, std::string, std::less<>>;
 
-/// Looks values up among the variables of this process, or in a map, which has to outlive it.
+/// Looks up values among the variables of this process, or in a map, which must outlive the Source.
 class Source {
  public:
   Source() = default;
   Source(const Map& variables) : variables_(&variables) {}
-  /// Nullopt if it is not set or empty.
+  /// Returns nullopt if the variable is not set, or empty.
   std::optional<std::string> find(std::string_view name) const;
 
  private:
   const Map* variables_ = nullptr;
 };
 
-/// The value as it stands; nullopt if the variable is not set or empty.
+/// Returns the value unparsed; nullopt if the variable is not set, or empty.
 std::optional<std::string> get(std::string_view name, const Source& from = {});
-/// The same, or "".
+/// Like `get`, but returns "" instead of nullopt.
 std::string text(std::string_view name, const Source& from = {});
 
-// Values by the type of the variable's row; of one that is not set, the row's default. InvalidArgument names variable,
-// value and what is allowed; Unavailable: it is not set and has no default.
+// Return the value by the type of the variable's row, or the row's default if the variable is not set. Fail with
+// InvalidArgument, naming variable, value and permitted values; Unavailable if it is not set and has no default.
 
 Result<bool> flag(std::string_view name, const Source& from = {});
 Result<int> number(std::string_view name, const Source& from = {});
 Result<std::chrono::milliseconds> seconds(std::string_view name, const Source& from = {});
 
-/// A value of any type, for other languages: a flag, a number, seconds, a text; nothing if the variable has no value.
+/// A value of any type, for other languages: a flag, a number, seconds or a text; monostate if there is no value.
 using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string>;
 Result<Value> value(std::string_view name, const Source& from = {});
 
-/// Checks that all of Cohort's own variables have permitted values, even those that are not read this time.
+/// Checks that all of Cohort's own variables have permitted values, even those that this process does not read.
 Result<void> check(const Source& from = {});
 
 }  // namespace cohort::env

@@ -18,14 +18,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kLargestCall = std::size_t{1} << 30;  // read(2) and write(2) move at most 2 GiB a call
+constexpr std::size_t kLargestCall = std::size_t{1} << 30;  // read(2) and write(2) move at most 2 GiB per call
 
 std::string folder_of(const std::string& path) {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
 }
 
-/// A name beside `path` that nobody else uses; short, so that it fits where `path` fits.
+/// Returns an unused name beside `path`; short, so that it fits the limits on names if `path` does.
 std::string name_aside(const std::string& path) {
   return fmt::format("{}/.cohort-{:x}-{}.tmp", folder_of(path), ::getpid(), random_hex(8));
 }
@@ -53,7 +53,7 @@ std::string_view write_advice(int error_number) {
 
 constexpr std::string_view kReadAdvice = "check the path and that this user may read it";
 
-/// How many bytes of the file came: fewer than fit into `bytes` at its end.
+/// Returns the number of bytes read: less than the size of `bytes` only at the file's end.
 Result<std::size_t> read_into(std::span<std::byte> bytes, int fd, const std::string& path) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -174,7 +174,7 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
   }
   struct stat status {};
   if (::stat(target.c_str(), &status) == 0) {
-    // A file may be private by its owner's will: the new content must not be more visible than the old one.
+    // The file may be private: the new content must not be more visible than the old.
     if (S_ISDIR(status.st_mode)) {
       if (!aside.empty()) ::unlink(aside.c_str());
       return io_error("cannot write", path, EISDIR, "give the path of a file");
@@ -199,7 +199,7 @@ Result<void> AtomicFile::commit() {
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
       return sync_folder(folder_of(path_));
     }
-    // It cannot replace a file, so a name is needed for the moment between it and rename.
+    // linkat cannot replace a file, so the new file needs a hidden name until rename.
     std::string aside = name_aside(path_);
     if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, aside.c_str(), AT_SYMLINK_FOLLOW) != 0) {
       return io_error("cannot name", path_, errno, write_advice(errno));
@@ -226,7 +226,7 @@ Result<void> write_file_atomically(const std::string& path, std::string_view tex
 Result<void> sync_folder(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return io_error("cannot open the folder", path, errno, write_advice(errno));
-  // Some network file systems do not sync folders; they say EINVAL, and keep names safe in their own way.
+  // Some network file systems do not sync folders: they return EINVAL, and keep names safe in their own way.
   if (::fsync(fd.get()) != 0 && errno != EINVAL)
     return io_error("cannot sync the folder", path, errno, write_advice(errno));
   return {};
@@ -293,7 +293,7 @@ bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t put = ::write(fd, text.data(), text.size());
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && errno == EAGAIN) {  // a terminal of which another process has made this
+    if (put < 0 && errno == EAGAIN) {  // another process has made the terminal non-blocking
       pollfd waiting{fd, POLLOUT, 0};
       ::poll(&waiting, 1, 1000);
       continue;

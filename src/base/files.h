@@ -1,6 +1,6 @@
-// Whole files, read into memory and written so that a reader sees the old content or the new one, never a part.
-// Nothing here is shared: any thread may call, each object belongs to one thread. Errors (Io, Unavailable, Corrupt)
-// name the path and errno's text.
+// Whole files, read into memory, and written so that a reader sees the old content or the new one, never a mix. No
+// shared state: any thread may call; each object belongs to one thread. Errors (Io, Unavailable, Corrupt) contain the
+// path and errno's text.
 #pragma once
 
 #include "base/result.h"
@@ -16,7 +16,7 @@
 
 namespace cohort::sys {
 
-/// The bytes of a file, in memory of their own (aligned to 64), so that nobody can change or cut them under a reader.
+/// A file's bytes, copied to memory (aligned to 64), so that no process can change or truncate them under a reader.
 class FileBytes {
  public:
   FileBytes() = default;
@@ -40,20 +40,21 @@ class FileBytes {
 };
 
 struct ReadFileOptions {
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< a larger file is refused (Corrupt) before memory is taken
+  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< larger files are refused (Corrupt) before memory is allocated
 };
 
-/// A regular file, completely. Unavailable if it does not exist; Io if it shrinks meanwhile or is not a regular file.
+/// Reads a regular file. Fails with Unavailable if it does not exist, Io if it shrinks meanwhile or is not a regular
+/// file.
 Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& options = {});
 
-/// A file of any kind to its end: also those of /proc, which report no size and may end with their process (Io).
+/// Reads a file of any kind to its end, also those of /proc, which have no size and may vanish with their process (Io).
 Result<std::string> read_text(const std::string& path);
 
 /// A file read a part at a time.
 class FileReader {
  public:
   static Result<FileReader> open(const std::string& path);
-  /// Fills all of `bytes`, from where the last call ended; Io if the file ends before.
+  /// Fills all of `bytes`, from where the last call ended. Fails with Io if the file ends before.
   Result<void> read(std::span<std::byte> bytes);
   /// Continues reading at `offset`.
   Result<void> seek(std::uint64_t offset);
@@ -64,14 +65,14 @@ class FileReader {
   std::string path_;
 };
 
-/// A new file, written front to back. The descriptor is closed at the end; the file stays.
+/// A new file, written sequentially. Destruction closes the descriptor and keeps the file.
 class FileWriter {
  public:
   /// Fails if the file exists.
   static Result<FileWriter> create(const std::string& path);
   Result<void> write(std::span<const std::byte> bytes);
   Result<void> write(std::string_view text) { return write(std::as_bytes(std::span(text.data(), text.size()))); }
-  /// Returns once the bytes are on the disk (fsync).
+  /// Returns when the bytes are on the disk (fsync).
   Result<void> sync();
   std::uint64_t size() const noexcept { return size_; }
 
@@ -83,10 +84,10 @@ class FileWriter {
   std::uint64_t size_ = 0;
 };
 
-/// Replaces a file as a whole: written aside without a name (O_TMPFILE, so that a killed writer leaves nothing; with a
-/// hidden name where the file system cannot, and for the moment in which an existing file is replaced), synced,
-/// renamed, and the folder synced. The mode of a file that is replaced is kept, and a symbolic link is followed.
-/// Destroyed without `commit`: nothing has happened.
+/// Replaces a file as a whole: writes a file without a name (O_TMPFILE, so a killed writer leaves nothing), syncs and
+/// renames it, and syncs the folder. The file has a hidden name if the file system lacks O_TMPFILE, and briefly while
+/// it replaces an existing file. Keeps the mode of a replaced file, and follows a symbolic link. Destruction without
+/// `commit` leaves the old file unchanged.
 class AtomicFile {
  public:
   static Result<AtomicFile> create(const std::string& path);
@@ -102,27 +103,27 @@ class AtomicFile {
       : writer_(std::move(writer)), path_(std::move(path)), aside_(std::move(aside)) {}
   FileWriter writer_;
   std::string path_;
-  std::string aside_;  ///< the hidden name, while there is one
+  std::string aside_;  ///< the hidden name, if it has one
 };
 
-/// The whole content at once.
+/// Replaces a file by this content, with AtomicFile.
 Result<void> write_file_atomically(const std::string& path, std::span<const std::byte> bytes);
 Result<void> write_file_atomically(const std::string& path, std::string_view text);
 
-/// fsync of a folder, so that names in it survive a power cut.
+/// Syncs a folder (fsync), so that the names in it survive a power cut.
 Result<void> sync_folder(const std::string& path);
 /// rename(2). Replaces a file, or an empty folder by a folder.
 Result<void> rename_path(const std::string& from, const std::string& to);
-/// mkdir -p, new folders synced into their parents.
+/// Like mkdir -p, and syncs the parents of new folders.
 Result<void> make_folders(const std::string& path);
-/// Removes a file or a folder with everything in it; links are not followed. A missing path is no error.
+/// Removes a file, or a folder with everything in it, without following links. A missing path is no error.
 Result<void> remove_tree(const std::string& path);
 /// Names in a folder, sorted, without "." and "..".
 Result<std::vector<std::string>> list_folder(const std::string& path);
 
-/// Returns so many bytes from the kernel's generator, two digits each: for names that nobody else uses. At most 256.
+/// Returns `bytes` random bytes (256 at most) from the kernel as two hexadecimal digits each: for unique names.
 std::string random_hex(std::size_t bytes);
-/// All of it, as write(2) may take less. False, with errno, where that fails.
+/// Writes all of `text`, unlike write(2). Returns false, with errno set, if that fails.
 bool write_all(int fd, std::string_view text);
 
 }  // namespace cohort::sys

@@ -63,7 +63,7 @@ double quota_cores(const std::string& root) {
     if (amount > 0 && period > 0) least = least == 0 ? amount / period : std::min(least, amount / period);
   };
   for (const std::string& folder : control_groups("", root)) {
-    std::ifstream file(folder + "/cpu.max");  // "max" is no number
+    std::ifstream file(folder + "/cpu.max");  // "max" is not a number
     double amount = 0, period = 0;
     if (file >> amount >> period) take(amount, period);
   }
@@ -79,7 +79,7 @@ double quota_cores(const std::string& root) {
 int usable_cores() {
   cpu_set_t set;
   int cores = 0;
-  // More than 1024 cores do not fit a cpu_set_t; then all of them are assumed.
+  // More than 1024 cores do not fit into a cpu_set_t; then all cores are assumed.
   if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
   if (cores <= 0) cores = static_cast<int>(std::thread::hardware_concurrency());
   const double quota = quota_cores();
@@ -98,7 +98,7 @@ std::vector<std::vector<int>> cores_of_process() {
       return parse_integer<int>(first_word(folder + file).value_or("")).value_or(-1);
     };
     const int core = place("core_id");
-    // If the kernel does not say, each processor counts as a core.
+    // If the kernel does not tell, each processor counts as a core.
     found.emplace_back(place("physical_package_id"), core < 0 ? number : core, number);
   }
   std::sort(found.begin(), found.end());
@@ -130,7 +130,7 @@ std::string processor_name(const std::string& root) {
     if (colon == std::string::npos) continue;
     const std::string value = line.substr(colon + 2);
     if (line.starts_with("model name")) return value;
-    // 64-bit ARM has numbers alone.
+    // 64-bit ARM has only numbers.
     if (line.starts_with("CPU implementer")) maker = value;
     if (line.starts_with("CPU part")) return fmt::format("ARM, implementer {}, part {}", maker, value);
   }
@@ -156,7 +156,7 @@ bool is_nvidia(const fs::path& device) {
          name.find_first_not_of("0123456789", kName.size()) == std::string::npos;
 }
 
-/// Nodes of processors have the number 0.
+/// True if the node is a GPU. Nodes of processors have gpu_id 0.
 bool is_amd(const fs::path& node) {
   std::ifstream file(node / "gpu_id");
   long number = 0;

@@ -8,7 +8,7 @@
 namespace cohort {
 namespace {
 
-/// True if lists and objects are nested deeper than kDeepestJson. `text` need not be JSON.
+/// True if lists and objects are nested more than kDeepestJson levels. `text` need not be valid JSON.
 bool is_too_deep(std::string_view text) noexcept {
   int depth = 0;
   bool quoted = false;

@@ -37,7 +37,7 @@ Result<Settings> parse(std::string_view specification) {
     const std::string_view item = specification.substr(0, comma);
     specification = comma == std::string_view::npos ? std::string_view() : specification.substr(comma + 1);
     if (item.empty()) continue;
-    if (item == "plan") {  // what the communicator chose and why is asked for by name
+    if (item == "plan") {  // "plan" (what the communicator chose, and why) means level info
       settings.of_subsystem.insert_or_assign("plan", Level::Info);
       continue;
     }
@@ -110,7 +110,7 @@ bool enabled(std::string_view subsystem, Level level) noexcept {
 void write(std::string_view subsystem, Level level, std::string_view message) noexcept {
   try {
     logger().write(subsystem, level, message);
-  } catch (...) {  // a message that cannot be written must not end the program
+  } catch (...) {  // failing to write a message must not end the program
   }
 }
 

@@ -1,7 +1,7 @@
 // The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"; "plan" is short for
 // "plan=info"), written to stderr.
-// Any thread may log. A library prints nothing unless something is wrong: the default level is warn. Exceptions, unless
-// a level is given: which world has been formed ("world"), and how a training goes on in it ("elastic").
+// Any thread may log. The default level is warn, since a library prints nothing unless something is wrong. Exceptions,
+// unless a level is given: which world has been formed ("world"), and how training continues in it ("elastic").
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ enum class Level : std::uint8_t { Debug, Info, Warn, Error, Off };
 /// True if a message of this subsystem ("net", "comm", "launch", ...) and level would be written.
 bool enabled(std::string_view subsystem, Level level) noexcept;
 void write(std::string_view subsystem, Level level, std::string_view message) noexcept;
-/// Replaces what COHORT_LOG said. Throws cohort::Error (InvalidArgument) on a level it does not know.
+/// Replaces the levels from COHORT_LOG. Throws cohort::Error (InvalidArgument) for an unknown level.
 void configure(std::string_view specification);
 
 template <class... Args>

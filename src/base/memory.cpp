@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Memory left to everyone else: a host that is filled to its last page kills processes.
+// Memory left for other processes: a host without free memory kills processes.
 constexpr std::size_t kReserve = std::size_t{64} << 20;
 
 std::optional<std::size_t> read_number(const std::string& path) {
@@ -53,7 +53,7 @@ std::size_t host_memory() {
   return std::numeric_limits<std::size_t>::max();
 }
 
-// Page cache counts as used, but is given back under pressure.
+// Returns the page cache, which counts as used, but is freed under pressure.
 std::size_t reclaimable(const std::string& stat_path) {
   std::ifstream file(stat_path);
   std::string key;
@@ -70,7 +70,7 @@ std::size_t left(std::size_t limit, std::size_t used, std::size_t reclaimable_by
   return limit > held ? limit - held : 0;
 }
 
-// Every group up to the root may have a limit.
+// Returns the memory that the control groups leave. Every group up to the root may have a limit.
 std::size_t group_memory() {
   std::size_t least = std::numeric_limits<std::size_t>::max();
   std::ifstream file("/proc/self/cgroup");
@@ -117,7 +117,7 @@ Result<Mapping> map(int fd, std::size_t bytes) {
     return refuse(bytes, fmt::format("mmap: {}{}", errno_text(error), hint));
   }
   Mapping mapping(data, bytes);
-  if (bytes >= kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);  // fewer TLB misses; only a wish
+  if (bytes >= kHugePage) ::madvise(data, bytes, MADV_HUGEPAGE);  // fewer TLB misses; only a hint
   return mapping;
 }
 
@@ -147,7 +147,7 @@ Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t
     return refuse(bytes, fmt::format("{} MiB are available to this process (host or cgroup)", available >> 20));
   }
   rlimit file_size{};
-  if (::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && whole > file_size.rlim_cur) {  // would be SIGXFSZ
+  if (::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && whole > file_size.rlim_cur) {  // would raise SIGXFSZ
     return refuse(bytes, fmt::format("files may have {} bytes at most (ulimit -f)", file_size.rlim_cur));
   }
   SharedSegment segment;
@@ -161,7 +161,7 @@ Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t
   segment.mapping = *std::move(mapping);
   if (::madvise(segment.mapping.data(), whole, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) return refuse(bytes, "populating it: " + errno_text(errno));
-    // Before Linux 5.14: reserve all pages, which fails cleanly, then map them in.
+    // Before Linux 5.14: reserve all pages, which can fail cleanly, then map them.
     if (const int error = ::posix_fallocate(segment.fd.get(), 0, static_cast<off_t>(whole)); error != 0) {
       return refuse(bytes, "posix_fallocate: " + errno_text(error));
     }
@@ -199,7 +199,7 @@ struct Page {
 constexpr std::size_t kSlots = 64;
 constexpr std::size_t kPageBytes = kSlots * kHiddenBytes;
 
-// Pages are only ever put in front.
+// A list to whose front pages are added; none is ever removed.
 std::atomic<Page*> pages{nullptr};
 
 void* take_from(Page& page) noexcept {
@@ -221,7 +221,7 @@ void* take_hidden_memory() {
   void* const bytes = ::mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (bytes == MAP_FAILED) throw std::bad_alloc();
   ::madvise(bytes, kPageBytes, MADV_DONTDUMP);
-  ::mlock(bytes, kPageBytes);  // RLIMIT_MEMLOCK may not allow it
+  ::mlock(bytes, kPageBytes);  // may fail because of RLIMIT_MEMLOCK
   page->bytes = static_cast<std::byte*>(bytes);
   page->used.store(1);
   Page* const made = page.release();

@@ -1,8 +1,10 @@
-// Memory that several processes map: anonymous files (memfd) without a name, so nothing can be left behind. Sealed
-// against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so running out of memory is
-// an error here and not a signal later. Mappings and descriptors have one owner; not thread-safe, owns no globals.
-// Memory for a few small secrets: no core dump shows it (MADV_DONTDUMP), and it is not swapped out where the limits
-// allow that. Never given back to the system. Without locks, so any thread may call, and a forked child too.
+// SharedSegment: memory that several processes map: an anonymous file (memfd) without a name, so nothing can be left
+// behind. It is sealed against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so
+// running out of memory is an error here and not a signal later. Mappings and descriptors have one owner; not
+// thread-safe, owns no globals.
+// take_hidden_memory: memory for a few small secrets, which core dumps omit (MADV_DONTDUMP), and which is not swapped
+// if the limits allow locking it. Never returned to the system. Without locks: any thread may call, and a forked child
+// too.
 #pragma once
 
 #include "base/result.h"
@@ -41,26 +43,26 @@ struct SharedSegment {
 };
 
 /// A zeroed segment of at least `bytes` (rounded up to pages; to huge pages if it is large), all of it in memory.
-/// `name` shows in /proc/PID/maps only. Unavailable if the host, the cgroup or a limit of the process does not allow
-/// it.
+/// `name` is only visible in /proc/PID/maps. Fails with Unavailable if the host, the cgroup or a process limit does not
+/// allow it.
 Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t bytes);
 
-/// Maps a segment that another process made. Corrupt if it is smaller than `bytes` or could shrink; Unavailable if it
-/// cannot be mapped. Cheap: page tables are filled at first use, or by `populate`.
+/// Maps a segment of another process. Fails with Corrupt if it is smaller than `bytes` or could shrink, Unavailable if
+/// it cannot be mapped. Cheap: page tables are filled at first use, or by `populate`.
 Result<Mapping> map_shared_segment(int fd, std::size_t bytes);
-/// Fills the page tables, so that the first use does not fault. Only a wish: it may do nothing.
+/// Fills the page tables, so that the first use does not fault. Best effort.
 void populate(const Mapping& mapping) noexcept;
 
-/// How many bytes may still be allocated: the least of the host's available memory and what the cgroups leave.
+/// Number of bytes that may still be allocated: the minimum of the host's available memory and the cgroups' remainders.
 std::size_t available_memory();
 
 inline constexpr std::size_t kHiddenBytes = 64;
 
-/// kHiddenBytes bytes, zeros. Throws std::bad_alloc.
+/// Returns kHiddenBytes zero bytes. Throws std::bad_alloc.
 void* take_hidden_memory();
-/// Fills it with zeros first.
+/// Zeroes the memory, and makes it available again.
 void give_hidden_memory(void* memory) noexcept;
-/// For a forked child, which inherits all but the lock against swapping.
+/// Called in a forked child, which does not inherit the lock against swapping.
 void lock_hidden_memory() noexcept;
 
 }  // namespace cohort::sys

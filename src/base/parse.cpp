@@ -18,7 +18,7 @@ std::size_t character_length(std::string_view text) noexcept {
   for (std::size_t at = 1; at < length; ++at) {
     if ((byte(at) & 0xC0) != 0x80) return 0;
   }
-  // Too long a form, surrogates, beyond the last character.
+  // Rejects overlong forms, surrogates, and numbers beyond the last character.
   if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second > 0x9F) || (first == 0xF0 && second < 0x90) ||
       (first == 0xF4 && second > 0x8F))
     return 0;
@@ -54,7 +54,7 @@ std::string to_ranges(const std::vector<int>& numbers) {
     while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
     if (!text.empty()) text += ',';
     text += std::to_string(numbers[i]);
-    // "0,1" is as short as "0-1" and says the same; a range is easier to see.
+    // "0-1" is as short as "0,1", and easier to read.
     if (end > i) text += "-" + std::to_string(numbers[end]);
     i = end + 1;
   }

@@ -1,5 +1,5 @@
-// Strict numbers and truths from text: the whole text or nothing. And a hash of text.
-// Lists of numbers as people write them: "0,3-5". Pure; any thread.
+// Strict parsing of numbers and booleans: the whole text must be valid. And a hash of text.
+// Lists of numbers, such as "0,3-5". Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -25,7 +25,7 @@ std::optional<T> parse_integer(std::string_view text) noexcept {
   return value;
 }
 
-/// "1", "true", "yes" and "on" against "0", "false", "no" and "off", in any case of letters.
+/// Parses "1", "true", "yes", "on" and "0", "false", "no", "off", in upper or lower case.
 inline std::optional<bool> parse_truth(std::string_view text) noexcept {
   const auto is = [text](std::string_view word) {
     return std::equal(text.begin(), text.end(), word.begin(), word.end(), [](char a, char b) {
@@ -41,27 +41,29 @@ inline std::optional<bool> parse_truth(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-/// Takes what stands before the first of `marks`, and the mark; all where there is none.
+/// Removes the text up to the first of `marks`, and the mark, and returns it without the mark; all text if there is
+/// none.
 inline std::string_view take_until(std::string_view& text, std::string_view marks) noexcept {
   const std::string_view taken = text.substr(0, text.find_first_of(marks));
   text.remove_prefix(taken.size() == text.size() ? taken.size() : taken.size() + 1);
   return taken;
 }
 
-/// Length of the character (UTF-8) that the text begins with; 0: it begins with none.
+/// Returns the length of the text's first character (UTF-8); 0 if the text does not begin with a valid one.
 std::size_t character_length(std::string_view text) noexcept;
 
-/// FNV-1a (Fowler, Noll, Vo): for names and to distinguish texts, not secure against attackers.
+/// FNV-1a hash (Fowler, Noll, Vo): for names and to distinguish texts; not secure against attackers.
 constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
   return hash;
 }
 
-/// Ascending, each once. Fails with InvalidArgument on anything else than numbers below `limit`, commas and ranges.
+/// Returns the numbers ascending, each once. Fails with InvalidArgument unless the text is numbers below `limit` and
+/// ranges, with commas between.
 Result<std::vector<int>> parse_ranges(std::string_view text, int limit);
 
-/// "0-2,5" for {0, 1, 2, 5}; takes them in ascending order.
+/// Returns "0-2,5" for {0, 1, 2, 5}. `numbers` must be ascending.
 std::string to_ranges(const std::vector<int>& numbers);
 
 }  // namespace cohort

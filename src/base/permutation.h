@@ -1,4 +1,4 @@
-// The order in which the samples of an epoch are read: defined to the bit, since a change of it is a change of every
+// The order in which the samples of an epoch are read. It is exactly specified, since changing it would change every
 // user's runs. A pure function; any thread.
 #pragma once
 

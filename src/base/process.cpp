@@ -41,7 +41,7 @@ constexpr const char* kSteps[] = {
     "sched_setaffinity",       "execve"};
 enum Step { kDeathSignal, kSession, kGroup, kDup, kClose, kFolder, kLimit, kProcessors, kExec };
 
-/// Everything that the child needs, made before fork: after it only async-signal-safe calls are allowed.
+/// Everything that the child needs, prepared before fork: after fork only async-signal-safe calls are allowed.
 struct Prepared {
   const char* path;
   std::vector<char*> arguments;
@@ -70,18 +70,18 @@ void reset_signals(const std::array<bool, NSIG>& ignored) {
   for (int number = 1; number < NSIG; ++number) {
     struct sigaction action {};
     action.sa_handler = ignored[static_cast<std::size_t>(number)] ? SIG_IGN : SIG_DFL;
-    ::sigaction(number, &action, nullptr);  // KILL and STOP refuse: fine
+    ::sigaction(number, &action, nullptr);  // fails for KILL and STOP, which is fine
   }
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-/// All from `first` on get CLOEXEC. Async-signal-safe.
+/// Sets CLOEXEC on all descriptors from `first` on. Async-signal-safe.
 bool close_on_exec_from(int first) {
   if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 1U << 2 /* CLOEXEC */) == 0) return true;
-  // Before Linux 5.11, or under a filter of system calls that does not know it: descriptors that /proc lists, read
-  // without readdir, which allocates.
+  // Before Linux 5.11, or under a system call filter that rejects the call: takes the descriptors that /proc lists,
+  // read without readdir, which allocates.
   const int folder = ::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return false;
   alignas(long) char entries[4096];
@@ -105,14 +105,14 @@ bool close_on_exec_from(int first) {
 [[noreturn]] void run_child(Prepared& prepared) {
   if (prepared.death_signal != 0) {
     if (::prctl(PR_SET_PDEATHSIG, prepared.death_signal) != 0) give_up(prepared, kDeathSignal, errno);
-    // The parent may have died before the call, and its signal will not come any more.
+    // If the parent has died before the prctl, no signal will come.
     if (::getppid() != prepared.parent) ::_exit(127);
   }
   if (prepared.group == Group::Session && ::setsid() < 0) give_up(prepared, kSession, errno);
   if (prepared.group == Group::Own && ::setpgid(0, 0) < 0) give_up(prepared, kGroup, errno);
   for (int target = 0; target < 3; ++target) {
     const int source = prepared.stdio[static_cast<std::size_t>(target)];
-    if (source == target) continue;  // the caller's own: never CLOEXEC
+    if (source == target) continue;  // the caller's own, which is not CLOEXEC
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
   for (const auto& [source, target] : prepared.moved) {
@@ -221,7 +221,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
     if (number > 0 && number < NSIG) prepared.ignored[static_cast<std::size_t>(number)] = true;
   }
 
-  // Sources go above every target first, so that no dup2 overwrites one that is still needed.
+  // Moves sources above every target first, so that no dup2 overwrites a source that is still needed.
   int highest = 2;
   for (const auto& [source, target] : options.inherited) highest = std::max(highest, target);
   prepared.highest_target = highest;
@@ -253,7 +253,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   if (prepared.report < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
   write_end.reset();
 
-  // No signal may run a handler of the parent's in the child.
+  // Blocks signals, so that none runs a handler of the parent's in the child.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -266,7 +266,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
 
   PendingSpawn pending;
   pending.child_.pid = pid;
-  // Our child cannot be reaped before we wait for it, so the pid cannot mean another process yet.
+  // The child has not been waited for, so its pid cannot have been reused.
   pending.child_.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!pending.child_.pidfd) {
     const int error = errno;
@@ -286,7 +286,7 @@ tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
   do {
     got = ::read(report_.get(), &report, sizeof report);
   } while (got < 0 && errno == EINTR);
-  // End of file: exec closed the other end (or the child was killed before; then its status shows it).
+  // End of file: exec has closed the other end. (Or the child was killed before, as its status will show.)
   if (got != static_cast<ssize_t>(sizeof report)) return std::move(child_);
   while (::waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -294,7 +294,7 @@ tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
 }
 
 std::optional<ProcessStat> parse_process_stat(std::string_view text) {
-  // "pid (name, which may hold anything) S ppid ...": fields are counted from after the last parenthesis.
+  // "pid (name, which may contain anything) S ppid ...": fields are counted from after the last parenthesis.
   const auto close = text.rfind(')');
   if (close == std::string_view::npos || close + 2 >= text.size()) return std::nullopt;
   std::vector<std::string_view> fields;
@@ -305,7 +305,7 @@ std::optional<ProcessStat> parse_process_stat(std::string_view text) {
     if (space == std::string_view::npos) break;
     rest.remove_prefix(space + 1);
   }
-  constexpr std::size_t kFirst = 3;  // the number of the first field here, as proc(5) counts
+  constexpr std::size_t kFirst = 3;  // number of the first of `fields` in proc(5)
   constexpr std::uint64_t kExiting = 0x4;
   if (fields.size() < 22 - kFirst + 1 || fields[0].size() != 1) return std::nullopt;
   ProcessStat stat;
@@ -367,7 +367,7 @@ std::optional<SignalFate> signal_fate(pid_t pid, int number) {
   return parse_signal_fate(read_small_file(fmt::format("/proc/{}/status", pid)), number);
 }
 
-/// For kernels without /proc/PID/task/TID/children.
+/// Finds a process's children on kernels without /proc/PID/task/TID/children.
 static std::vector<pid_t> children_by_scan(pid_t parent) {
   std::vector<pid_t> found;
   std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), &::closedir);
@@ -427,7 +427,7 @@ bool descends_from(pid_t pid, pid_t ancestor) {
 }
 
 bool signal_if(pid_t pid, int number, const std::function<bool(pid_t)>& is_meant) {
-  if (pid <= 0) return false;  // kill(2) would take these for groups
+  if (pid <= 0) return false;  // kill(2) would take these as groups
   const auto held = open_pidfd(pid);
   return held && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, held->get(), number, nullptr, 0) == 0;
 }
@@ -498,8 +498,8 @@ UniqueFd open_stat(const std::string& folder) {
   return UniqueFd(::open((folder + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
 }
 
-// The first thread may end before the others (pthread_exit in main): the process lives while any thread does, and as
-// long as they can't be looked at (no descriptor is free) it is not said to be dead.
+// The first thread may end before the others (pthread_exit in main), but a process lives while any thread does. Returns
+// false if the threads cannot be read (no free descriptor), so that the process does not count as dead.
 bool all_threads_exiting(pid_t pid) {
   std::error_code error;
   const std::filesystem::directory_iterator tasks(folder_of(pid) + "/task", error);
@@ -517,7 +517,8 @@ bool all_threads_exiting(pid_t pid) {
 
 ProcessId own_process() {
   const pid_t pid = ::getpid();
-  // The first thread is as old as the process, whose own file qemu's user emulation makes up.
+  // Reads the first thread's file, since the first thread is as old as the process, and qemu's user emulation invents
+  // the process's own file.
   const UniqueFd file = open_stat(fmt::format("{}/task/{}", folder_of(pid), pid));
   const auto stat = file ? read_stat(file.get()) : std::nullopt;
   return {pid, stat ? stat->start_ticks : 0};
@@ -529,11 +530,11 @@ PeerProcess::PeerProcess(ProcessId id) : id_(id) {
 
 bool PeerProcess::gone() const {
   if (id_.pid <= 0) return false;
-  // Without /proc, or without a descriptor when this began, the pid alone has to do.
+  // Without /proc, or if no descriptor was free at construction, only the pid is checked.
   if (!stat_) return ::kill(id_.pid, 0) != 0 && errno == ESRCH;
   errno = 0;
   const auto stat = read_stat(stat_.get());
-  if (!stat) return errno == ESRCH;  // it has been waited for
+  if (!stat) return errno == ESRCH;  // the process has been reaped
   if (id_.start_time != 0 && stat->start_ticks != id_.start_time) return true;
   return ended(*stat) && (stat->threads <= 1 || all_threads_exiting(id_.pid));
 }

@@ -1,8 +1,8 @@
-// Records as bytes and back. A record names its fields once, in order, for both directions:
+// Encodes records as bytes, and decodes them. A record names its fields once, in order, for both directions:
 //   void visit_fields(auto& m, auto& archive, const Record*) { archive(m.a, m.b); }
-// beside the record, where its namespace finds it. Fields: numbers, bool, enums (by `below`), texts, records, and
-// vectors, optionals and variants of them. Decoding checks every length before it takes memory and remembers the first
-// thing that is wrong, so bytes from outside are safe to decode. Pure; any thread.
+// in the record's namespace. Fields are numbers, bool, enums (by `below`), texts, records, and vectors, optionals and
+// variants of them. Decoding checks every length before it allocates memory, and keeps the first error, so untrusted
+// bytes are safe to decode. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -21,8 +21,8 @@
 
 namespace cohort::codec {
 
-// Little-endian bytes for messages between processes. A Reader never reads past its end: every call returns a
-// Result, so that bytes from outside are safe to read. Not thread-safe; owns nothing.
+// Little-endian bytes for messages between processes. A Reader never reads past its end: every call returns a Result,
+// so untrusted bytes are safe to read. Not thread-safe; owns nothing.
 static_assert(std::endian::native == std::endian::little, "messages are little-endian, and so must the host be");
 
 class Writer {
@@ -34,7 +34,7 @@ class Writer {
     out_.append(bytes, sizeof value);
     return *this;
   }
-  /// 32-bit length, then the bytes.
+  /// Appends a 32-bit length, then the bytes.
   Writer& text(std::string_view value) {
     number(static_cast<std::uint32_t>(value.size()));
     out_.append(value);
@@ -59,7 +59,7 @@ class Reader {
     rest_.remove_prefix(sizeof value);
     return value;
   }
-  /// The view is valid as long as the bytes are.
+  /// Returns a view, which is valid as long as the bytes are.
   Result<std::string_view> text(std::size_t longest) {
     auto size = number<std::uint32_t>();
     if (!size) return tl::unexpected(size.error());
@@ -77,7 +77,7 @@ class Reader {
   std::string_view rest_;
 };
 
-/// Limits of texts and lists whose fields do not set their own; `what` begins the text of an error.
+/// Limits of texts and lists whose fields do not set their own. `what`: prefix of error messages.
 struct Limits {
   std::size_t longest_text = 4096;
   std::size_t most_elements = std::size_t{1} << 20;
@@ -85,7 +85,7 @@ struct Limits {
 };
 inline constexpr std::size_t kLongestError = std::size_t{64} << 10;
 
-/// A field that has a bound of its own: see the functions below.
+/// Fields with bounds of their own: see the functions below.
 template <class T>
 struct Below {
   T& value;
@@ -103,7 +103,7 @@ struct Constant {
   std::string_view otherwise;
 };
 
-/// An enum, or a number, of `count` values from 0 on.
+/// An enum, or a number, below `count`.
 template <class T>
 Below<T> below(T& value, std::size_t count, std::string_view otherwise) {
   return {value, count, otherwise};
@@ -112,7 +112,7 @@ template <class T>
 Within<T> longest(T& value, std::size_t longest_text) {
   return {value, {longest_text}};
 }
-/// A list of so many; of texts, each of at most `longest_text` bytes.
+/// A list of at most `elements` elements; if they are texts, of at most `longest_text` bytes each.
 template <class T>
 Within<T> most(T& value, std::size_t elements, std::size_t longest_text = Limits().longest_text) {
   return {value, {longest_text, elements}};
@@ -193,7 +193,7 @@ class Decoder {
   void demand(bool condition, std::string_view otherwise) {
     if (!condition) spoil(Error(ErrorCode::Corrupt, std::string(otherwise)));
   }
-  /// Corrupt with the first thing that was wrong.
+  /// Fails with Corrupt, and the first error.
   Result<void> finish() {
     demand(reader_.at_end(), "message is longer than its fields");
     if (error_) return tl::unexpected(*error_);
@@ -240,7 +240,7 @@ class Decoder {
     if (count > limits_.most_elements)
       return spoil(Error(ErrorCode::Corrupt,
                          fmt::format("a list of {} where at most {} are allowed", count, limits_.most_elements)));
-    // Every element takes 4 bytes at least, so a false count cannot make us take much memory.
+    // Every element takes at least 4 bytes, so a false count cannot cause a large allocation.
     if (count > reader_.rest().size() / 4) return demand(false, "list is longer than its message");
     for (std::uint32_t i = 0; i < count && !error_; ++i) get(values.emplace_back());
   }
@@ -313,7 +313,7 @@ std::string encode(const T& record) {
   return encoder.take();
 }
 
-/// Corrupt if the bytes are not exactly one record.
+/// Fails with Corrupt unless the bytes are exactly one record.
 template <class T>
 Result<T> decode(std::string_view bytes, const Limits& limits = {}) {
   T record{};

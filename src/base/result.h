@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several
-// problems can be reported at once. At the public boundary `value_or_throw` turns it into an exception.
+// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several problems
+// can be reported at once. At the public boundary `value_or_throw` turns the Error into an exception.
 #pragma once
 
 #include <cohort/error.h>
@@ -24,7 +24,7 @@ tl::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format, A
   return tl::unexpected<Error>(Error(code, fmt::format(format, std::forward<Args>(args)...)));
 }
 
-/// The same where the operating system said no: the error keeps its number.
+/// Like `fail`, for an error of the operating system, whose number the Error keeps.
 template <class... Args>
 tl::unexpected<Error> fail_system(int error_number, ErrorCode code, fmt::format_string<Args...> format,
                                   Args&&... args) {
@@ -45,7 +45,7 @@ T value_or_throw(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// Returns the result of `f`, or the Error that it throws: for code that checks results and calls code that throws.
+/// Returns the result of `f`, or the Error it throws: for code that checks results but calls code that throws.
 template <class F>
 auto result_of(F&& f) -> Result<decltype(f())> {
   try {
@@ -60,7 +60,7 @@ auto result_of(F&& f) -> Result<decltype(f())> {
   }
 }
 
-/// "No such file or directory (ENOENT)".
+/// Returns e.g. "No such file or directory (ENOENT)".
 std::string errno_text(int error_number);
 
 }  // namespace cohort

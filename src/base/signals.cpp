@@ -34,7 +34,7 @@ Result<SignalFd> SignalFd::create(std::initializer_list<int> signals) {
   sigset_t before;
   ::sigemptyset(&set);
   for (const int signal : signals) ::sigaddset(&set, signal);
-  // (The kernel would queue them while they are blocked.)
+  // Excludes ignored signals, which the kernel would queue while they are blocked.
   for (const int signal : ignored_signals()) ::sigdelset(&set, signal);
   if (const int error = ::pthread_sigmask(SIG_BLOCK, &set, &before)) {
     return fail(ErrorCode::Internal, "pthread_sigmask: {}", errno_text(error));
@@ -50,7 +50,7 @@ Result<SignalFd> SignalFd::create(std::initializer_list<int> signals) {
 
 SignalFd::~SignalFd() {
   if (!fd_) return;
-  // A pending signal is no longer wanted by any reader; it must not kill us now.
+  // Consumes pending signals, which have no reader any more, and would end the process when they are unblocked.
   while (next()) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -67,7 +67,7 @@ namespace {
 
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS};
 
-/// State of one signal. The handler reads `before`, which is written before the handler is there.
+/// State of one signal. The handler reads `before`, which is written before the handler is installed.
 struct Slot {
   std::atomic<std::uint32_t> received{0};
   struct sigaction before = {};
@@ -78,7 +78,7 @@ struct Slot {
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "a signal handler may not take a lock");
 
 Slot slots[NSIG];
-std::mutex slots_mutex;  // not for `received`
+std::mutex slots_mutex;  // guards all but `received`
 
 void on_signal(int number, siginfo_t* info, void* context) {
   const int error = errno;
@@ -102,16 +102,16 @@ bool may_be_handled(int number) {
          std::find(std::begin(kFaults), std::end(kFaults), number) == std::end(kFaults);
 }
 
-/// False: the system refuses (the numbers that the C library keeps for itself).
+/// Returns false if the system refuses the signal (numbers that the C library reserves).
 bool install(int number) {
   const std::lock_guard lock(slots_mutex);
   Slot& slot = slots[number];
-  // A handler installed over ours that calls ours must not be called by ours in turn: that would never end.
+  // If a later handler calls ours, ours must not call that handler: the calls would never end.
   if (!slot.installed) {
     if (::sigaction(number, nullptr, &slot.before) != 0) return false;
     struct sigaction action = {};
     action.sa_sigaction = &on_signal;
-    // System calls of the program go on; a stack of its own, where the program has given one.
+    // The program's system calls are restarted; the handler runs on an alternate stack if the program has set one.
     action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
     if (::sigaction(number, &action, nullptr) != 0) return false;
     slot.installed = true;

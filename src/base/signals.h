@@ -1,9 +1,9 @@
-// Signals by name, and signals as something to read. A SignalFd blocks its signals in the calling thread (and in
-// threads started later) until it is destroyed; create it before any thread. Signals that are ignored (by nohup, in a
-// shell's background job) stay so: they do not come.
-// Remembers that signals have come. Installs handlers while it lives; a handler that was there before is called as
-// well, after it. Any number of latches per process, on any threads; `received` may be asked from any thread. A handler
-// that the program installs later is left alone: it has to call the one before, as handlers should.
+// Names of signals. SignalFd: signals that are read from a descriptor. It blocks its signals in the calling thread (and
+// in threads started later) until it is destroyed; create it before any thread. Ignored signals (by nohup, in a shell's
+// background job) stay ignored, and are never read.
+// SignalLatch: remembers that signals have come. Installs handlers until it is destroyed, which also call the previous
+// handlers. Any number of latches per process, on any threads; any thread may call `received`. If the program installs
+// a handler later, that one must call the latch's, as handlers should.
 #pragma once
 
 #include "base/result.h"
@@ -19,7 +19,7 @@
 
 namespace cohort::sys {
 
-/// "SIGKILL"; "SIGRTMIN+3"; "signal 99" for what is none.
+/// Returns "SIGKILL", "SIGRTMIN+3", or "signal 99" for a number that is no signal.
 std::string signal_name(int number);
 
 /// Returns the signals that this process ignores.
@@ -44,25 +44,26 @@ class SignalFd {
 
 class SignalLatch {
  public:
-  /// Fails with InvalidArgument for no signals, for what is no signal or cannot be handled (SIGKILL, SIGSTOP), and for
-  /// those that a fault of the program raises (SIGSEGV, ...), to which a handler must not return.
+  /// Fails with InvalidArgument for an empty list, for numbers that are no signals or cannot be handled (SIGKILL,
+  /// SIGSTOP), and for signals of the program's own faults (SIGSEGV, ...), from whose handlers the program must not
+  /// return.
   static Result<SignalLatch> create(const std::vector<int>& signals);
   SignalLatch(SignalLatch&& other) noexcept;
   SignalLatch& operator=(SignalLatch&&) = delete;
-  /// The last latch of a signal puts back what was there before, unless another handler has been installed over it.
+  /// The last latch of a signal restores the previous handler, unless another handler has been installed meanwhile.
   ~SignalLatch();
 
-  /// Its handlers stay when it goes, for the rest of the process: a process that ends because of a signal may be
-  /// signalled once more on its way out.
+  /// Keeps the handlers after the latch is destroyed, for the rest of the process: a process that ends because of a
+  /// signal may receive another one while it ends.
   void keep_handlers() noexcept { keeps_handlers_ = true; }
 
-  /// The first of its signals that has come since it was made; 0: none has.
+  /// Returns the first of its signals that has come since the latch was made; 0 if none has.
   int received() const noexcept;
 
  private:
   struct Watched {
     int number;
-    std::uint32_t before;  ///< how often it had come when the latch was made
+    std::uint32_t before;  ///< how often the signal had come when the latch was made
   };
   explicit SignalLatch(std::vector<Watched> watched) : watched_(std::move(watched)) {}
   std::vector<Watched> watched_;

@@ -38,7 +38,7 @@ TextStyle text_style(int fd) {
 
 bool in_foreground(int fd) {
   const pid_t group = ::tcgetpgrp(fd);
-  // Not our controlling terminal: reading it cannot stop us.
+  // A negative group: not the controlling terminal, so reading it cannot stop this process.
   return group < 0 || group == ::getpgrp();
 }
 
@@ -51,7 +51,7 @@ TerminalGuard::~TerminalGuard() {
   if (!before_) return;
   termios now{};
   if (::tcgetattr(fd_, &now) != 0 || !in_foreground(fd_)) return;
-  // Only if something changed: setting it needlessly could stop a job in the background.
+  // Only if the settings have changed: setting them needlessly could stop a background job.
   if (std::memcmp(&now, &*before_, sizeof now) != 0) ::tcsetattr(fd_, TCSANOW, &*before_);
 }
 

@@ -1,4 +1,4 @@
-// Properties of a terminal, and its settings before us.
+// Properties of a terminal, and a guard that restores its settings.
 #pragma once
 
 #include <termios.h>
@@ -9,19 +9,19 @@ namespace cohort::sys {
 
 /// True if the descriptor is a terminal on which colours are welcome (NO_COLOR unset, TERM not "dumb").
 bool wants_colour(int fd);
-/// True if the environment's locale is one of UTF-8.
+/// True if the environment's locale uses UTF-8.
 bool speaks_unicode();
 /// How a table or bar is drawn.
 struct TextStyle {
   bool unicode = false;
   bool colour = false;
 };
-/// For this descriptor: plain unless it is a terminal; with Unicode's characters where the locale is UTF-8.
+/// Returns the style for this descriptor: plain unless it is a terminal; Unicode characters if the locale uses UTF-8.
 TextStyle text_style(int fd);
-/// True if reading the terminal would not stop this process: it belongs to the foreground group.
+/// True if this process belongs to the terminal's foreground group, so reading the terminal does not stop it.
 bool in_foreground(int fd);
 
-/// Remembers the settings of a terminal and restores them when destroyed. Does nothing on anything else.
+/// Remembers the settings of a terminal and restores them when destroyed. Does nothing if `fd` is no terminal.
 class TerminalGuard {
  public:
   explicit TerminalGuard(int fd);

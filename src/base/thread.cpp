@@ -16,8 +16,8 @@ thread_local bool serves = false;
 bool in_service_thread() noexcept { return serves; }
 
 void give_way() noexcept {
-  // Both are of the thread alone, whatever setpriority's manual calls them. glibc has no ioprio_set.
-  // With less than nice 10, one that has to wait for the thread on busy processors would wait for minutes.
+  // Both settings affect only this thread, although setpriority's manual says process. glibc has no ioprio_set.
+  // At a lower priority than nice 10, waiting for this thread on busy processors would take minutes.
   constexpr int kNice = 10, kWhoProcess = 1, kIdle = 3 << 13;
   static_cast<void>(::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice));
   static_cast<void>(::syscall(SYS_ioprio_set, kWhoProcess, 0, kIdle));
@@ -26,7 +26,7 @@ void give_way() noexcept {
 SignalsBlocked::SignalsBlocked() {
   sigset_t blocked;
   sigfillset(&blocked);
-  // The system delivers a fault in spite of the mask, but to no handler: the process ends without its last words.
+  // If a fault's signal is blocked, the system ends the process without calling a handler, so it leaves no last words.
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) sigdelset(&blocked, fault);
   ::pthread_sigmask(SIG_SETMASK, &blocked, &before_);
 }

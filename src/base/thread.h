@@ -1,6 +1,6 @@
-// A thread that serves the library: signals are for the program's own threads.
-// Sleeping on a 32-bit word that several processes map. Any thread; wake-ups may be spurious, so check again.
-// A moment of spinning that leaves the core's resources to its other thread. Any thread.
+// Threads of the library, in which signals are blocked: signals are for the program's own threads.
+// futex_wait: sleeps on a 32-bit word that several processes map. Any thread; wake-ups may be spurious, so check again.
+// cpu_relax: a pause in a spin loop that leaves the core's resources to its other hardware thread. Any thread.
 #pragma once
 
 #include <linux/futex.h>
@@ -22,8 +22,9 @@
 
 namespace cohort::sys {
 
-/// While it lives, signals are blocked in the calling thread, and for good in the threads that it starts meanwhile; not
-/// those of a thread's own faults (SIGSEGV, SIGBUS, SIGABRT, ...), for which the program may have handlers.
+/// While this object exists, signals are blocked in the calling thread, and permanently in threads that it starts
+/// meanwhile. Exceptions are signals of a thread's own faults (SIGSEGV, SIGBUS, SIGABRT, ...), for which the program
+/// may have handlers.
 class SignalsBlocked {
  public:
   SignalsBlocked();
@@ -35,15 +36,15 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-/// Starts a thread in which signals are blocked as by SignalsBlocked. Throws std::system_error where there can be none.
+/// Starts a thread in which signals are blocked as by SignalsBlocked. Throws std::system_error if it cannot start.
 std::thread start_without_signals(std::function<void()> body);
-/// True if the calling thread was started by start_without_signals: then its waits do not hold up the program.
+/// True if start_without_signals has started the calling thread, so that its waits do not delay the program.
 bool in_service_thread() noexcept;
-/// Lowers the calling thread's priority for good: a tenth of others' share of the processor (nice 10), and only idle
-/// time of the disk, if its scheduler knows priorities (class idle). Settings that the system refuses stay as they are.
+/// Permanently lowers the calling thread's priority: to a tenth of other threads' share of the processor (nice 10), and
+/// to the disk's idle time if its scheduler supports priorities (class idle). Ignores settings that the system refuses.
 void give_way() noexcept;
 
-/// Sleeps while `word` is `seen`, at most `limit`.
+/// Sleeps while `word` equals `seen`, for `limit` at most.
 inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t seen,
                        std::chrono::nanoseconds limit) noexcept {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
@@ -51,7 +52,7 @@ inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t see
   ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &relative, nullptr, 0);
 }
 
-/// Wakes all threads that sleep on `word`, in whatever process.
+/// Wakes all threads, in any process, that sleep on `word`.
 inline void futex_wake_all(std::atomic<std::uint32_t>& word) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -24,7 +24,7 @@ Table& table() {
   return made;
 }
 
-// The table is locked over the fork, so that the child finds it whole.
+// The table is locked during fork, so that the child finds it consistent.
 void before() { table().mutex.lock(); }
 void in_parent() { table().mutex.unlock(); }
 void in_child() {
@@ -76,7 +76,7 @@ ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& des
   header.msg_controllen = control.size();
   const ssize_t received = ::recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
   if (received < 0) return received;
-  // One fits; of more, the system has closed those that did not fit. Padding may let a second one in.
+  // The buffer is for one descriptor. The system closes descriptors that do not fit; padding may admit a second one.
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t at = 0; at + sizeof(int) <= item->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {

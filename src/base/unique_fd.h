@@ -1,7 +1,7 @@
-// A file descriptor with one owner, closed at the end. Not thread-safe.
-// A descriptor that goes with bytes over a Unix socket to another process. Any thread; owns no globals.
-// Descriptors that a forked child must not keep open: as long as it does, a peer cannot see by the end of the
-// connection that the parent has died. (CLOEXEC only helps where the child execs.) Any thread.
+// UniqueFd: a file descriptor with one owner, closed when destroyed. Not thread-safe.
+// send_with_fd: a descriptor sent with bytes over a Unix socket to another process. Any thread; owns no globals.
+// close_on_fork: descriptors that a forked child must not keep open, or a peer could not tell by the end of the
+// connection that the parent has died. (CLOEXEC helps only if the child execs.) Any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -37,14 +37,14 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// Sends as send(2) without SIGPIPE, and `descriptor` along with the first byte, if it is one (from 0 on).
+/// Like send(2) without SIGPIPE. Sends `descriptor`, unless it is negative, along with the first byte.
 ssize_t send_with_fd(int socket, const void* bytes, std::size_t size, int descriptor, int flags = 0) noexcept;
-/// Receives as recv(2). A descriptor that has come along is put into `descriptor` (CLOEXEC); of several, the last.
+/// Like recv(2). Puts a descriptor that was sent along into `descriptor` (CLOEXEC); of several, the last.
 ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& descriptor, int flags = 0) noexcept;
 
-/// Makes children that this process forks from now on close `fd` at once.
+/// Makes children that this process forks from now on close `fd` immediately.
 void close_on_fork(int fd);
-/// Has to be called before `fd` is closed.
+/// Undoes close_on_fork. Must be called before `fd` is closed.
 void forget_on_fork(int fd) noexcept;
 
 }  // namespace cohort::sys

@@ -24,7 +24,7 @@
 namespace cohort::ps {
 namespace {
 
-constexpr std::int64_t kPieceFloats = 16384;  // floats of a dense variable's row
+constexpr std::int64_t kPieceFloats = 16384;  // floats in one row of a dense variable
 constexpr std::int64_t kMostAhead = 16;       // clocks
 constexpr std::chrono::milliseconds kFarewell(2000);
 constexpr std::chrono::milliseconds kKeptAlive(500);
@@ -44,7 +44,7 @@ void Client::Impl::keep() {
 }
 
 Client::Impl::~Impl() {
-  if (keeper.joinable() && ::getpid() != process) keeper.detach();  // a forked child has no such thread
+  if (keeper.joinable() && ::getpid() != process) keeper.detach();  // a forked child does not have the thread
   stop_keeping();
 }
 
@@ -113,7 +113,8 @@ void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quo
   clock = next;
 }
 
-/// After the first table has been opened: the others may be at work, and clocks have ended since it has come.
+/// Called after the first table has been opened: other workers may already be training, and clocks may have ended since
+/// this one joined.
 void Client::Impl::begin_with_backup_workers() {
   const std::unique_lock lock(ending);
   if (has_backup_workers) return;
@@ -257,7 +258,7 @@ std::int64_t Client::clock() {
 void Client::barrier() {
   impl_->demand_here("barrier");
   Link& link = impl_->links.front();
-  // After an error it is the same barrier that is tried again.
+  // After an error, the next call tries the same barrier again.
   link.finish(link.send(Method::Barrier, pack(Barrier{impl_->barrier + 1, link.patience_ms()})));
   ++impl_->barrier;
 }
@@ -268,7 +269,7 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
-  // With backup workers others may have gone on meanwhile.
+  // With backup workers, other workers may have ended clocks meanwhile.
   manifest.step = impl_->has_backup_workers ? impl_->await(-1).quorum.clocks : impl_->clock.load();
   manifest.created = formats::utc_now();
   manifest.program = "cohort parameter servers";
@@ -288,7 +289,7 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
       raise(ErrorCode::Corrupt, "{} has written a snapshot to \"{}\"", impl_->links[i].name(), written.file);
     manifest.files[written.file] = {written.bytes, std::move(written.sha256), std::move(written.crc32)};
   });
-  // Removes files begun by servers that have lost their place meanwhile.
+  // Removes files begun by processes that no longer serve their rows.
   for (const std::string& name : value_or_throw(sys::list_folder(writer.hidden()))) {
     std::error_code none;
     if (manifest.files.count(name) == 0) std::filesystem::remove(std::filesystem::path(writer.hidden()) / name, none);
@@ -301,8 +302,8 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
 
 namespace {
 
-/// All of it is read before any server takes a row: half of a snapshot is none. A damaged snapshot is passed over, with
-/// a warning; one that cannot be judged is not, since an older one would be taken for it.
+/// Reads the whole snapshot before any server takes a row, since half a snapshot is useless. Skips a damaged snapshot
+/// with a warning. Does not skip one that cannot be checked: an older one would silently replace it.
 const formats::StoredCheckpoint& newest_undamaged(const formats::CheckpointList& list) {
   for (const Error& error : list.damaged)
     log::warn("ps", "{}: the snapshot before is taken, if there is one", error.what());
@@ -338,7 +339,7 @@ void Client::leave() {
   for (Link& link : impl_->links) link.drain();
   impl_->stop_keeping();
   std::optional<Error> failed;
-  for (Link& link : impl_->links) {  // each gets the message, even if others fail
+  for (Link& link : impl_->links) {  // each server gets the message, even if others fail
     try {
       link.finish(link.send_change(Method::Leave, [](const Order& order) { return pack(Leave{order}); }));
     } catch (const Error& error) {

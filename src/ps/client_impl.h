@@ -1,10 +1,10 @@
-// A worker's link to one server: requests under way, sent again in their order when the connection has broken, so that
-// each change is made once. Has no thread of its own: waiting callers advance it. Any thread.
-// State that a client and its tables share: the links to the servers, the clock, a table's numbers there. Private to
-// the client's own files (client*.cpp, requests.*). It lives as long as the client, any table or any request of it; its
-// thread keeps connections alive meanwhile. Any thread; a table's sum under its mutex.
-// One call on a table as messages: its keys without duplicates, by server, in messages of bounded size; and the answers
-// that a Work waits for. Private to the client's own files. One thread at a time.
+// Link: a worker's link to one server. Requests under way are sent again in their order when the connection has broken,
+// so that each change is made once. Has no thread of its own: waiting callers advance it. Any thread.
+// Client::Impl: state that a client and its tables share: the links to the servers, the clock, a table's numbers there.
+// Private to the client's own files (client*.cpp, requests.*). Lives as long as the client, any table or any request of
+// it; until then its thread keeps connections alive. Any thread; a table's sum under its mutex.
+// Requests: one call on a table as messages: its keys without duplicates, by server, in messages of bounded size; and
+// the answers that a Work waits for. Private to the client's own files. One thread at a time.
 #pragma once
 
 #include "net/rpc.h"
@@ -37,34 +37,35 @@
 
 namespace cohort::ps {
 
-/// A worker's route to the process that serves one server's rows now: the one that did, or the one that has taken its
-/// place, for which the other servers are asked. One thread at a time, except for members that say otherwise.
+/// A worker's route to the process that serves one server's rows now. If the last known process does not answer, the
+/// other servers are asked which one has taken its place. One thread at a time, except for members that say otherwise.
 class Route {
  public:
-  /// To the rows of `hello.server`.
+  /// Makes a route to the rows of `hello.server`.
   Route(const Hello& hello, std::string secret_file);
 
   struct Met {
     std::shared_ptr<net::RpcClient> rpc;
     Welcome welcome;
   };
-  /// Tries until it has been let in; throws Timeout at the deadline, or the server's reason for a refusal.
+  /// Tries until a server accepts the worker. Throws Timeout at the deadline, or a server's reason for a refusal.
   Met meet(Hello hello, net::Deadline deadline);
-  /// Returns whether another process serves the rows by now; asks the other servers for a moment. Any thread.
+  /// Returns whether another process serves the rows now. Asks the other servers, with a short timeout. Any thread.
   bool has_moved();
 
  private:
   struct Place {
     std::string endpoint;
-    std::uint64_t epoch = 0;  ///< 0: nobody would take its place
+    std::uint64_t epoch = 0;  ///< 0: no process would take its place
   };
-  /// Nobody, but where it is `elsewhere`, if that is what the process there says.
+  /// Greets the process at `at`. Returns no connection, but sets `elsewhere`, if it says that another process serves
+  /// the rows.
   Met greet(const net::RpcPlace& at, const Hello& hello, net::Deadline deadline, Place& elsewhere) const;
-  /// Goes on through shared memory if the process at `place` is on this host.
+  /// Replaces the connection by one through shared memory if the process at `place` is on this host.
   void share_memory(Met& met, net::RpcPlace place, const Hello& hello, net::Deadline deadline) const;
   Place place() const;
   void set(const Place& place);
-  /// The newest that the others know.
+  /// Returns the newest place that the other servers know.
   Place ask_others(std::chrono::milliseconds each) const;
   void demand_that_it_runs(const std::string& endpoint) const;
 
@@ -75,8 +76,8 @@ class Route {
   Place place_;
 };
 
-/// An answer and the payload behind it. The payload stays where it arrived, maybe in memory shared with the server:
-/// read it once and do not keep it.
+/// An answer and the payload behind it. The payload stays where it arrived, perhaps in memory shared with the server:
+/// read it once, and do not keep it.
 struct Heard {
   Answer answer;
   net::RpcAnswer whole;
@@ -94,29 +95,28 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
-  /// Asks for the server's state of the worker.
+  /// Asks what the server knows of the worker.
   Welcome ask(net::Deadline deadline);
-  /// Comes as this process of the worker.
+  /// Joins the server as this incarnation of the worker.
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
 
-  /// Sends a request; for a change, the one that `build` makes with its place in the order. Waits for earlier requests
-  /// if too many bytes are under way. `room`: approximate bytes of the answer, if it has more than few.
+  /// Sends a request, or a change, whose body `build` makes with the change's number. Waits for earlier requests if too
+  /// many bytes are under way. `room`: approximate size of the answer if it is large.
   RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
-  /// For `build`, within it: the memory of an earlier request, which the system need not make anew page by page. Or
-  /// none.
+  /// Returns the memory of an earlier request, or an empty string, for use within `build`: avoids mapping new pages.
   std::string spare_body();
   /// Waits for the answers of all changes under way; the answers are for the callers of `finish`.
   void drain();
-  /// Says a word, so that a connection that has broken is made again, though nobody asks anything.
+  /// Sends a ping, so that a broken connection is made again even if there are no requests.
   void keep_alive() noexcept;
-  /// If the server owes an answer for long: looks whether another process has taken its place, and goes there.
+  /// If an answer is overdue, checks whether another process has taken the server's place, and then reconnects to it.
   void look_around() noexcept;
-  /// From now on no request waits longer.
+  /// Limits the wait of all requests, from now on, to `timeout`.
   void hurry(std::chrono::milliseconds timeout);
   /// Waits for the answer until the request's deadline; throws the server's error. May be called once.
   Heard finish(const RequestPtr& request);
-  /// The time that is left of it, for requests that the server makes wait.
+  /// Time that the server may let a request wait for others, in milliseconds.
   std::uint32_t patience_ms() const noexcept;
   /// "parameter server 2 at 10.0.0.1:4711".
   const std::string& name() const noexcept { return name_; }
@@ -126,12 +126,12 @@ class Link {
   Welcome greet(net::Deadline deadline, const Hello& hello);
   RequestPtr enqueue(Lock& lock, Method method, std::uint64_t sequence, std::string body, std::size_t room);
   void transmit(Request& request);
-  /// The connection of this number is lost: makes another one and sends unanswered requests again.
+  /// Called when the connection of this number is lost: makes another one and sends unanswered requests again.
   void recover(Lock& lock, std::uint64_t connection, net::Deadline deadline);
   void go_on_after(std::uint64_t mark);
   void make_room(Lock& lock, std::size_t bytes);
   void keep_spare(std::string body);
-  /// Until its answer is there or a deadline has passed. With the lock; lets it go meanwhile.
+  /// Blocks until the request's answer is there or its deadline has passed. Releases the lock while it waits.
   void receive(Lock& lock, const RequestPtr& request);
 
   Route route_;
@@ -142,15 +142,15 @@ class Link {
   std::mutex mutex_;
   std::condition_variable received_;
   std::shared_ptr<net::RpcClient> rpc_;
-  std::uint64_t connection_ = 0;     // counts them
-  std::list<RequestPtr> under_way_;  // in the order in which they were sent
+  std::uint64_t connection_ = 0;     // number of the present connection
+  std::list<RequestPtr> under_way_;  // in the order of sending
   std::size_t bytes_under_way_ = 0;
   std::vector<std::string> spare_;                      // bodies of requests that have been answered
   std::uint64_t sequence_ = 0;                          // the last change's
-  std::uint64_t made_ = 0;                              // the last change's that was answered without an error
-  std::chrono::steady_clock::time_point owed_since_{};  // when it answered last, or was asked after it had answered all
-  std::chrono::steady_clock::time_point look_{};        // not before, at whether its rows have moved
-  bool silent_ = false;                                 // it has not answered within a request's time
+  std::uint64_t made_ = 0;                              // number of the last change that was answered without error
+  std::chrono::steady_clock::time_point owed_since_{};  // time of the last answer, or of the first unanswered request
+  std::chrono::steady_clock::time_point look_{};        // earliest time of the next `has_moved`
+  bool silent_ = false;                                 // the server has not answered a request within its timeout
   std::optional<Error> dead_;
 };
 
@@ -162,26 +162,25 @@ struct Client::Impl {
   std::uint64_t barrier = 0;
   std::atomic<bool> left{false};
 
-  /// In Mode::Sync a clock has one step of each row, so all pushes of this worker to the table say the same learning
-  /// rate.
+  /// Throws if pushes of one clock to a table in Mode::Sync differ in the learning rate, since each row has one step.
   void demand_one_rate(const Table::Impl& table, std::optional<double> lr);
   std::mutex rates_mutex;
-  std::map<std::uint32_t, std::pair<std::int64_t, double>> rates;  // by table: of the clock in which it was pushed last
+  std::map<std::uint32_t, std::pair<std::int64_t, double>> rates;  // by table: the last clock with a push, and its rate
 
-  // With backup workers. A clock ends first at the first server, then at the others: pushes wait for that, so that all
-  // servers take them for the same clock's.
+  // With backup workers. A clock ends first at the first server, then at the others. Pushes wait until it has, so that
+  // all servers assign them to the same clock.
   std::shared_mutex ending;
   std::atomic<bool> has_backup_workers{false};
-  bool proposed = false;  // under the mutex: the first server knows that the clock has ended, and the others do not
+  bool proposed = false;  // under the mutex: the first server knows that the clock has ended, the others do not yet
   std::atomic<std::int64_t> late{0};
 
-  /// Bounds how far a worker runs ahead that only pushes: what servers keep of its clocks is their memory.
+  /// Bounds how far a worker that only pushes runs ahead: servers hold the pushes of its clocks in memory.
   void wait_for_slower();
   std::atomic<std::int64_t> most_ahead{0};  // clocks; 0: no table of this client waits for other workers
-  std::int64_t ended_by_all = 0;            // clocks, when last asked
+  std::int64_t ended_by_all = 0;            // clocks, at the last request
 
-  /// Asks all servers, from `first` on, at once, and hands on what each answers. Throws the first failure once all have
-  /// answered.
+  /// Sends requests to all servers from `first` on, passes each answer to `take`, and only then throws the first
+  /// failure.
   using Take = std::function<void(std::size_t server, const Heard&)>;
   void ask_all(const std::function<Link::RequestPtr(std::size_t server)>& ask, const Take& take = {},
                std::size_t first = 0);
@@ -195,7 +194,7 @@ struct Client::Impl {
   Concluded await(std::int64_t clock_ended);
   void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
-  // Connections that break while there are no requests are made again, since servers take a disconnected worker for
+  // Connections that break while there are no requests are made again, since a server takes a disconnected worker for
   // lost.
   std::mutex mutex;
   std::condition_variable stopping;
@@ -205,9 +204,9 @@ struct Client::Impl {
 
   ~Impl();
   void keep();
-  /// Throws InvalidArgument once it has left: servers take it for gone, and would answer accordingly.
+  /// Throws InvalidArgument if the worker has left: servers would answer as to a worker that is gone.
   void demand_here(const char* what) const;
-  /// Servers end when all workers have left: connections that they close then are not to be made again.
+  /// Stops keeping connections, since servers close them and end when all workers have left.
   void stop_keeping();
 };
 
@@ -216,7 +215,7 @@ struct Table::Impl {
   std::string name;
   TableOptions options;
   std::int64_t elements = 0;
-  std::vector<std::uint32_t> numbers;  // the table's, on each server
+  std::vector<std::uint32_t> numbers;  // the table's number on each server
   std::mutex mutex;
   KeyedSum sum;  // under the mutex
 
@@ -226,26 +225,26 @@ struct Table::Impl {
   }
 };
 
-/// Some of the keys of a call: those of one server, in one message.
+/// The keys of a call that go to one server in one message.
 struct Part {
   std::uint32_t server;
-  std::vector<std::uint32_t> places;  // of unique keys
+  std::vector<std::uint32_t> places;  // indices among the unique keys
 };
 
 struct Work::State {
   struct Sent {
     Link* link;
     Link::RequestPtr request;
-    std::vector<std::uint32_t> places = {};  // of the rows that it reads, among the unique keys
+    std::vector<std::uint32_t> places = {};  // indices of the rows that it reads, among the unique keys
     bool reads = false;
   };
 
   std::shared_ptr<Client::Impl> client;
   std::int64_t clock = 0;
   std::vector<Sent> sent = {};
-  std::vector<std::uint32_t> unique_of = {};  // of each input; of a variable's pieces none: each is its own
-  std::vector<std::uint32_t> first_of = {};   // input of each unique key
-  std::span<float> rows = {};                 // of a variable: the last may not be whole
+  std::vector<std::uint32_t> unique_of = {};  // by input: index of its unique key; empty for a variable
+  std::vector<std::uint32_t> first_of = {};   // by unique key: its first input
+  std::span<float> rows = {};                 // memory for the results; a variable's last row may be shorter
   std::size_t dim = 0;
   bool finished = false;
   Pulled pulled = {};
@@ -261,14 +260,13 @@ class Requests {
   explicit Requests(Table::Impl& table);
 
   void pull(std::span<const std::uint64_t> keys, std::span<float> rows);
-  /// Duplicates are added.
+  /// Adds gradients of duplicate keys.
   void push(std::span<const std::uint64_t> keys, std::span<const float> gradients, std::optional<double> lr);
-  /// The last of duplicate keys counts.
+  /// Assigns the last row of a duplicate key.
   void assign(std::span<const std::uint64_t> keys, std::span<const float> rows);
   void erase(std::span<const std::uint64_t> keys);
 
-  // For a variable, whose keys are its pieces: values are transferred directly from and to the caller's memory, without
-  // a copy.
+  // For a variable, whose keys are its pieces: values are sent from, and received into, the caller's memory.
   void pull_pieces(std::span<float> values);
   void push_pieces(std::span<const float> gradients, std::optional<double> lr);
   void assign_pieces(std::span<const float> values);
@@ -284,7 +282,7 @@ class Requests {
   std::vector<std::uint64_t> pieces(std::size_t floats) const;
   void ask(const std::vector<std::uint64_t>& unique);
   std::vector<Part> parts(const std::vector<std::uint64_t>& unique, std::size_t bytes) const;
-  /// Rows that are not whole end in zeros.
+  /// Pads a last row that is not whole with zeros.
   void change(Method method, const std::vector<std::uint64_t>& unique, std::span<const float> rows,
               std::optional<double> lr);
 

@@ -65,8 +65,8 @@ std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>
 namespace {
 
 constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
-constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // position of its version
-constexpr std::size_t kCopied = std::size_t{1} << 20;       // at once
+constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // position of the version digit
+constexpr std::size_t kCopied = std::size_t{1} << 20;       // bytes copied in one step
 
 std::string beside(const std::string& path) { return path + ".new"; }
 
@@ -74,7 +74,7 @@ Error failed(const std::string& path, int why) {
   return Error(ErrorCode::Io, fmt::format("journal {}: {}", path, errno_text(why)));
 }
 
-/// The file's real path behind any links: its replacement has to be written beside it.
+/// Returns the file's real path behind any links: its replacement has to be written beside that.
 std::string resolved(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
   return real ? std::string(real.get()) : path;
@@ -91,14 +91,14 @@ bool is_at(int fd, const std::string& path) {
 
 struct Journal::Next {
   enum class Step : std::uint8_t {
-    Image,  // the thread writes it, and most of what has come since
-    Disk,   // it has all, and the thread waits for the disk
+    Image,  // the thread writes the image, and most commands since then
+    Disk,   // the file has all commands; the thread waits for the disk
   };
   File file;
   Step step = Step::Image;
-  std::uint64_t copied;              // bytes of the old one that it has, or that the image stands for
-  std::atomic<std::uint64_t> there;  // bytes of the old one
-  std::atomic<bool> done{false};     // the thread's work
+  std::uint64_t copied;              // bytes of the old file that are copied, or replaced by the image
+  std::atomic<std::uint64_t> there;  // size of the old file
+  std::atomic<bool> done{false};     // the thread has finished its work
   std::optional<Error> failed;
   bool taken = false;
   std::thread thread;
@@ -113,7 +113,7 @@ struct Journal::Next {
         }
       }
       file.image = file.size;
-      // The rest is little, or comes faster than it is copied.
+      // After this loop the rest is small, or grows faster than it is copied.
       for (int turn = 0; turn < 8 && there - copied > kCopied; ++turn) {
         const std::uint64_t to = there;
         if (auto written = file.append_from(old, copied, to); !written) return written;
@@ -144,7 +144,7 @@ struct Journal::Next {
     thread = sys::start_without_signals([this, body = std::make_shared<Body>(std::move(body))] {
       try {
         if (const auto result = (*body)(); !result) failed = result.error();
-      } catch (const std::exception& error) {  // no memory
+      } catch (const std::exception& error) {  // out of memory
         failed = Error(ErrorCode::Io, fmt::format("journal {}: {}", file.path, error.what()));
       }
       done = true;
@@ -167,7 +167,7 @@ Result<Journal::File> Journal::lock(const std::string& path) {
           "journal {}: another process has it ({}) -- each server needs a file of its own, and each job a folder", path,
           errno_text(errno));
     }
-    // Another one may have taken its place meanwhile.
+    // Another file may have been renamed to this path meanwhile.
     if (is_at(file.fd.get(), path)) {
       file.path = resolved(path);
       return file;
@@ -179,7 +179,7 @@ Result<Journal::File> Journal::lock(const std::string& path) {
 Result<void> Journal::set_aside(const File& file, const std::string& path) {
   for (int number = 1;; ++number) {
     const std::string aside = number == 1 ? file.path + ".earlier" : fmt::format("{}.earlier-{}", file.path, number);
-    // glibc has it from 2.28 on only.
+    // glibc has renameat2 only from 2.28 on.
     if (::syscall(SYS_renameat2, AT_FDCWD, file.path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) continue;
       return fail_system(errno, ErrorCode::Io, "journal {} is of an earlier job, and cannot be renamed to {}: {}", path,
@@ -220,7 +220,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     if (!locked) return tl::unexpected(locked.error());
     file = *std::move(locked);
   }
-  ::unlink(beside(file.path).c_str());  // its writer died before it was whole
+  ::unlink(beside(file.path).c_str());  // left by a writer that died before the file was complete
   auto bytes = sys::read_file(file.path);
   if (!bytes) return tl::unexpected(bytes.error());
   std::string_view rest = bytes->text();
@@ -242,7 +242,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     return Journal(std::move(file), tail);
   }
   rest.remove_prefix(kJournalMagic.size());
-  // Nothing is cut off: a person may recover some of it.
+  // The file is left as it is: a person may recover part of it.
   const auto damaged = [&](const char* why) {
     return fail(
         ErrorCode::Corrupt,
@@ -259,7 +259,7 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     if (const auto done = state.replay(*command); !done) return damaged(done.error().what());
     if (command->method == Method::Piece) file.image = bytes->size() - rest.size();
   }
-  // The disk had all of it before it was a journal.
+  // The image was wholly on disk before the file got the journal's name, so an incomplete one means damage.
   if (state.loading()) return damaged("the image of the rows ends there");
   if (!rest.empty()) {
     if (auto done = cut(file, rest); !done) return tl::unexpected(done.error());
@@ -329,7 +329,7 @@ Result<Journal::File> Journal::begin_next(const std::string& path) {
   return file;
 }
 
-/// Continues after the thread of the next file has finished its part.
+/// Continues with the next file after its thread has finished a step.
 void Journal::go_on_with_next() {
   Next& next = *next_;
   if (next.failed) return give_up(*next.failed);
@@ -339,7 +339,7 @@ void Journal::go_on_with_next() {
     next.wait_for_disk();
     return;
   }
-  // Both have the same commands.
+  // Both files have the same commands now.
   if (::rename(next.file.path.c_str(), file_.path.c_str()) != 0) return give_up(failed(next.file.path, errno));
   log::info("ps", "journal {}: its {} bytes are {} now", file_.path, file_.size, next.file.size);
   next.taken = true;
@@ -353,7 +353,7 @@ void Journal::give_up(const Error& error) {
   log::warn("ps", "{}; {} stays as long as it is for now", error.what(), file_.path);
   next_.reset();
   ::unlink(beside(file_.path).c_str());
-  file_.image = file_.size;  // tried again when it is twice as long
+  file_.image = file_.size;  // tried again when the file is twice as long
 }
 
 }  // namespace cohort::ps

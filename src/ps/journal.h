@@ -1,9 +1,10 @@
-// The commands of a server in a file, each written before it is carried out: a process that is killed and started again
-// has the state that it had. (The system writes it to the disk in its own time: what a host loses with its memory is
-// lost.) Once it is long it is written anew beside, on a thread, as an image of the state and what comes after, and
-// takes the old one's place when the disk has it: whole at every moment. Owns the file, under a lock; one thread at a
-// time.
-// A command as bytes, framed as the records of a file store: in journals, and on the way to a backup. Pure; any thread.
+// Journal: the commands of a server in a file, each written before it is run, so that a process that is killed and
+// started again recovers its state. (The system writes the file to the disk in its own time: if the host fails, the
+// latest commands are lost.) When a journal is long, a thread writes a new one beside it: an image of the state, then
+// the commands after it. The new file replaces the old one when it is on the disk, so the journal is complete at every
+// moment. Owns the file, under a lock; one thread at a time.
+// record_head, next_record: a command as bytes, framed like the records of a file store; in journals and sent to
+// backups. Pure; any thread.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -22,22 +23,23 @@ class Journal {
  public:
   enum class Before : std::uint8_t {
     GoesOn,
-    SetAside,  ///< an existing file is of an earlier job: renamed, once nobody has it
+    SetAside,  ///< an existing file is of an earlier job: it is renamed if no process has it locked
   };
-  /// Opens or makes the file, and has `state`, a new one, carry out each command in it. An incomplete record at its
-  /// end, left when its writer died, is kept in a file beside it and cut off. `tail`: bytes of commands after which it
-  /// is long. Unavailable if another process has it, Io, Corrupt if it is no journal or damaged (it stays as it is), or
-  /// the state's error.
+  /// Opens or creates the file, and runs each command in it on `state`, which must be new. An incomplete record at the
+  /// end, left when its writer died, is moved to a file beside it. `tail`: bytes of commands after which the journal is
+  /// long. Fails with Unavailable if another process has the file, Io, Corrupt if it is no journal or damaged (the file
+  /// stays as it is), or the state's error.
   static Result<Journal> open(const std::string& path, State& state, std::size_t tail, Before before = Before::GoesOn);
   Journal(Journal&&) noexcept;
   Journal& operator=(Journal&&) noexcept;
   ~Journal();
 
-  /// Io: nothing of it is in the file.
+  /// Appends a command. If it fails with Io, no part of the command is in the file.
   Result<void> append(const Command& command);
-  /// `state`: the result of the commands so far. If its image cannot be written, the journal goes on as it is.
+  /// Begins to write a new file if the journal is long. `state`: the result of all commands so far. If its image cannot
+  /// be written, the journal continues in the old file.
   void compact_if_long(State& state);
-  /// Bytes of the file.
+  /// Size of the file in bytes.
   std::uint64_t size() const noexcept { return file_.size; }
 
  private:
@@ -45,10 +47,10 @@ class Journal {
     sys::UniqueFd fd;
     std::string path;
     std::uint64_t size = 0;
-    std::uint64_t image = 0;  ///< of these: what is no change, but stands for those before
+    std::uint64_t image = 0;  ///< bytes up to the image's end, which do not count toward `tail`
     Result<void> append(const Command& command);
     Result<void> append(std::string_view first, std::string_view second);
-    /// Appends those bytes of another file.
+    /// Appends a range of bytes of another file.
     Result<void> append_from(int other, std::uint64_t from, std::uint64_t to);
   };
   struct Next;
@@ -62,16 +64,17 @@ class Journal {
 
   File file_;
   std::size_t tail_;
-  std::unique_ptr<Next> next_;  ///< that will take its place, and has all that it has
+  std::unique_ptr<Next> next_;  ///< the file that will replace this one
 };
 
 /// Size of the head before a command's body.
 inline constexpr std::size_t kRecordHead = 32;
 
-/// The head alone: the body follows it as it is.
+/// Returns the head of a command's record. The body follows it unchanged.
 std::string record_head(const Command& command);
-/// The first record of `bytes`, which goes on behind it then. The body lies in `bytes`. nullopt, and nothing happens:
-/// it does not begin with a whole one; `damaged` says why more bytes would not make it one.
+/// Removes the first record from `bytes` and returns its command, whose body stays in that memory. Returns nullopt, and
+/// removes nothing, if `bytes` do not begin with a complete record; `damaged` is set if more bytes could not complete
+/// it.
 std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>* damaged = nullptr);
 
 }  // namespace cohort::ps

@@ -1,11 +1,10 @@
-// Memory that is met in no order, as rows and their index are: with small pages half of the time goes into finding the
-// page. Any thread.
-// From a 64-bit key to a 32-bit number: open addressing with linear probing, so that a look-up touches one cache line.
-// It keeps no keys: an entry has the number and 32 bits of the key's hash, and the owner says which key a number has.
-// Owns its memory; one thread at a time.
-// Sums of gradients by key: gradients of a repeated key are added to the first, in order of arrival: duplicates of a
-// push at the client, pushes of a clock at the server. Keeps its memory from one use to the next.
-// One thread at a time.
+// HugePageAllocator: memory for rows and their index, which are accessed in random order: with small pages, half of the
+// time would go into finding the page. Any thread.
+// KeyMap: maps a 64-bit key to a 32-bit number. Open addressing with linear probing, so a look-up touches one cache
+// line. An entry has the number and 32 bits of the key's hash but not the key: the owner knows each number's key. Owns
+// its memory; one thread at a time.
+// KeyedSum: sums of gradients by key, added in order of arrival: duplicates of a push at the client, pushes of a clock
+// at the server. Keeps its memory from one use to the next. One thread at a time.
 #pragma once
 
 #include "ps/server_map.h"
@@ -61,14 +60,14 @@ class KeyMap {
 
   std::size_t size() const noexcept { return size_; }
   std::size_t bytes() const noexcept { return entries_.capacity() * sizeof(Entry); }
-  /// Size that `bytes` will have with this many keys.
+  /// Value of `bytes` with this many keys.
   static std::size_t bytes_for(std::size_t keys) noexcept { return entries_for(keys) * sizeof(Entry); }
-  /// Returns whether adding this many keys visits all present ones again (the table grows).
+  /// Returns whether adding this many keys makes the table grow, which visits all present keys again.
   bool grows_with(std::size_t more) const noexcept { return entries_for(size_ + more) > entries_.size(); }
   void prefetch(std::uint64_t hash) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[hash & mask()]);
   }
-  /// The number that `is_key` accepts; kNone. `hash` is mix64 of the key.
+  /// Returns the number that `is_key` accepts, or kNone. `hash` is mix64 of the key.
   template <class IsKey>
   std::uint32_t find(std::uint64_t hash, IsKey&& is_key) const {
     if (entries_.empty()) return kNone;
@@ -78,11 +77,11 @@ class KeyMap {
       if (entry.tag == tag(hash) && is_key(entry.number)) return entry.number;
     }
   }
-  /// A first guess of `find`, for prefetching the entry of the number.
+  /// Returns a probable result of `find`, for prefetching the row of that number.
   std::uint32_t guess(std::uint64_t hash) const noexcept {
     return find(hash, [](std::uint32_t) { return true; });
   }
-  /// The key must not be there. `hash_of` says the hash of another number, when the map has to grow.
+  /// Adds a key that is not in the map. `hash_of` returns the hash of another number's key, if the map has to grow.
   template <class HashOf>
   void insert(std::uint64_t hash, std::uint32_t number, HashOf&& hash_of) {
     const std::size_t wanted = entries_for(size_ + 1);
@@ -96,12 +95,12 @@ class KeyMap {
     place(hash, number);
     ++size_;
   }
-  /// The number must be there, under this hash.
+  /// Removes a number that is in the map under this hash.
   template <class HashOf>
   void erase(std::uint64_t hash, std::uint32_t number, HashOf&& hash_of) {
     std::size_t hole = hash & mask();
     while (entries_[hole].number != number) hole = (hole + 1) & mask();
-    // Later entries that would have been placed here move up, so that nothing needs to be marked as deleted.
+    // Later entries that could have been placed in the hole move up, so that no entry needs to be marked as deleted.
     for (std::size_t at = (hole + 1) & mask(); entries_[at].number != kNone; at = (at + 1) & mask()) {
       const std::size_t home = hash_of(entries_[at].number) & mask();
       if (((at - home) & mask()) < ((at - hole) & mask())) continue;
@@ -111,7 +110,7 @@ class KeyMap {
     entries_[hole] = Entry{};
     --size_;
   }
-  /// Keeps its memory.
+  /// Empties the map, and keeps its memory.
   void clear() noexcept {
     if (size_ > 0) std::fill(entries_.begin(), entries_.end(), Entry{});
     size_ = 0;
@@ -125,7 +124,7 @@ class KeyMap {
   using Entries = std::vector<Entry, HugePageAllocator<Entry>>;
 
   static std::uint32_t tag(std::uint64_t hash) noexcept { return static_cast<std::uint32_t>(hash >> 20); }
-  /// A power of two, at most seven eighths full.
+  /// Returns a power of two, of which the keys fill at most seven eighths.
   static std::size_t entries_for(std::size_t keys) noexcept {
     std::size_t entries = 16;
     while (keys * 8 > entries * 7) entries *= 2;
@@ -144,7 +143,7 @@ class KeyMap {
 
 class KeyedSum {
  public:
-  /// `most`: keys that come, if that is known.
+  /// Begins a new sum. `most`: number of keys to come, if known.
   void begin(std::size_t dim, std::size_t most = 0) {
     dim_ = dim;
     map_.clear();
@@ -153,14 +152,14 @@ class KeyedSum {
     keys_.reserve(most);
     sums_.reserve(most * dim);
   }
-  /// Memory that is held, and what will be at most with so many keys.
+  /// Memory that is held, and an upper bound of it with this many keys.
   std::size_t bytes() const noexcept {
     return map_.bytes() + keys_.capacity() * sizeof(std::uint64_t) + sums_.capacity() * sizeof(float);
   }
   static std::size_t bytes_for(std::size_t keys, std::size_t dim) noexcept {
     return keys == 0 ? 0 : KeyMap::bytes_for(keys) * 3 / 2 + keys * (sizeof(std::uint64_t) + dim * sizeof(float));
   }
-  /// `gradient` need not be aligned. Returns the key's place.
+  /// Adds a gradient, which need not be aligned, to the key's sum. Returns the key's place.
   std::uint32_t add(std::uint64_t key, const void* gradient) {
     const std::uint32_t place = place_of(key);
     const auto* bytes = static_cast<const char*>(gradient);
@@ -176,7 +175,7 @@ class KeyedSum {
     }
     return place;
   }
-  /// The key's place, without a gradient; the next free one if it is new.
+  /// Returns the key's place without adding a gradient; the next free place for a new key.
   std::uint32_t place_of(std::uint64_t key) {
     const std::uint64_t hash = mix64(key);
     const std::uint32_t found = map_.find(hash, [&](std::uint32_t place) { return keys_[place] == key; });
@@ -188,7 +187,7 @@ class KeyedSum {
   }
 
   std::size_t size() const noexcept { return keys_.size(); }
-  /// In the order in which they came first.
+  /// The keys, in the order of their first appearance.
   const std::vector<std::uint64_t>& keys() const noexcept { return keys_; }
   const float* sum(std::size_t place) const noexcept { return sums_.data() + place * dim_; }
   const float* sums() const noexcept { return sums_.data(); }

@@ -17,19 +17,19 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// To one process, before the others are asked: at first, then longer.
-constexpr milliseconds kFirstTry(2000);  // before it is known whether there are replicas
+// Time limits of attempts to reach one process before the others are asked: kTry, doubled each time.
+constexpr milliseconds kFirstTry(2000);  // the first limit while it is not known whether there are replicas
 constexpr milliseconds kTry(150);
 constexpr milliseconds kLongestTry(10'000);
 constexpr milliseconds kAsk(200);
-constexpr milliseconds kNearer(5000);  // to be reached at its Unix name
+constexpr milliseconds kNearer(5000);  // longest time to connect to its Unix name
 
 bool refuses(const std::string& endpoint) {
   const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint)), net::deadline_in(kAsk));
   return !socket && socket.error().kind == net::ConnectFailure::Refused;
 }
 
-/// The address a worker connects to; accepts shared memory from there.
+/// Returns the address that a worker connects to, which accepts shared memory.
 net::RpcPlace sharing_place_of(const std::string& endpoint, const std::string& secret_file) {
   net::RpcPlace place = value_or_throw(place_of(endpoint, secret_file));
   place.secure.descriptors = true;
@@ -58,7 +58,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
   const bool in_job = env::get(env::kStore).has_value();
   const auto begun = std::chrono::steady_clock::now();
   bool again = false;
-  // The last attempt tells of its own time alone.
+  // The last attempt's error reports only that attempt's time.
   const auto give_up = [&](const Error& last) {
     if (!again) throw last;
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;
@@ -71,7 +71,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
     Met met;
     Place elsewhere;
     std::optional<Error> late;
-    // If nobody listens there any more, the other servers are asked at once.
+    // If no process listens there any more, the other servers are asked without an attempt.
     if (now.epoch == 0 || !refuses(now.endpoint)) {
       try {
         met = greet(sharing_place_of(now.endpoint, secret_file_), hello,
@@ -104,7 +104,7 @@ Route::Met Route::meet(Hello hello, net::Deadline deadline) {
   }
 }
 
-/// Throws if a server whose rows nobody else has is known to have ended: it is not waited for.
+/// Throws if the server is known to have ended, and no other process has its rows: waiting would be in vain.
 void Route::demand_that_it_runs(const std::string& endpoint) const {
   std::optional<std::string> how;
   try {
@@ -124,7 +124,7 @@ Route::Met Route::greet(const net::RpcPlace& at, const Hello& hello, net::Deadli
     auto rpc = std::make_shared<net::RpcClient>(std::move(connection), "parameter", peer);
     const std::string answer = rpc->call(static_cast<std::uint8_t>(Method::Hello), pack(hello), limit);
     const auto opened = value_or_throw(unpack<Answer>(answer));
-    if (opened.record.error && !opened.payload.empty()) {  // and it says where
+    if (opened.record.error && !opened.payload.empty()) {  // another process serves the rows, and the answer names it
       const auto located = value_or_throw(codec::decode<Located>(opened.payload));
       elsewhere = {located.endpoint, located.epoch};
       return;
@@ -149,7 +149,7 @@ void Route::share_memory(Met& met, net::RpcPlace place, const Hello& hello, net:
       shared = met.rpc->share_memory(host, deadline);
     }
     if (!shared) none(shared.error().what());
-  } catch (const Error& error) {  // if that was the connection, the next request finds out
+  } catch (const Error& error) {  // if the connection is broken, the next request notices
     none(error.what());
   }
 }
@@ -193,11 +193,11 @@ constexpr std::size_t kMostUnderWay = std::size_t{8} << 20;  // more than 100 Gb
 constexpr std::size_t kLeastSpare = std::size_t{64} << 10;
 constexpr std::size_t kMostSpare = 8;
 constexpr std::chrono::milliseconds kLongSilence(
-    1000);  // without an answer, after which it is looked who serves the rows
-constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // of an answer
-constexpr std::chrono::milliseconds kSlack(2000);  // a server names the workers it waits for before the client gives up
+    1000);  // time without an answer, after which look_around checks who serves the rows
+constexpr std::size_t kLongestRecord = codec::kLongestError + 1024;  // longest record of an answer
+constexpr std::chrono::milliseconds kSlack(2000);  // so that a server's answer, with what it waits for, comes in time
 
-/// The record is copied before it is looked at; what follows it stays where it is.
+/// Decodes a copy of the record. The payload behind it stays where it is.
 Result<Heard> open_answer(net::RpcAnswer whole) {
   const std::string_view body = whole.body();
   codec::Reader in(body);
@@ -214,13 +214,13 @@ Result<Heard> open_answer(net::RpcAnswer whole) {
 
 struct Link::Request {
   Method method;
-  std::uint64_t sequence;  // of a change
+  std::uint64_t sequence;  // number of a change; 0 for other requests
   std::string body;
   std::size_t room;
   net::Deadline deadline;
-  std::uint64_t connection = 0;  // by which it has been sent
+  std::uint64_t connection = 0;  // number of the connection that has sent it
   std::uint64_t call = 0;
-  bool receiving = false;  // some thread waits for its answer
+  bool receiving = false;  // a thread waits for its answer
   std::optional<Heard> heard = {};
   std::optional<Error> failed = {};
 };
@@ -271,7 +271,7 @@ Link::RequestPtr Link::send(Method method, std::string body, std::size_t room) {
 Link::RequestPtr Link::send_change(Method method, const std::function<std::string(const Order&)>& build) {
   Lock lock(mutex_);
   if (dead_) throw *dead_;
-  // Answers of changes come in order, so all before the first that is under way have been had.
+  // Answers to changes come in order, so all those before the first that is under way have been received.
   std::uint64_t acknowledged = sequence_;
   for (const RequestPtr& one : under_way_) {
     if (one->sequence == 0) continue;
@@ -296,7 +296,7 @@ Link::RequestPtr Link::enqueue(Lock& lock, Method method, std::uint64_t sequence
   return request;
 }
 
-/// A failure shows when somebody waits.
+/// Sends the request. A failure is noticed when a thread waits for the answer.
 void Link::transmit(Request& request) {
   request.connection = connection_;
   request.call = 0;
@@ -332,7 +332,7 @@ std::string Link::spare_body() {
 
 void Link::receive(Lock& lock, const RequestPtr& request) {
   received_.wait(lock,
-                 [&] { return !request->receiving; });  // another thread waits for it, no longer than its deadline
+                 [&] { return !request->receiving; });  // another thread may wait for the answer, until its deadline
   request->receiving = true;
   while (!request->heard && !request->failed) {
     const std::shared_ptr<net::RpcClient> rpc = rpc_;
@@ -366,9 +366,9 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
       request->failed = dead_;
     } else if (lost->code() != ErrorCode::PeerLost) {
       request->failed = Error(lost->code(), fmt::format("{}: {}", name_, lost->what()));
-      if (request->sequence != 0) dead_ = request->failed;  // whether it has been made is not known
+      if (request->sequence != 0) dead_ = request->failed;  // it is not known whether the change has been made
     } else if (request->connection == connection) {
-      // A ping may fail soon, and the way to the server not with it.
+      // A ping has a short deadline; connecting again may take longer.
       recover(lock, connection, request->method == Method::Ping ? net::deadline_in(timeout_) : request->deadline);
     }
   }
@@ -381,12 +381,12 @@ void Link::receive(Lock& lock, const RequestPtr& request) {
 }
 
 void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline) {
-  if (connection != connection_) return;  // another thread has
-  static_cast<void>(lock);                // nobody can send meanwhile
+  if (connection != connection_) return;  // another thread has recovered it
+  static_cast<void>(lock);                // no thread can send meanwhile
   std::optional<Error> reason;
   try {
     const Welcome welcome = greet(deadline, hello_);
-    // A refused change (its disk was full) has not been made, so it need not be there.
+    // A refused change (the server's disk was full) has not been made, so the server need not have it.
     const std::uint64_t had = made_;
     if (welcome.incarnation != hello_.incarnation || welcome.mark < had) {
       dead_ = Error(
@@ -419,12 +419,12 @@ void Link::recover(Lock& lock, std::uint64_t connection, net::Deadline deadline)
   }
 }
 
-/// The server has this worker's changes up to `mark`. Changes that it refused without noting them leave a gap: numbers
-/// go on behind `mark`, and a change that was sent behind the gap fails.
+/// Continues after the server's last change of this worker, `mark`. Changes that the server refused without recording
+/// them leave a gap: numbers continue after `mark`, and a change that was sent after the gap fails.
 void Link::go_on_after(std::uint64_t mark) {
   std::uint64_t last = mark;
   for (const RequestPtr& one : under_way_) {
-    if (one->sequence <= mark) continue;  // no change, or made
+    if (one->sequence <= mark) continue;  // not a change, or already made
     if (one->sequence == last + 1) {
       last = one->sequence;
     } else {
@@ -451,7 +451,7 @@ void Link::drain() {
 void Link::keep_alive() noexcept {
   try {
     Lock lock(mutex_);
-    // A thread that waits already notices a lost connection.
+    // A thread that waits for an answer notices a lost connection itself.
     if (dead_ ||
         std::any_of(under_way_.begin(), under_way_.end(), [](const RequestPtr& one) { return one->receiving; }))
       return;

@@ -43,7 +43,7 @@ void apply(const Adagrad& rule, const RowView& row, const float* __restrict grad
 
 void apply(const RowAdagrad& rule, const RowView& row, const float* __restrict gradient, double lr) noexcept {
   float* __restrict weights = row.weights;
-  constexpr std::size_t kLanes = 8;  // sums side by side, added in a fixed order: vectors, and the same bits
+  constexpr std::size_t kLanes = 8;  // partial sums, added in a fixed order: vectorised, with the same bits everywhere
   float lanes[kLanes] = {};
   std::size_t i = 0;
   for (; i + kLanes <= row.dim; i += kLanes) {
@@ -57,7 +57,7 @@ void apply(const RowAdagrad& rule, const RowView& row, const float* __restrict g
   for (i = 0; i < row.dim; ++i) weights[i] -= scale * gradient[i];
 }
 
-/// Both Adams: decay of weights within the gradient, or beside it.
+/// A step of Adam or AdamW: weight decay is part of the gradient, or separate.
 template <class Rule>
 void apply_adam(const Rule& rule, const RowView& row, const float* __restrict gradient, double lr,
                 double decay_of_gradient) noexcept {

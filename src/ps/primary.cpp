@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-constexpr std::size_t kMuchWork = std::size_t{8} << 20;  // floats that a change works through: some milliseconds
+constexpr std::size_t kMuchWork = std::size_t{8} << 20;  // floats that a change works through in some milliseconds
 constexpr milliseconds kLooksForMemory(20);
 
 std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr)); }
@@ -72,7 +72,7 @@ void Primary::go_on() {
 
 Result<void> Primary::serve(const ClientPtr& client, const Call& call) {
   const auto found = sessions_.find(client);
-  if (found == sessions_.end()) return {};  // its worker has come by another connection
+  if (found == sessions_.end()) return {};  // its worker has connected again
   const Session session = found->second;
   switch (static_cast<Method>(call.method)) {
     case Method::Pull: return pull(client, call);
@@ -149,7 +149,7 @@ void Primary::join(const ClientPtr& client, std::uint64_t id, const Hello& greet
   welcome(client, id, greeting);
 }
 
-/// After the journal has been read: those that were there should come again.
+/// Called after the journal has been read: gives workers that were connected time to connect again.
 void Primary::expect_again() {
   if (std::exchange(met_, true)) return;
   for (std::uint32_t i = 0; i < state_.workers().count(); ++i)
@@ -262,9 +262,9 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
   return {};
 }
 
-/// Writes a snapshot of the present state; pushes go on meanwhile.
+/// Writes a snapshot of the present state, during which pushes continue.
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
-  // Not into the file of a primary before, which may still be writing.
+  // The name differs from an earlier primary's, which may still be writing its file.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
   for (Writing& one : writing_) {
     if (one.folder != asked.folder || one.file != file) continue;
@@ -294,8 +294,8 @@ void Primary::written(const std::string& folder, const std::string& file, std::s
   }
 }
 
-/// The rows of a snapshot that are this server's, each part a change of its own: made again, it changes nothing. Calls
-/// wait until all are there.
+/// Restores this server's rows from a snapshot. Each part is a change of its own, which changes nothing if it is made
+/// again. Calls wait until all parts have been made.
 void Primary::restore(const ClientPtr& client, const Call& call, const Command& command) {
   restoring_ = true;
   const Hello& known = *state_.introduced();
@@ -325,7 +325,7 @@ void Primary::restore(const ClientPtr& client, const Call& call, const Command& 
   });
 }
 
-/// nullopt: not now.
+/// Returns nullopt if the rows cannot be taken now.
 std::optional<Result<void>> Primary::adopt(const std::string& body) {
   if (working_ || replication_.is_behind()) return std::nullopt;
   const Command command{0, Method::Adopt, 0, 0, body};
@@ -369,7 +369,7 @@ Result<void> Primary::change(const ClientPtr& client, const Session& session, co
   Command command{seconds_now(), static_cast<Method>(call.method), session.worker, session.incarnation, call.body};
   const auto verdict = state_.workers().judge({session.worker, session.incarnation, *order});
   if (!verdict) {
-    // The changes between are those that a broken server refused without noting them.
+    // The missing changes are those that a broken server refused without recording them.
     const bool behind_a_gap = verdict.error().code() == ErrorCode::Corrupt;
     answer(client, call.id, answer_of(broken_ && behind_a_gap ? *broken_ : verdict.error()));
     return {};
@@ -399,13 +399,13 @@ Result<void> Primary::change(const ClientPtr& client, const Session& session, co
   return {};
 }
 
-/// A change that may be made, or is refused.
+/// Makes a change if `may` allows it, or else refuses it, and answers.
 void Primary::answer_change(const ClientPtr& client, std::uint64_t id, const Command& command, const Order& order,
                             const Result<void>& may) {
   Result<void> done;
   if (may) {
     done = note(command, {});
-  } else {  // so that it is refused again when it is sent again
+  } else {  // recorded, so that the change is refused again if it is sent again
     done = note({.method = Method::Refused, .worker = command.worker, .incarnation = command.incarnation},
                 pack(order).append(answer_of(may.error())));
   }
@@ -414,7 +414,7 @@ void Primary::answer_change(const ClientPtr& client, std::uint64_t id, const Com
   then_ = [this, client, id] { answer(client, id, broken_ ? answer_of(*broken_) : pack(Answer{})); };
 }
 
-/// Returns whether a change has to wait for memory that becomes free by itself.
+/// Returns whether a change has to wait for memory that will become free without a change (`transient`).
 bool Primary::waits_for_memory(const Command& command, const Result<void>& checked) {
   const std::size_t later = transient();
   if (later == 0) return false;
@@ -422,7 +422,7 @@ bool Primary::waits_for_memory(const Command& command, const Result<void>& check
   return state_.copied() > 0 && state_.effort(command).copied > options_.room();
 }
 
-/// The answer to a change that has been made, now or before.
+/// Returns the answer to a change that has been made, now or earlier.
 std::string Primary::made(const Command& command, std::uint64_t sequence) {
   const auto& refused = state_.workers().at(command.worker).refused;
   if (const auto found = refused.find(sequence); found != refused.end()) return answer_of(found->second);
@@ -458,7 +458,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
     std::optional<Error> failed;
     try {
       state->run(command);
-    } catch (const std::exception& error) {  // no memory
+    } catch (const std::exception& error) {  // out of memory
       failed = Error(ErrorCode::Unavailable, fmt::format("this server makes no changes any more: {}", error.what()));
     }
     state.reset();
@@ -491,7 +491,7 @@ void Primary::afterwards(std::function<void()> then) {
   }
 }
 
-/// Bytes that the state may have, here and as a copy.
+/// Returns the bytes that the state may take, in this process and in the copy's.
 std::size_t Primary::limit() const {
   const std::size_t room = std::min(options_.room(), backup_room_);
   const std::size_t bytes = state_.bytes();
@@ -541,7 +541,7 @@ std::string Primary::why_late(const Parked& late) const {
   return why;
 }
 
-/// Answers what need not wait any more.
+/// Answers the parked calls that need not wait any more.
 void Primary::wake() {
   if (options_.changed) options_.changed();
   for (auto at = parked_.begin(); at != parked_.end();) {

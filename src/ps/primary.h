@@ -1,10 +1,10 @@
-// A worker is lost, and its last clock may have ended on some servers and not on others: asks the others how many of
-// its clocks have ended there. Each answers for good, since it takes nothing from that process any more. Has a thread,
-// from construction to destruction.
-// Serves one server's rows: calls of its workers, waits between them, workers that are lost, and the copy of all that
-// at a backup. On the thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows)
-// is done on other threads: until then calls wait, except for those of the backup, which would take silence for death.
-// Answers of servers as bytes. Pure; any thread.
+// Settlement: when a worker is lost, its last clock may have ended on some servers only. Asks the other servers how
+// many of the worker's clocks have ended there. Their answers are final, since each then accepts nothing more from that
+// process. Has a thread, from construction to destruction.
+// Primary: serves one server's rows: calls of its workers, waits for each other, lost workers, and the copy at a
+// backup. On the thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows) is
+// done on other threads. Meanwhile calls wait, except those of the backup, which would take silence for death.
+// answer_of: answers of servers as bytes. Pure; any thread.
 #pragma once
 
 #include "net/rpc.h"
@@ -34,16 +34,16 @@ class Settlement {
  public:
   /// Returns the address that serves a server's rows now; any thread.
   using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
-  /// `ended`: clocks ended on this server. `others`: the servers that are asked.
+  /// `ended`: number of the worker's clocks that have ended on this server. `others`: the servers to ask.
   Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
   ~Settlement();
   Settlement(const Settlement&) = delete;
   Settlement& operator=(const Settlement&) = delete;
 
   const Settle& question() const noexcept { return question_; }
-  /// The most of all servers, once all have answered.
+  /// The largest number of ended clocks on any server; nullopt until all servers have answered.
   std::optional<std::int64_t> result() const;
-  /// Servers that it cannot reach, and why.
+  /// Names the servers that cannot be reached, and says why.
   std::string trouble() const;
 
  private:
@@ -66,14 +66,14 @@ class Primary {
   using Call = net::RpcServer::Call;
   struct Options {
     std::chrono::milliseconds patience{3000};
-    std::function<std::size_t()> room;                 ///< bytes that this process may still take
-    std::function<void(std::function<void()>)> aside;  ///< does it on a thread of its own
+    std::function<std::size_t()> room;                 ///< returns the bytes that this process may still allocate
+    std::function<void(std::function<void()>)> aside;  ///< runs a task on a thread of its own
     /// Returns the address that serves another server's rows. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
-    std::function<void()> changed = {};      ///< whether all workers are gone may be something else than before
-    std::optional<std::uint32_t> rows = {};  ///< whose, where servers know their numbers
+    std::function<void()> changed = {};      ///< called when `workers_gone` may have changed
+    std::optional<std::uint32_t> rows = {};  ///< number of the rows' server, if servers know their numbers
     Membership* membership = nullptr;        ///< set if there may be a backup
-    std::uint64_t epoch = 0;                 ///< by the map
+    std::uint64_t epoch = 0;                 ///< epoch of the rows in the map
   };
 
   Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal);
@@ -89,14 +89,14 @@ class Primary {
   Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked);
   Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
   void on_gone(const ClientPtr& client);
-  /// Takes in what the map says about the rows.
+  /// Records what the map says about the rows.
   void told(const Serving& serving) noexcept;
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
   std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
-  /// Returns whether there have been workers and all of them have left or are lost, and those that left have been told
-  /// so.
+  /// Returns whether there have been workers, all of them have left or are lost, and the answers to those that left
+  /// have been sent.
   bool workers_gone() const noexcept {
     return !working_ && held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
   }
@@ -115,13 +115,13 @@ class Primary {
     std::string body;
     std::shared_ptr<void> limit;
   };
-  /// A worker that comes again before it is settled what its earlier process has done.
+  /// A worker that has come again, and waits until a Settlement knows what its earlier process has done.
   struct Waiting {
     ClientPtr client;
     std::uint64_t id = 0;
     Hello hello;
   };
-  /// A call that waits until the state is free, or memory is.
+  /// A call that waits until the state, or memory, is free.
   struct Late {
     ClientPtr client;
     std::uint8_t method = 0;
@@ -129,7 +129,7 @@ class Primary {
     std::string body;
     std::function<Result<void>(const Call&)> serve;
   };
-  /// A snapshot that is being written, or the last one: who asks again gets its answer.
+  /// A snapshot that is being written, or the last one: if it is requested again, its answer is sent again.
   struct Writing {
     std::string folder;
     std::string file;
@@ -169,19 +169,19 @@ class Primary {
   void answer_change(const ClientPtr& client, std::uint64_t id, const Command& command, const Order& order,
                      const Result<void>& may);
   std::string made(const Command& command, std::uint64_t sequence);
-  /// Every change that the state has comes this way: noted and sent to the backup first, then made. An empty `body`:
-  /// the command has one.
+  /// Makes a change of the state: writes it to the journal, queues it for the backup, and runs it. All changes are made
+  /// here. If `body` is empty, the command has its own.
   Result<void> note(Command command, const std::string& body);
   void noted(Method method);
   void worked(Method method, const std::optional<Error>& failed);
-  /// Calls `then` when the latest change has been made: now, or once it is done elsewhere.
+  /// Calls `then` when the latest change has been made: now, or when the other thread is done with it.
   void afterwards(std::function<void()> then);
-  /// Serves the call in its turn: now, or when nothing has to be waited for any more.
+  /// Serves the call in its turn: now, or after the calls and work before it.
   Result<void> in_turn(const ClientPtr& client, const Call& call, std::function<Result<void>(const Call&)> serve);
   bool must_wait() const noexcept { return working_ || restoring_ || short_; }
   bool waits_for_memory(const Command& command, const Result<void>& checked);
   void go_on();
-  /// Memory that will be free again by itself.
+  /// Memory that will become free without a change of the state.
   std::size_t transient() const noexcept {
     return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
   }
@@ -189,7 +189,7 @@ class Primary {
   static constexpr std::chrono::milliseconds kStillWorking{10};
   void limit_parked(std::list<Parked>::iterator at, std::chrono::milliseconds wait);
   std::string why_late(const Parked& late) const;
-  /// Answers what need not wait any more.
+  /// Answers the parked calls that need not wait any more.
   void wake();
   std::size_t limit() const;
 
@@ -210,20 +210,21 @@ class Primary {
   void answer_held();
   void send_records();
   void verify_now_and_then();
-  /// The process that has, or gets, the copy has lost its connection, or has been silent for too long.
+  /// Called when the process that has, or gets, the copy has lost its connection, or has been silent for too long.
   void lose_backup();
   void look_for_backup(std::chrono::steady_clock::time_point until);
   void look_at_backup();
   void backup_is_lost(const std::string& why);
-  /// Changes the map, on another thread, however long the store takes to say whether it has been; then `done`, here.
+  /// Changes the map on another thread, retrying until the store says whether it has been changed; then calls `done` on
+  /// this thread.
   void tell_map(Membership::Edit edit, std::function<void(Outcome)> done);
 
   net::RpcServer& rpc_;
   const Options options_;
-  const std::shared_ptr<State> kept_;  // for who works on it elsewhere
+  const std::shared_ptr<State> kept_;  // shared with work on other threads
   State& state_;
-  bool working_ = false;    // another thread does: nothing else touches it
-  bool restoring_ = false;  // parts of it are taken from files
+  bool working_ = false;    // another thread works on the state: nothing else touches it
+  bool restoring_ = false;  // parts of the state are being read from files
   bool short_ = false;      // the first late call waits for memory
   std::size_t known_bytes_ = 0;
   std::function<void()> then_;
@@ -243,17 +244,17 @@ class Primary {
 
   std::uint64_t epoch_;
   Replication replication_;
-  ClientPtr backup_;                       // its connection
-  std::optional<std::uint64_t> fetching_;  // its call that waits for records
+  ClientPtr backup_;                       // the connection of the process with the copy
+  std::optional<std::uint64_t> fetching_;  // number of its call that waits for records
   std::shared_ptr<void> heartbeat_;        // answers that call
-  std::shared_ptr<void> backup_timer_;     // looks whether it still speaks
-  std::optional<Replication::Time> sent_;  // when its latest call was answered
+  std::shared_ptr<void> backup_timer_;     // checks whether the backup is silent
+  std::optional<Replication::Time> sent_;  // when the backup's latest call was answered
   std::size_t backup_room_ = ~std::size_t{0};
-  std::size_t backup_takes_ = 0;  // bytes of records, at once
+  std::size_t backup_takes_ = 0;  // most bytes of records in one answer
   std::uint64_t since_verified_ = 0, turn_ = 0;
   std::deque<Held> held_;
   std::size_t held_bytes_ = 0;
-  const std::shared_ptr<Primary*> self_;  // for what is done on other threads
+  const std::shared_ptr<Primary*> self_;  // for tasks on other threads; null after destruction
 };
 
 inline std::string answer_of(const Error& error) { return pack(Answer{.error = error}); }

@@ -18,10 +18,10 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of an answer
-constexpr std::uint64_t kVerifyEvery = 1024;         // commands from one comparison to the next
+constexpr std::size_t kSent = std::size_t{1} << 20;  // bytes of records in an answer
+constexpr std::uint64_t kVerifyEvery = 1024;         // number of commands between two comparisons
 constexpr milliseconds kLooksAgain(10);
-constexpr milliseconds kComesAgain(500);  // a connection that broke though both processes are there
+constexpr milliseconds kComesAgain(500);  // time to connect again, if both processes are alive
 
 }  // namespace
 
@@ -70,7 +70,7 @@ Result<void> Primary::follow(const ClientPtr& client, const Call& call, const Fo
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "another process has the copy")));
     return {};
   }
-  if (working_) {  // it asks again
+  if (working_) {  // the follower asks again
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "the rows are being worked on")));
     return {};
   }
@@ -94,7 +94,7 @@ Result<void> Primary::fetch(const ClientPtr& client, const Call& call, const Fet
     rpc_.answer(client, call.id, answer_of(Error(ErrorCode::InvalidArgument, "the copy is not wanted any more")));
     return {};
   }
-  if (client != backup_) {  // its connection had broken
+  if (client != backup_) {  // the follower has connected again
     backup_ = client;
     sent_.reset();
     look_at_backup();
@@ -161,8 +161,8 @@ void Primary::lose_backup() {
   }
 }
 
-/// Decides whether the backup is dead, which it is if nobody listens at its address; else it may only have lost its
-/// connection, and comes again.
+/// Decides whether the backup is dead: it is if no process listens at its address. Otherwise it may only have lost its
+/// connection, and will connect again.
 void Primary::look_for_backup(Clock::time_point until) {
   const std::string at = options_.membership->map().endpoint_of(replication_.other());
   options_.membership->later([at, until, self = self_, &rpc = rpc_, other = replication_.other()] {
@@ -191,7 +191,7 @@ void Primary::look_at_backup() {
 void Primary::backup_is_lost(const std::string& why) {
   const Holder other = replication_.other();
   if (!replication_.is_watched()) return;
-  if (!replication_.lose()) {  // it was not the backup yet
+  if (!replication_.lose()) {  // it had a copy, but was not the backup yet
     log::info("ps", "the copy of the rows of parameter server {} is given up: {}", *options_.rows, why);
     backup_room_ = ~std::size_t{0};
     fetching_.reset();
@@ -209,7 +209,7 @@ void Primary::backup_is_lost(const std::string& why) {
   tell_map([rows = *options_.rows, self = options_.membership->self(),
             other](ServerMap& map) { return drop(map, rows, self, other); },
            [this, other](Outcome outcome) {
-             if (outcome == Outcome::Refused) return;  // somebody else serves the rows: the map's news end this
+             if (outcome == Outcome::Refused) return;  // another process serves the rows: the next map ends this one
              if (!replication_.dropped(other)) return;
              backup_room_ = ~std::size_t{0};
              const ClientPtr before = std::exchange(backup_, nullptr);
@@ -248,7 +248,7 @@ void Primary::on_gone(const ClientPtr& client) {
 
 void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
   patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
-    // A worker that has come again meanwhile is among those that wait.
+    // A worker that has come again meanwhile waits among the calls.
     if (must_wait()) return be_patient(number, incarnation, kStillWorking);
     const Worker& worker = state_.workers().at(number);
     if (worker.incarnation != incarnation) return;
@@ -298,7 +298,7 @@ void Primary::lost(const Settle& question, std::int64_t ended) {
   afterwards([this, worker = question.worker] { let_in(worker); });
 }
 
-/// Lets the worker's new process in: everything that an earlier one has done is settled.
+/// Lets the worker's new process in, when everything that an earlier one has done is settled.
 void Primary::let_in(std::uint32_t worker) {
   for (const ClientPtr& client : clients_of(worker)) rpc_.close(client);
   std::list<Waiting> come;
@@ -340,7 +340,7 @@ void Settlement::run() {
     for (bool answered = false; !answered;) {
       if (stopping_) return;
       try {
-        // Short, so that the end of this server does not have to wait for the other one.
+        // A short deadline, so that this server can end without waiting for the other one.
         const auto deadline = net::deadline_in(milliseconds(500));
         const net::RpcPlace place = value_or_throw(place_of_(server));
         net::rpc_connect(place, deadline, [&](net::SecureConnection connection, const std::string& at, net::Deadline) {

@@ -1,5 +1,5 @@
-// Messages between clients and servers of a parameter server: records with bounds (base/records.h), followed by keys
-// and rows as they lie in memory. `pack` and `unpack` put the two together. Pure; any thread.
+// Messages between clients and servers of a parameter server: a record with bounds (base/records.h), followed by keys
+// and rows as they lie in memory. `pack` joins the two, `unpack` separates them. Pure; any thread.
 #pragma once
 
 #include "base/records.h"
@@ -32,7 +32,7 @@ void visit_fields(auto& m, auto& a, const Initializer*) {
   a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
 }
 void visit_fields(auto& m, auto& a, const Consistency*) {
-  // One number, whose meaning depends on the mode, as in messages and snapshots from before backup workers.
+  // Messages and snapshots have one number, whose meaning depends on the mode, as before there were backup workers.
   std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
   a(codec::below(m.mode, 3, "an unknown consistency"), number);
   if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
@@ -49,7 +49,7 @@ void visit_fields(auto& m, auto& a, const TableOptions*) {
 
 inline constexpr std::uint64_t kPlacement = 1;  ///< version of the placement map
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
-inline constexpr std::size_t kMostKeys = std::size_t{1} << 20;  ///< of a message
+inline constexpr std::size_t kMostKeys = std::size_t{1} << 20;  ///< keys of one message
 inline constexpr std::size_t kMostServers = 1024;
 inline constexpr std::uint32_t kMostWorkers = 65536;
 
@@ -62,10 +62,10 @@ enum class Method : std::uint8_t {
   Barrier,
   // Between servers.
   Settle,
-  Locate,  ///< of workers too
+  Locate,  ///< workers send it too
   Follow,
   Fetch,
-  // Changes of the state: each has the number of its order.
+  // Changes of the state: each carries its number in the worker's order.
   Start,
   Open,
   Push,
@@ -74,39 +74,39 @@ enum class Method : std::uint8_t {
   Commit,
   Restore,
   Leave,
-  Refused,  ///< in the journal alone: something that was refused when it came
-  Joined,   ///< likewise: a worker that was let in
-  Lost,     ///< likewise: a worker that is taken for lost
-  Adopt,    ///< likewise: rows of a snapshot
-  Piece,    ///< likewise: of the image of a state, from which a new one begins
-  Verify,   ///< likewise: what some rows have to be by then
+  Refused,  ///< a command, not a call: a change was refused
+  Joined,   ///< likewise: a worker was let in
+  Lost,     ///< likewise: a worker is taken for lost
+  Adopt,    ///< likewise: takes over rows of a snapshot
+  Piece,    ///< likewise: a piece of a state's image, with which a new state begins
+  Verify,   ///< likewise: the digest that some rows must have now
   // With backup workers, in place of Commit.
-  Await,     ///< of the first server
-  Propose,   ///< a change, likewise
+  Await,     ///< sent to the first server only
+  Propose,   ///< a change, sent to the first server only
   Conclude,  ///< a change
 };
-/// True for calls of workers and servers; other methods stand in journals alone.
+/// True for calls of workers and servers; the other methods are commands only (journals, copies).
 constexpr bool is_call(Method method) noexcept {
   return (method >= Method::Hello && method <= Method::Leave) ||
          (method >= Method::Await && method <= Method::Conclude);
 }
-/// Has the number of its order.
+/// True for changes, which carry their number in the worker's order.
 constexpr bool is_change(Method method) noexcept {
   return (method >= Method::Start && method <= Method::Leave) || method == Method::Propose ||
          method == Method::Conclude;
 }
 
-/// The first call of a connection. Without an incarnation: only what is known is asked.
+/// The first call of a connection. With incarnation 0 it only asks what the server knows of the worker.
 struct Hello {
   std::uint32_t worker = 0;
   std::uint32_t workers = 1;
   std::uint64_t incarnation = 0;
-  std::uint64_t nonce = 0;  ///< tells two processes apart that say they are the same worker
+  std::uint64_t nonce = 0;  ///< distinguishes two processes that claim to be the same worker
   std::uint32_t server = 0;
   std::uint64_t placement = 0;       ///< version of the map
-  std::uint64_t epoch = 0;           ///< the latest of this server's rows that the worker has heard of
-  std::vector<std::string> servers;  ///< all of them, as the client reaches them
-  std::string host;                  ///< of the worker, for messages
+  std::uint64_t epoch = 0;           ///< latest epoch of this server's rows that the worker knows
+  std::vector<std::string> servers;  ///< addresses of all servers, as the client reaches them
+  std::string host;                  ///< the worker's, for messages
 };
 void visit_fields(auto& m, auto& a, const Hello*) {
   a(codec::below(m.worker, kMostWorkers, "a worker beyond 65536"), m.workers, m.incarnation, m.nonce,
@@ -117,18 +117,18 @@ void visit_fields(auto& m, auto& a, const Hello*) {
 }
 
 struct Welcome {
-  std::uint64_t incarnation = 0;  ///< the latest that this server knows of the worker
-  std::uint64_t mark = 0;         ///< of this incarnation: the last change that has been made
-  std::int64_t clock = 0;         ///< at which a new incarnation has to begin at least
-  std::uint64_t barrier = 0;      ///< the latest to which any worker has come
-  std::uint64_t epoch = 0;        ///< of the server's rows; 0: nobody takes its place if it dies
+  std::uint64_t incarnation = 0;  ///< the worker's latest incarnation that this server knows
+  std::uint64_t mark = 0;         ///< number of this incarnation's last change that has been made
+  std::int64_t clock = 0;         ///< the lowest clock at which a new incarnation may begin
+  std::uint64_t barrier = 0;      ///< the latest that any worker has reached
+  std::uint64_t epoch = 0;        ///< epoch of the server's rows; 0: no process takes its place if it dies
 };
 void visit_fields(auto& m, auto& a, const Welcome*) { a(m.incarnation, m.mark, m.clock, m.barrier, m.epoch); }
 
 /// Position of a change in the order of the worker's changes on this server.
 struct Order {
-  std::uint64_t sequence = 0;      ///< from 1, without gaps
-  std::uint64_t acknowledged = 0;  ///< up to here the worker has had the answers
+  std::uint64_t sequence = 0;      ///< number of the change, from 1 without gaps
+  std::uint64_t acknowledged = 0;  ///< the worker has received the answers up to this number
 };
 void visit_fields(auto& m, auto& a, const Order*) {
   a(m.sequence, m.acknowledged);
@@ -148,7 +148,7 @@ struct Open {
   Order order;
   std::string name;
   TableOptions options;
-  std::int64_t elements = 0;  ///< of a dense variable; 0: a sparse table
+  std::int64_t elements = 0;  ///< size of a dense variable; 0 for a sparse table
 };
 void visit_fields(auto& m, auto& a, const Open*) {
   a(m.order, codec::longest(m.name, 512), m.options, m.elements);
@@ -168,17 +168,17 @@ void visit_fields(auto& m, auto& a, const Change*) {
   a.demand(!m.lr || (*m.lr >= 0 && std::isfinite(*m.lr)), "a learning rate that is none");
 }
 
-/// The end of the worker's clock: `clock` is the one that ends. With Method::Propose: unless it comes too late.
+/// Ends the worker's clock number `clock`. With Method::Propose the worker's pushes do not count if it comes too late.
 struct Commit {
   Order order;
   std::int64_t clock = 0;
 };
 void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 
-/// The workers whose pushes count; with backup workers, as the first server has decided once enough had ended the
-/// clock.
+/// The workers whose pushes count in a clock. With backup workers, the first server chooses them as soon as enough
+/// workers have ended the clock.
 struct Quorum {
-  std::int64_t clocks = 0;                  ///< that have ended
+  std::int64_t clocks = 0;                  ///< number of clocks that have ended
   std::vector<std::uint32_t> workers = {};  ///< pushes of these count in the last clock; ascending; empty: all
 };
 void visit_fields(auto& m, auto& a, const Quorum*) {
@@ -189,25 +189,24 @@ void visit_fields(auto& m, auto& a, const Quorum*) {
            "workers that do not ascend");
 }
 
-/// Is answered when the clock has ended.
+/// Asks the first server for the quorum of a clock. Answered when the clock has ended.
 struct Await {
-  std::int64_t clock = 0;  ///< below 0: at once
+  std::int64_t clock = 0;  ///< below 0: answered immediately
   std::uint32_t wait_ms = 0;
 };
 void visit_fields(auto& m, auto& a, const Await*) { a(m.clock, m.wait_ms); }
 /// Its answer.
 struct Concluded {
   Quorum quorum;
-  std::int64_t clock = 0;  ///< at which the worker goes on
-  bool late = false;       ///< whether its latest pushes have been dropped
+  std::int64_t clock = 0;  ///< clock at which the worker continues
+  bool late = false;       ///< whether the worker's latest pushes have been dropped
 };
 void visit_fields(auto& m, auto& a, const Concluded*) { a(m.quorum, m.clock, m.late); }
 
-/// Sent by a worker to tell a server the first server's decision, before anything else of the clock at which the worker
-/// goes on.
+/// Tells a server the first server's decision. A worker sends it before anything else of its new clock.
 struct Conclude {
   Order order;
-  std::int64_t clock = 0;  ///< at which it goes on
+  std::int64_t clock = 0;  ///< clock at which the worker continues
   Quorum quorum;
 };
 void visit_fields(auto& m, auto& a, const Conclude*) {
@@ -216,14 +215,14 @@ void visit_fields(auto& m, auto& a, const Conclude*) {
   a.demand(m.quorum.workers.empty() == (m.quorum.clocks == 0), "an ended clock in which nobody counts");
 }
 
-/// Rows of a snapshot that are the server's; the worker's clock does not change.
+/// Restores the server's rows from a snapshot. The worker's clock does not change.
 struct Restore {
   Order order;
-  std::string folder;  ///< a checkpoint, as the server sees it
+  std::string folder;  ///< a checkpoint's path, as the server sees it
 };
 void visit_fields(auto& m, auto& a, const Restore*) { a(m.order, m.folder); }
 
-/// Rows and counters of a table, as they lie in a snapshot; they follow the record.
+/// Takes over rows and counters of a table, which follow the record in the form that they have in a snapshot.
 struct Adopt {
   std::string name;
   TableOptions options;
@@ -246,7 +245,7 @@ struct Pull {
   std::uint32_t table = 0;
   std::uint32_t count = 0;
   std::int64_t clock = 0;     ///< the worker's
-  std::uint32_t wait_ms = 0;  ///< how long the answer may have to wait for other workers
+  std::uint32_t wait_ms = 0;  ///< longest time that the answer may wait for other workers
 };
 void visit_fields(auto& m, auto& a, const Pull*) {
   a(m.table, m.count, m.clock, m.wait_ms);
@@ -262,18 +261,19 @@ void visit_fields(auto& m, auto& a, const Barrier*) { a(m.number, m.wait_ms); }
 struct Settle {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
-  std::uint32_t server = 0;  ///< the one asked: a process may serve several
+  std::uint32_t server = 0;  ///< the server that is asked: one process may serve the rows of several
 };
 void visit_fields(auto& m, auto& a, const Settle*) {
   a(m.worker, m.incarnation, codec::below(m.server, kMostServers, "a server beyond 1024"));
 }
-/// State that a server holds of a worker from which it accepts nothing any more.
+/// The answer to Settle: clocks ended by an incarnation from which the server accepts nothing any more.
 struct Settled {
   std::int64_t committed = 0;
 };
 void visit_fields(auto& m, auto& a, const Settled*) { a(m.committed); }
 
-/// The server's part, as a file in a folder that it sees, once all clocks before `clock` have been made.
+/// Writes the server's part of a snapshot to a file in a folder that the server sees, when all clocks before `clock`
+/// have been made.
 struct Snapshot {
   std::string folder;
   std::string file;
@@ -283,7 +283,7 @@ struct Snapshot {
 void visit_fields(auto& m, auto& a, const Snapshot*) { a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms); }
 /// Its answer.
 struct Written {
-  std::string file;  ///< another name, where the server is not the first that serves the rows
+  std::string file;  ///< differs from the requested name if this is not the first process that serves the rows
   std::uint64_t bytes = 0;
   std::string sha256;
   std::string crc32;
@@ -303,26 +303,26 @@ struct Located {
 };
 void visit_fields(auto& m, auto& a, const Located*) { a(m.epoch, codec::longest(m.endpoint, 300)); }
 
-/// A process is about to have a copy of a server's state, from now on until its connection ends.
+/// Asks for a copy of a server's state. The sender has the copy, or gets it, until its connection ends.
 struct Follow {
   std::uint32_t server = 0;
   std::uint32_t by = 0;    ///< the number of the process that follows
-  std::uint64_t life = 0;  ///< which process of that number
-  std::uint64_t copy = 0;  ///< which of its copies: a later one has a higher number
+  std::uint64_t life = 0;  ///< which of the processes that have had this number
+  std::uint64_t copy = 0;  ///< number of this copy: a later copy has a higher one
 };
 void visit_fields(auto& m, auto& a, const Follow*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"),
     codec::below(m.by, kMostServers, "a server beyond 1024"), m.life, m.copy);
 }
-/// Records (journal.h) from this one on, those before have come: first the pieces of an image, then commands as
-/// they are made. Is answered within kHeartbeat.
+/// Asks for records (journal.h) from `position` on, and confirms those before it: first the pieces of an image, then
+/// commands as they are made. Answered within kHeartbeat.
 struct Fetch {
   std::uint32_t server = 0;
   std::uint64_t life = 0;
-  std::uint64_t copy = 0;  ///< as Follow said
+  std::uint64_t copy = 0;  ///< the same as in Follow
   std::uint64_t position = 0;
   std::uint64_t room = 0;                  ///< bytes that the copy may still grow by
-  std::uint64_t most = ~std::uint64_t{0};  ///< bytes of records to be sent now, about; 0: none
+  std::uint64_t most = ~std::uint64_t{0};  ///< approximate limit on bytes of records in the answer; 0: none
 };
 void visit_fields(auto& m, auto& a, const Fetch*) {
   a(codec::below(m.server, kMostServers, "a server beyond 1024"), m.life, m.copy, m.position, m.room, m.most);
@@ -332,7 +332,7 @@ struct Fetched {
 };
 void visit_fields(auto& m, auto& a, const Fetched*) { a(m.count); }
 
-/// A digest of some rows of a table, by their places.
+/// Digest of `count` rows of a table, from place `first` on.
 struct Verify {
   std::uint32_t table = 0;
   std::uint32_t first = 0;
@@ -352,14 +352,14 @@ struct Stats {
 };
 void visit_fields(auto& m, auto& a, const Stats*) { a(m.table); }
 
-/// The answer to Stats; what a table has gone through.
+/// The answer to Stats: counts of what has happened to a table.
 struct TableCounts {
   std::uint64_t rows = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t created = 0;  ///< since the table was made; rows that came back count again
-  std::uint64_t evicted = 0;  ///< by age or by number
+  std::uint64_t created = 0;  ///< rows created since the table was made; a row created again counts again
+  std::uint64_t evicted = 0;  ///< rows evicted by age or by number
   std::uint64_t dropped = 0;  ///< gradients of keys that were not admitted
-  std::uint64_t steps = 0;    ///< of rows
+  std::uint64_t steps = 0;    ///< steps of single rows
 };
 void visit_fields(auto& m, auto& a, const TableCounts*) {
   a(m.rows, m.bytes, m.created, m.evicted, m.dropped, m.steps);
@@ -368,12 +368,12 @@ void visit_fields(auto& m, auto& a, const TableCounts*) {
 /// The beginning of every answer; the requested record follows.
 struct Answer {
   std::optional<Error> error = {};
-  std::int64_t clock = 0;     ///< of what was read: every push of earlier clocks is in it
-  std::uint64_t version = 0;  ///< of the table on this server: steps so far
+  std::int64_t clock = 0;     ///< clock of the rows that were read: they include every push of earlier clocks
+  std::uint64_t version = 0;  ///< number of the table's steps on this server so far
 };
 void visit_fields(auto& m, auto& a, const Answer*) { a(m.error, m.clock, m.version); }
 
-/// Returns the order of a change: every change begins with it.
+/// Returns the order of a change, with which each change's record begins.
 inline Result<Order> order_of(std::string_view body) {
   codec::Reader in(body);
   const auto text = in.text(std::size_t{1} << 20);
@@ -385,13 +385,13 @@ inline void append_bytes(std::string& to, const void* bytes, std::size_t size) {
   to.append(static_cast<const char*>(bytes), size);
 }
 
-/// A record and what follows it.
+/// A record and the bytes that follow it.
 template <class T>
 struct Packed {
   T record;
   std::string_view payload;
 };
-/// `packed`: a string whose memory may be used again.
+/// Returns the record as bytes. `room`: bytes that will be appended. `packed`: a string whose memory is reused.
 template <class T>
 std::string pack(const T& record, std::size_t room = 0, std::string packed = {}) {
   const std::string bytes = codec::encode(record);
@@ -401,7 +401,7 @@ std::string pack(const T& record, std::size_t room = 0, std::string packed = {})
   packed.append(reinterpret_cast<const char*>(&size), sizeof size).append(bytes);
   return packed;
 }
-/// Corrupt if it is not that. The payload lies in `bytes`.
+/// Separates a record from its payload, which stays in `bytes`. Fails with Corrupt if `bytes` do not begin with a T.
 template <class T>
 Result<Packed<T>> unpack(std::string_view bytes) {
   codec::Reader in(bytes);

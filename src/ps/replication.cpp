@@ -133,7 +133,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAgain(10);
-constexpr std::size_t kMostWaiting = std::size_t{32} << 20;  // bytes of commands; beyond it the primary keeps them
+constexpr std::size_t kMostWaiting = std::size_t{32} << 20;  // bytes of commands; beyond that, the primary keeps them
 
 }  // namespace
 
@@ -191,7 +191,7 @@ std::unique_ptr<net::RpcClient> Follower::connect(net::Deadline deadline, bool a
 
 Follower::End Follower::follow() {
   std::unique_ptr<net::RpcClient> primary;
-  for (const auto until = net::deadline_in(kSilence); !primary;) {  // in short turns: this process may end meanwhile
+  for (const auto until = net::deadline_in(kSilence); !primary;) {  // in short attempts: this process may be ending
     if (stopping_) return End::Away;
     try {
       primary = connect(net::deadline_in(milliseconds(200)), true);
@@ -248,7 +248,7 @@ void Follower::fetch(net::RpcClient& primary) {
       if (!command) raise(ErrorCode::Corrupt, "a record that is torn");
       batch->commands.push_back(*command);
     }
-    // From here on they are here, whatever happens to the primary: it may say so while they are carried out.
+    // This process has the commands now, whatever happens to the primary, so it confirms them while they are being run.
     received_ += batch->commands.size();
     if (!batch->commands.empty()) {
       const std::lock_guard lock(mutex_);
@@ -301,7 +301,7 @@ void Follower::carry_out(const Batch& batch) {
 bool Follower::is_backup() const {
   const ServerMap map = membership_.map();
   if (map.rows[options_.rows].backup == membership_.self()) return true;
-  // The local copy of the map may be old.
+  // The local copy of the map may be outdated.
   bool is = false;
   const auto looked = membership_.change(
       [&](ServerMap& now) {
@@ -312,7 +312,7 @@ bool Follower::is_backup() const {
   return looked.has_value() && is;
 }
 
-/// False: the place refuses, so its process is gone.
+/// Returns false if the endpoint refuses connections, so its process is gone.
 bool Follower::somebody_listens() const {
   const auto socket = net::connect_once(value_or_throw(parse_endpoint(endpoint_)), net::deadline_in(milliseconds(100)));
   return socket || socket.error().kind != net::ConnectFailure::Refused;
@@ -320,7 +320,7 @@ bool Follower::somebody_listens() const {
 
 std::optional<Follower::End> Follower::promote() {
   if (state_.loading()) return End::Away;
-  // Everybody has left: nobody needs the rows any more.
+  // All workers have left, so the rows are not needed any more.
   if (workers_gone_) return End::Away;
   const auto outcome = membership_.change(
       [&](ServerMap& map) {
@@ -333,7 +333,7 @@ std::optional<Follower::End> Follower::promote() {
     log::warn("ps",
               "the primary of the rows of parameter server {} is gone, and their backup cannot take its place: {}",
               options_.rows, outcome.error().what());
-    return std::nullopt;  // and again
+    return std::nullopt;  // the caller tries again
   }
   return *outcome == Outcome::Refused ? End::Away : End::Promoted;
 }

@@ -17,12 +17,12 @@
 namespace cohort::ps {
 namespace {
 
-// Bytes of a message: several are under way, and in shared memory they fill whole blocks (net/shared_calls.h). A server
-// makes a change as a whole or not at all.
+// Bytes of one message. Several are under way at a time, and in shared memory each fills whole blocks
+// (net/shared_calls.h). A server makes a change as a whole or not at all.
 constexpr std::size_t kRead = std::size_t{250} << 10;
 constexpr std::size_t kChange = std::size_t{1000} << 10;
 
-/// Keys without duplicates by server, in messages of bounded size.
+/// Divides keys without duplicates by server, into messages of bounded size.
 std::vector<Part> parts_of(const std::vector<std::uint64_t>& unique, std::size_t row_bytes, std::size_t bytes,
                            const std::function<std::uint32_t(std::uint64_t)>& server_of, std::size_t servers) {
   const std::size_t most = std::clamp<std::size_t>(bytes / (row_bytes + sizeof(std::uint64_t)), 1, kMostKeys);
@@ -41,7 +41,8 @@ std::vector<Part> parts_of(const std::vector<std::uint64_t>& unique, std::size_t
   return parts;
 }
 
-/// The first that is NaN or infinite; rows.size(): none is. Many are looked at together, which is many times as fast.
+/// Returns the index of the first NaN or infinity; rows.size() if there is none. Checks many values together, which is
+/// many times as fast.
 std::size_t first_non_finite(std::span<const float> rows) {
   constexpr std::size_t kTogether = 1024;
   constexpr std::uint32_t kExponent = 0x7f800000;
@@ -86,7 +87,7 @@ void Work::State::finish() {
   if (failed) return;
   pulled.clock = least.value_or(clock);
   pulled.behind = std::max<std::int64_t>(0, clock - pulled.clock);
-  if (first_of.size() < unique_of.size()) {  // keys that stand several times
+  if (first_of.size() < unique_of.size()) {  // there are duplicate keys
     for (std::size_t i = 0; i < unique_of.size(); ++i) {
       const std::size_t first = first_of[unique_of[i]];
       if (first != i) std::memcpy(rows.data() + i * dim, rows.data() + first * dim, dim * sizeof(float));

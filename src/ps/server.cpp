@@ -34,17 +34,17 @@ using net::RpcServer;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kCopyAgain(300);   // after a copy that was given up
-constexpr milliseconds kFirstCopy(3000);  // that workers wait for at the start
-constexpr milliseconds kTurn(1000);       // that a server waits for each that comes before it where rows need a backup
+constexpr milliseconds kCopyAgain(300);   // pause after a copy that was given up
+constexpr milliseconds kFirstCopy(3000);  // longest time that workers wait for it at the start
+constexpr milliseconds kTurn(1000);       // a server's wait per server before it (turn_of) when rows need a backup
 
 }  // namespace
 
-// A process: the rows that it serves (Primary) and those that it has copies of (Follower), each by the number of the
-// server that they belong to. Without replicas it serves one server's rows, and does not know its number.
+// A server process: the rows that it serves (Primary) and those that it has copies of (Follower), by the number of
+// their server. Without replicas a process serves one server's rows, and does not know that server's number.
 class Server::Impl final : RpcServer::Service {
  public:
-  /// `begins_anew`: what a journal has is of an earlier job.
+  /// `begins_anew`: an existing journal is of an earlier job.
   Impl(const ServerOptions& options, bool begins_anew)
       : options_(checked(options)),
         replicated_(replicas_of(options) > 0),
@@ -61,12 +61,12 @@ class Server::Impl final : RpcServer::Service {
     as.replicas = replicas_of(options);
     as.endpoint = endpoint_;
     auto membership = std::make_unique<Membership>(as);
-    on_thread([&] { membership_ = std::move(membership); });  // workers may be there already
+    on_thread([&] { membership_ = std::move(membership); });  // workers may already be connected
     membership_->start([this](const ServerMap& map) { server_.post([this, map] { on_map(map); }); });
   }
 
   ~Impl() override {
-    // Objects with threads that post to the server end before it does.
+    // Objects whose threads post to the server are destroyed before the server.
     on_thread([&] {
       stopping_ = true;
       turns_.clear();
@@ -181,8 +181,8 @@ class Server::Impl final : RpcServer::Service {
     return {};
   }
 
-  /// Rows without a copy would be lost with this process. So workers begin when the first backup is there, or once it
-  /// fails to come in time.
+  /// Returns whether workers have to wait for the first backup, since rows without a copy would be lost with this
+  /// process. They wait kFirstCopy at most.
   bool awaits_first_copy(std::uint32_t rows) const {
     if (!membership_ || steady_clock::now() > served_since_ + kFirstCopy) return false;
     const ServerMap map = membership_->map();
@@ -196,7 +196,7 @@ class Server::Impl final : RpcServer::Service {
     return {};
   }
 
-  /// As far as this process knows; epoch 0: it does not.
+  /// Returns which process serves the rows, as far as this process knows; epoch 0 if it does not.
   Located located(std::uint32_t rows) const {
     if (!membership_) return {};
     const ServerMap map = membership_->map();
@@ -209,14 +209,14 @@ class Server::Impl final : RpcServer::Service {
     const auto opened = unpack<T>(call.body);
     if (!opened) return tl::unexpected(opened.error());
     if (Primary* primary = primary_of(opened->record.server)) return serve(*primary, opened->record);
-    // Not Unavailable: that would be tried again here.
+    // Not Unavailable: the worker would try this process again.
     const Error error(ErrorCode::InvalidArgument,
                       fmt::format("the rows of parameter server {} are not served here", opened->record.server));
     server_.answer(client, call.id, answer_of(error));
     return {};
   }
 
-  /// Without replicas there is one, whatever its number.
+  /// Returns the primary of the rows. Without replicas it is the only one, whatever the number.
   Primary* primary_of(std::uint32_t rows) {
     if (stopping_) return nullptr;
     if (!replicated_ && primaries_.empty()) serve(0, std::move(state_), 0, std::move(journal_));
@@ -245,7 +245,7 @@ class Server::Impl final : RpcServer::Service {
     primaries_[rows] = std::make_unique<Primary>(server_, std::move(options), std::move(state), std::move(journal));
   }
 
-  /// On its own thread; what still runs at the end is waited for.
+  /// Runs the task on a thread of its own. The destructor waits for tasks that still run.
   void aside(std::function<void()> task) {
     aside_.remove_if([](Aside& one) {
       if (one.done->load()) one.thread.join();
@@ -322,7 +322,7 @@ class Server::Impl final : RpcServer::Service {
     }
   }
 
-  /// Gets a copy then, if nobody else has one by then.
+  /// Begins to get a copy after `time`, unless another process has one by then.
   void take_turn(std::uint32_t rows, milliseconds time) {
     turns_[rows] = server_.after(time, [this, rows] {
       const auto timer = std::move(turns_[rows]);
@@ -366,7 +366,7 @@ class Server::Impl final : RpcServer::Service {
   const std::size_t limit_;
   std::atomic<std::size_t> room_;
   const std::uint32_t number_;
-  State state_;  // from the journal, until it is served
+  State state_;  // from the journal, until a Primary takes it
   std::optional<Journal> journal_;
   std::map<std::uint32_t, std::unique_ptr<Primary>> primaries_;
   std::map<std::uint32_t, std::unique_ptr<Follower>> followers_;
@@ -377,7 +377,7 @@ class Server::Impl final : RpcServer::Service {
   steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};
   std::unique_ptr<Membership> membership_;
-  RpcServer server_;  // after all that its thread uses
+  RpcServer server_;  // declared after everything that its thread uses
   const std::string endpoint_;
 };
 
@@ -390,7 +390,7 @@ bool Server::workers_gone() const { return impl_->workers_gone(); }
 namespace {
 
 constexpr milliseconds kLookForWorkers(50);
-// Remains of the previous process (a child with its files) may still be on their way out.
+// A child of the previous process that has its files open may still be about to exit.
 constexpr auto kLeftAfter = std::chrono::seconds(10);
 
 std::unique_ptr<Server> start_again(const ServerOptions& options) {
@@ -432,7 +432,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
       options.endpoint = listed->at(static_cast<std::size_t>(number));
     server.reset(new Server(options, env::get(env::kStore).has_value()));
   }
-  // Without either (DMLC_ROLE alone), the program tells its workers the address.
+  // Without a list or a store (DMLC_ROLE alone), the program itself passes the address to its workers.
   if (listed || env::get(env::kStore)) announce_server(server->endpoint());
   return server;
 }

@@ -24,7 +24,7 @@ Result<std::string> own_endpoint() {
   if (!place) return tl::unexpected(place.error());
   auto own = net::address_towards(*place);
   if (!own) return tl::unexpected(own.error());
-  // (Where the job is on this host alone, nobody comes over a network.)
+  // (If the job is on this host alone, no process connects over a network.)
   if (!net::is_loopback_name(*own) && env::get(env::kNetwork)) {
     const auto offered = net::offered_addresses();
     if (!offered) return tl::unexpected(offered.error());
@@ -64,7 +64,7 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   if (!trusted) return tl::unexpected(trusted.error());
   const net::Address at = place.endpoints.front().tcp;
   if (!*secret && !*trusted && net::is_loopback_name(at.host) && at.port != 0) {
-    // As for ranks: a Unix name that accepts processes of this user alone.
+    // As for ranks, a Unix name accepts only processes of this user.
     place.endpoints.front().unix_name = fmt::format("cohort-server-{}", at.port);
     return place;
   }
@@ -137,7 +137,7 @@ Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup) {
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup) {
   Serving& serving = map.rows[rows];
   if (serving.primary != primary || (serving.backup.life != 0 && serving.backup != backup)) return Outcome::Refused;
-  // Another epoch also if there is none: an earlier change that makes it the backup may still be on its way.
+  // The epoch is raised even if there is no backup: an earlier change that adds this one may still be under way.
   serving = {serving.epoch + 1, primary, {}};
   return Outcome::Made;
 }
@@ -178,9 +178,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLookForTasks(200);
-constexpr milliseconds kStore(2000);  // until it is connected anew
+constexpr milliseconds kStore(2000);  // longest call, before connecting to the store again
 
-// Servers of a job that is started again make a map of their own.
+// Each restart of a job has a map of its own.
 std::string key_of_job() { return fmt::format("ps/{}/map", env::number(env::kRestart).value_or(0)); }
 
 std::uint64_t new_life() {

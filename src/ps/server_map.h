@@ -1,9 +1,9 @@
-// The processes that serve each server's rows: the primary, the backup with a copy, and an epoch that counts the
-// changes. The job's store has one such map, changed by compare-and-set alone: so of two processes that would both go
-// on, one does. Values and pure functions; any thread.
-// Placement of keys: key -> mix64 -> one of 4,096 virtual shards -> its owner by a map with a version; likewise the
-// pieces of a dense variable. Values and pure functions; any thread.
-// Addresses at which servers listen, and the secret to reach them. Any thread.
+// ServerMap: the processes that serve each server's rows: the primary, the backup with a copy, and an epoch that counts
+// the changes. The job's store has one such map, changed only by compare-and-set: so of two processes that both want to
+// serve the rows, one does. Values and pure functions; any thread.
+// Placement: the server of each key: key -> mix64 -> one of 4,096 virtual shards -> its owner by a map with a version.
+// Also the server of each piece of a dense variable. Values and pure functions; any thread.
+// own_endpoint, place_of: addresses at which servers listen, and the secret to reach them. Any thread.
 #pragma once
 
 #include "base/records.h"
@@ -26,10 +26,10 @@
 
 namespace cohort::ps {
 
-/// A process: its server's number, and which of the processes with this number it is.
+/// A process: its server's number, and which of the processes that have had this number.
 struct Holder {
   std::uint32_t server = 0;
-  std::uint64_t life = 0;  ///< 0: nobody
+  std::uint64_t life = 0;  ///< 0: no process
   bool operator==(const Holder&) const = default;
 };
 void visit_fields(auto& m, auto& a, const Holder*) {
@@ -37,9 +37,9 @@ void visit_fields(auto& m, auto& a, const Holder*) {
 }
 
 struct Member {
-  std::uint64_t life = 0;  ///< 0: has not come yet
+  std::uint64_t life = 0;  ///< 0: has not joined yet
   std::string endpoint;
-  std::string host;  ///< to be compared
+  std::string host;  ///< the host's identity; compared only
 };
 void visit_fields(auto& m, auto& a, const Member*) {
   a(m.life, codec::longest(m.endpoint, 300), codec::longest(m.host, 1024));
@@ -56,10 +56,10 @@ struct ServerMap {
   std::uint64_t version = 0;  ///< counts all changes
   std::uint32_t replicas = 0;
   std::vector<Member> members;
-  std::vector<Serving> rows;  ///< by server; empty: not all have come yet
+  std::vector<Serving> rows;  ///< by server; empty until all servers have joined
 
   bool formed() const noexcept { return !rows.empty(); }
-  /// Returns whether the process is the latest of its number.
+  /// Returns whether the process is the latest one with its server's number.
   bool lives(const Holder& holder) const noexcept;
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };
@@ -69,25 +69,25 @@ void visit_fields(auto& m, auto& a, const ServerMap*) {
   a.demand(m.rows.empty() || m.rows.size() == m.members.size(), "a map of other servers");
 }
 
-/// Outcome of a change. Made: it is in the map now; Already: it was there before; Refused: the map says something else.
+/// Outcome of a change. Made: the map has it now; Already: the map had it before; Refused: it contradicts the map.
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
-/// A process joins. When the last one has, the map is formed. Rows of which neither holder is left become its own,
-/// empty: it takes the place of one of them.
+/// Adds a process. The map is formed when the last server has joined. If the process replaces a holder of rows of which
+/// neither holder is left, it becomes their primary, and the rows begin empty.
 Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
               std::uint32_t replicas);
 /// The backup takes the place of the primary.
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
-/// The primary goes on without a backup.
+/// The primary continues without a backup.
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
-/// The process that was the backup in this epoch has no copy any more. If the primary is gone too, the rows begin anew
-/// in its place.
+/// The process that was the backup in this epoch has no copy any more. If the primary is gone too, the latest process
+/// of its server becomes the primary, and the rows begin empty.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
-/// Number of servers that come before this one when rows need a backup: servers on other hosts than the primary first,
-/// then by number from it on. nullopt: it is the primary.
+/// Returns how many servers come before this one when rows need a backup: first servers on other hosts than the
+/// primary's, then by number from the primary's on. nullopt if this server is the primary's.
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server);
 
 inline constexpr std::uint32_t kShards = 4096;
@@ -99,20 +99,20 @@ constexpr std::uint64_t mix64(std::uint64_t x) noexcept {
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31);
 }
-/// By the highest bits: the lowest find the row in its server's index.
+/// Returns the shard, from the highest bits: the lowest ones find the row in its server's index.
 constexpr std::uint32_t shard_of(std::uint64_t key) noexcept { return static_cast<std::uint32_t>(mix64(key) >> 52); }
 
-/// Every client and server of a job has the same one: a request that comes with another version is refused.
+/// Every client and server of a job has the same placement: requests with another version are refused.
 class Placement {
  public:
-  /// Shards in `servers` runs of equal length, to within one: version 1.
+  /// Version 1: divides the shards into `servers` runs whose lengths differ by one at most.
   static Placement even(std::uint32_t servers);
 
   std::uint64_t version() const noexcept { return version_; }
   std::uint32_t servers() const noexcept { return servers_; }
   std::uint32_t server_of(std::uint64_t key) const noexcept { return owners_[shard_of(key)]; }
-  /// For a dense variable of this many elements the keys are pieces of `dim` floats: runs of equal length, to within
-  /// one, by "div". No elements: a sparse table.
+  /// Returns the server of a row. For a dense variable of this many elements, keys are pieces of `dim` floats, in runs
+  /// whose lengths differ by one at most. 0 elements: a sparse table.
   std::uint32_t server_of_row(std::uint64_t key, std::int64_t elements, std::int64_t dim) const noexcept;
 
  private:
@@ -123,18 +123,17 @@ class Placement {
 
 inline constexpr const char* kPurpose = "parameter server";
 
-/// Address at which a server without a given endpoint listens: where the other processes of its job reach this host,
-/// one of COHORT_NETWORK's addresses if that is set; outside a job, on this host alone. The system chooses the port.
+/// Address at which a server without a given endpoint listens: the one at which other processes of its job reach this
+/// host (one of COHORT_NETWORK's addresses if that is set); outside a job, loopback. The system chooses the port.
 Result<std::string> own_endpoint();
-/// "HOST:PORT" or "@NAME".
+/// Parses "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);
-/// Returns how to reach the server: with the secret of the file, or the job's, but for Unix names. Without one: a
-/// loopback address by a Unix name made from its port; elsewhere if the network is trusted.
+/// Returns how to reach the server: with the secret of the file, or the job's; Unix names need none. Without a secret,
+/// a loopback address is reached by a Unix name made from its port; other addresses only if the network is trusted.
 Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& secret_file);
 
-/// A server's place in the map of its job's store: enters it, looks at it again and again, and changes it by
-/// compare-and-set. Has a thread, from construction to destruction, which tells of each map that is new. Its methods
-/// may be called from any thread.
+/// A server's membership in the map of its job's store: enters the map, polls it, and changes it by compare-and-set.
+/// Its thread, which `start` starts, reports each new map. Any thread may call its methods.
 class Membership {
  public:
   struct Options {
@@ -146,21 +145,21 @@ class Membership {
   using OnMap = std::function<void(const ServerMap&)>;
   using Edit = std::function<Outcome(ServerMap&)>;
 
-  /// Connects to the job's store and enters the map. Throws Unavailable where there is none, Mismatch.
+  /// Connects to the job's store and enters the map. Throws Unavailable if there is no store, or Mismatch.
   explicit Membership(Options options);
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// From now on there is a thread, and `on_map` is called there. Once.
+  /// Starts the thread, which calls `on_map` for each new map. May be called once.
   void start(OnMap on_map);
   const Holder& self() const noexcept { return self_; }
-  /// The newest that is known.
+  /// The newest known map.
   ServerMap map() const;
-  /// Until the store has said that the change has been made, by this call or before, or that it is refused. Timeout,
-  /// with the reason: it is not known.
+  /// Blocks until the change has been made, by this call or before, or is refused. Fails with Timeout, and the reason,
+  /// if the outcome is not known.
   Result<Outcome> change(const Edit& edit, net::Deadline deadline);
-  /// Does it on the thread, one after the other.
+  /// Runs the tasks on the thread, one after the other.
   void later(std::function<void()> task);
 
  private:
@@ -174,7 +173,7 @@ class Membership {
   Holder self_;
   Member member_;
 
-  std::mutex store_mutex_;  // which store it is
+  std::mutex store_mutex_;  // guards `store_`
   std::shared_ptr<store::Store> store_;
 
   mutable std::mutex mutex_;

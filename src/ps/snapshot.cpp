@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kSnapshotMagic = "cohort ps snapshot 1\n";
 constexpr std::size_t kPart = std::size_t{4} << 20;
 
-/// Rows and counters of a table, handed on in parts.
+/// Passes rows and counters of a table to the reader in parts.
 class Parts {
  public:
   Parts(Adopt table, const SnapshotReader& reader) : table_(std::move(table)), reader_(reader) {}
@@ -30,7 +30,7 @@ class Parts {
     ++table_.seen;
     return seen_.size() < kPart ? Result<void>() : flush();
   }
-  /// Also of a table without rows.
+  /// Passes on the last part, which is empty for a table without rows.
   Result<void> flush() {
     auto done = reader_.adopt(pack(table_, rows_.size() + seen_.size()).append(rows_).append(seen_));
     rows_.clear();
@@ -86,7 +86,7 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
 }
 
 Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name, const SnapshotReader& reader) {
-  constexpr std::size_t kTableHead = std::size_t{1} << 20;  // a table's description takes less
+  constexpr std::size_t kTableHead = std::size_t{1} << 20;  // upper bound of a table's description
   std::string_view bytes;
   std::size_t there = 0;
   const auto want = [&](std::size_t wanted) -> Result<void> {
@@ -118,7 +118,7 @@ Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name,
         if (auto ok = want(size); !ok) return ok;
         if (bytes.size() < size)
           return fail(ErrorCode::Corrupt, "{} ends within the rows of table \"{}\"", name, table.name);
-        std::uint64_t key;  // both begin with it
+        std::uint64_t key;  // rows and counters begin with their key
         std::memcpy(&key, bytes.data(), sizeof key);
         if (!reader.is_mine(table, key)) continue;
         if (auto ok = hand_on(bytes.substr(0, size)); !ok) return ok;
@@ -134,7 +134,7 @@ Result<void> read_snapshot(const SnapshotBytes& source, const std::string& name,
 
 namespace {
 
-/// A file, some megabytes at a time.
+/// Reads a file some megabytes at a time.
 class FileSource {
  public:
   FileSource(sys::FileReader file, std::uint64_t bytes) : file_(std::move(file)), left_(bytes) {}

@@ -11,7 +11,7 @@
 namespace cohort::ps {
 namespace {
 
-/// In (0, 1), never 0 or 1.
+/// Returns a number in (0, 1), never 0 or 1.
 double unit(std::uint32_t bits) noexcept { return (static_cast<double>(bits) + 0.5) * 0x1p-32; }
 
 }  // namespace
@@ -45,7 +45,7 @@ void fill_initial(std::span<float> row, const Initializer& initializer, std::uin
 
 namespace {
 
-constexpr std::size_t kMostPrefetched = 1024;  // the hardware goes on by itself where a row is longer
+constexpr std::size_t kMostPrefetched = 1024;  // the hardware prefetches the rest of a longer row
 
 std::shared_ptr<std::byte[]> new_slab(std::size_t bytes, bool huge) {
   auto* const memory = static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(kHugePage)));
@@ -60,7 +60,7 @@ Slabs::Slabs(std::size_t floats)
       in_slab_(static_cast<std::uint32_t>(std::max<std::size_t>(kHugePage / row_bytes_, 2))),
       slab_bytes_(in_slab_ * row_bytes_),
       inverse_(~std::uint64_t{0} / in_slab_ + 1) {
-  // A whole page, or the system gives small ones.
+  // A slab takes a whole huge page, or the system would use small ones.
   if (slab_bytes_ > kHugePage / 16 * 15) slab_bytes_ = std::max(slab_bytes_, kHugePage);
 }
 
@@ -91,7 +91,7 @@ void Rows::own_slab(std::uint32_t slab) {
 
 void Rows::make_place(std::uint32_t number) {
   if (slab_of(number) < slabs_.size()) return;
-  slabs_.push_back(new_slab(slab_bytes_, !slabs_.empty()));  // a small table's need not be a huge page
+  slabs_.push_back(new_slab(slab_bytes_, !slabs_.empty()));  // a small table's first slab need not be a huge page
 }
 
 std::uint32_t Rows::create(std::uint64_t key, std::uint64_t hash) {
@@ -99,7 +99,7 @@ std::uint32_t Rows::create(std::uint64_t key, std::uint64_t hash) {
   const std::uint32_t number = fresh ? end_ : free_;
   if (fresh) make_place(number);
   RowHeader& place = own(number).header;
-  // From here on it is in the index, or nothing has happened.
+  // If this throws, nothing has changed; after it the row is in the index.
   index_.insert(hash, number, [this](std::uint32_t other) { return mix64(header(other).key); });
   if (fresh) {
     ++end_;
@@ -153,7 +153,7 @@ std::size_t Rows::bytes_with(std::size_t more) const noexcept {
 
 namespace {
 
-constexpr std::size_t kAhead = 16;  // keys that are under way from memory while one is worked on
+constexpr std::size_t kAhead = 16;  // keys whose rows are prefetched while one is processed
 constexpr std::uint32_t kCandidates = 64;
 
 std::uint64_t key_at(const void* keys, std::size_t index) noexcept {
@@ -162,7 +162,7 @@ std::uint64_t key_at(const void* keys, std::size_t index) noexcept {
   return key;
 }
 
-/// Calls `visit(index, key, hash)` for each key, its row on its way to the caches for some keys before.
+/// Calls `visit(index, key, hash)` for each key, whose row has been prefetched some keys before.
 template <class Visit>
 void in_turn(const Rows& rows, const void* keys, std::size_t count, Visit&& visit) {
   std::uint64_t waiting[kAhead], hashes[kAhead];
@@ -256,7 +256,7 @@ void SparseTable::count_from_one(std::uint64_t key, std::uint64_t hash, std::uin
   seen_index_.insert(hash, place, [this](std::uint32_t other) { return mix64(seen_[other].key); });
 }
 
-/// The last counter takes the place of one that is done with.
+/// Removes a counter. The last one takes its place.
 void SparseTable::drop_counter(std::uint32_t place) {
   const auto hash_of = [this](std::uint32_t one) { return mix64(seen_[one].key); };
   const auto last = static_cast<std::uint32_t>(seen_.size() - 1);
@@ -270,7 +270,7 @@ void SparseTable::drop_counter(std::uint32_t place) {
   seen_.pop_back();
 }
 
-/// Limit on counters of keys that may never get a row: bounded wherever rows are.
+/// Returns the limit on counters of keys without rows, which is finite if the number of rows is limited.
 std::size_t SparseTable::most_seen() const noexcept {
   constexpr std::size_t kCountersOfARow = 4;
   const auto rows = static_cast<std::size_t>(options_.eviction.rows);
@@ -290,7 +290,7 @@ bool SparseTable::admit(std::uint64_t key, std::uint64_t hash) {
     count_from_one(key, hash, static_cast<std::uint32_t>(seen_.size() - 1));
     return false;
   }
-  // One of the others, by the key alone: every copy of the table chooses the same.
+  // Chooses another counter by the key alone, so that every copy of the table chooses the same one.
   const auto place = static_cast<std::uint32_t>((hash >> 24U) % seen_.size());
   const std::uint64_t theirs = mix64(seen_[place].key);
   seen_index_.erase(theirs, place, [this](std::uint32_t one) { return mix64(seen_[one].key); });
@@ -328,7 +328,7 @@ void SparseTable::make_room(std::uint32_t now) {
   if (victim != Rows::kNone) evict(victim);
 }
 
-/// Rows past their age go with time, two looked at for each that is stepped.
+/// Evicts rows past their age gradually: checks two places for each row that is stepped.
 void SparseTable::sweep(std::uint32_t now) {
   if (options_.eviction.age.count() == 0) return;
   for (std::uint32_t looked = 0; looked < 2 && looked < rows_.end(); ++looked) {
@@ -366,7 +366,7 @@ void SparseTable::step(const KeyedRows& gradients, std::uint32_t now, std::optio
     ++header.steps;
     header.last = std::max(now, std::uint32_t{1});
     ++counts_.steps;
-    std::memcpy(gradient_.data(), from + index * bytes, bytes);  // aligned from here on
+    std::memcpy(gradient_.data(), from + index * bytes, bytes);  // now aligned
     ps::step(options_.optimizer, {floats, floats + dim_, dim_, header.steps}, gradient_.data(), lr);
   });
 }
@@ -438,10 +438,10 @@ FrozenTable SparseTable::freeze(const Views& views) {
 }
 
 SparseTable::Effort SparseTable::effort(std::size_t count) const noexcept {
-  // Each row may make others go.
+  // Each new row may evict others.
   const bool evicts = options_.eviction.rows > 0 || options_.eviction.age.count() > 0;
   const std::size_t slabs = std::min(evicts ? 4 * count : count, rows_.frozen());
-  // A row that is met costs as much as some floats; an index that grows meets all of them.
+  // Visiting a row costs as much as some floats; a growing index visits all rows.
   constexpr std::size_t kMeeting = 64;
   const std::size_t met = count + (rows_.grows_with(count) ? rows_.size() : 0) +
                           (options_.admission > 1 && seen_index_.grows_with(count) ? seen_.size() : 0);

@@ -1,7 +1,7 @@
-// The rows of a sparse table in one process. A row is one record: header, weights, the optimizer's slots, side by side
-// in slabs; an index leads from a key to its row's number. A row that is erased leaves its place to the next one. No
-// memory is taken for a row but a slab's at a time. `freeze` gives a view of the moment, to be read on any thread: a
-// slab of it is copied before it changes. Owns its memory; one thread at a time.
+// The rows of a sparse table in one process. A row is one record: header, weights and the optimizer's slots, side by
+// side in a slab; an index maps a key to its row's number. A new row takes the place of an erased one. Memory is
+// allocated by the slab. `freeze` returns a view of one moment, readable on any thread: a slab that a view has is
+// copied before it changes. Owns its memory; one thread at a time.
 #pragma once
 
 #include "base/result.h"
@@ -29,7 +29,7 @@ namespace cohort::ps {
 struct RowHeader {
   std::uint64_t key = 0;
   std::uint32_t steps = 0;
-  std::uint32_t last = 0;  ///< when the last step was, seconds since 1970; 0: there is no row here
+  std::uint32_t last = 0;  ///< time of the last step, seconds since 1970; 0: there is no row at this place
 };
 static_assert(sizeof(RowHeader) == 16);
 
@@ -47,7 +47,7 @@ class Slabs {
   bool lives(std::uint32_t number) const noexcept { return header(number).last != 0; }
 
  protected:
-  /// number / in_slab_: exact for 32 bits with the inverse in 64, rounded up.
+  /// Returns number / in_slab_: exact for 32-bit numbers, since the inverse has 64 bits and is rounded up.
   std::uint32_t slab_of(std::uint32_t number) const noexcept {
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint32_t>((static_cast<Wide>(inverse_) * number) >> 64);
@@ -64,35 +64,36 @@ class Slabs {
   std::vector<std::shared_ptr<std::byte[]>> slabs_;
 };
 
-/// Number of views of something that are being read, on any threads.
+/// Counts the views of a state or table that are in use, on any threads.
 using Views = std::shared_ptr<std::atomic<int>>;
 
 class Rows : public Slabs {
  public:
   static constexpr std::uint32_t kNone = KeyMap::kNone;
 
-  /// Rows of this many floats each.
+  /// Makes rows of this many floats each.
   explicit Rows(std::size_t floats);
 
-  /// The present rows. As long as `views` counts any, the result does not change, whatever happens to the rows.
+  /// Returns a view of the present rows. As long as `views` is above 0, the view does not change when the rows do.
   Slabs freeze(const Views& views);
-  /// Memory of slabs that only such views hold now.
+  /// Memory of slabs that only views hold now.
   std::size_t copied() const noexcept { return is_read() ? copied_ : 0; }
   /// Number of slabs that would be copied before they are written to.
   std::size_t frozen() const noexcept { return is_read() ? frozen_ : 0; }
   std::size_t slab_bytes() const noexcept { return slab_bytes_; }
 
   std::size_t size() const noexcept { return index_.size(); }
-  /// Numbers of rows are below this.
+  /// All rows' numbers are below this.
   std::uint32_t end() const noexcept { return end_; }
   std::uint32_t find(std::uint64_t key, std::uint64_t hash) const noexcept {
     return index_.find(hash, [&](std::uint32_t number) { return header(number).key == key; });
   }
-  /// A row that is not there yet; its floats are not set, its header has the key alone. Throws std::bad_alloc.
+  /// Creates the row of an absent key, with only the key set in its header; its floats are not set. Throws
+  /// std::bad_alloc.
   std::uint32_t create(std::uint64_t key, std::uint64_t hash);
   void erase(std::uint32_t number);
 
-  /// A row to be written to: an address read before may belong to a view.
+  /// A row's address for writing. An address that was read before may belong to a view.
   struct Row {
     RowHeader& header;
     float* floats;
@@ -103,27 +104,27 @@ class Rows : public Slabs {
     return {*reinterpret_cast<RowHeader*>(at), reinterpret_cast<float*>(at + sizeof(RowHeader))};
   }
 
-  /// The first free place, and how many there are: `steps` of each says the next.
+  /// Number of the first free place; `steps` of each free place is the number of the next.
   std::uint32_t first_free() const noexcept { return free_; }
-  /// From an image: the next place, a row's or a free one; then which is the first free one. False: the free ones are
-  /// no chain from there. The floats of a free place are not read.
+  /// Rebuild the rows from an image: `load` appends the next place, a row's or a free one (whose floats are not read);
+  /// `end_load` sets the first free place. Returns false if the free places are not one chain from there.
   void load(const RowHeader& header, const void* floats);
   bool end_load(std::uint32_t first_free);
 
   void prefetch_index(std::uint64_t hash) const noexcept { index_.prefetch(hash); }
-  /// After `prefetch_index`, some time before the row is used.
+  /// Prefetches the row. To be called after `prefetch_index`, some time before the row is used.
   void prefetch_row(std::uint64_t hash) const noexcept {
     const std::uint32_t number = index_.guess(hash);
     if (number == kNone) return;
     const std::byte* row = place(number);
     for (std::size_t line = 0; line < prefetched_; line += 64) __builtin_prefetch(row + line);
-    __builtin_prefetch(row + prefetched_ - 1);  // rows do not begin with a line
+    __builtin_prefetch(row + prefetched_ - 1);  // a row need not begin at a cache line's start
   }
 
   bool grows_with(std::size_t more) const noexcept { return index_.grows_with(more); }
-  /// Memory that is held.
+  /// Memory that the rows hold.
   std::size_t bytes() const noexcept { return slabs_.size() * slab_bytes_ + index_.bytes(); }
-  /// Memory that will be held with so many more rows, and meanwhile while the index grows.
+  /// Memory that the rows will hold with this many more, including both copies of the index while it grows.
   std::size_t bytes_with(std::size_t more) const noexcept;
 
  private:
@@ -133,45 +134,45 @@ class Rows : public Slabs {
 
   std::size_t floats_;
   std::size_t prefetched_;
-  Views views_;                 // null: none have a slab
-  std::vector<bool> own_;       // with views: by slab, whether none of them has it
-  std::size_t frozen_ = 0;      // with views: slabs that they have
-  std::size_t copied_ = 0;      // with views: bytes of those that they alone have
-  std::uint32_t free_ = kNone;  // the first free place; its `steps` say the next
+  Views views_;                 // null: no view has a slab
+  std::vector<bool> own_;       // with views: by slab, whether no view has it
+  std::size_t frozen_ = 0;      // with views: slabs that the latest view still shares
+  std::size_t copied_ = 0;      // with views: bytes of slabs that only views have
+  std::uint32_t free_ = kNone;  // the first free place; its `steps` is the next one
   std::size_t freed_ = 0;
   std::uint32_t end_ = 0;
   KeyMap index_;
 };
 
 // A sparse table in one process: its rows, their initial values, optimizer steps and eviction. Its state is a function
-// of the calls that change it, their order and the times passed to them, so a log of them makes the same table again;
-// reading changes nothing. Keys and floats of messages need not be aligned. One thread at a time.
+// of the calls that change it, their order and the times passed to them, so replaying a log of these calls gives the
+// same table; reading changes nothing. Keys and floats of messages need not be aligned. One thread at a time.
 
-/// InvalidArgument, saying which option and why.
+/// Fails with InvalidArgument, naming the option and what is wrong with it.
 Result<void> check(const TableOptions& options);
 /// Text as in Python: "Bounded(4)".
 std::string described(const Consistency& consistency);
 
-/// Keys, and the floats of as many rows, one after the other.
+/// `count` keys, and the floats of `count` rows, one after the other.
 struct KeyedRows {
   const void* keys = nullptr;
   const void* rows = nullptr;
   std::size_t count = 0;
 };
 
-/// The part of a table's image beside its rows and counters.
+/// The part of a table's image other than its rows and counters.
 struct TableShape {
-  std::uint32_t end = 0;         ///< places of rows
-  std::uint32_t first_free = 0;  ///< of them
-  std::uint32_t hand = 0;        ///< position at which eviction goes on
+  std::uint32_t end = 0;         ///< number of places, of rows and free ones
+  std::uint32_t first_free = 0;  ///< number of the first free place
+  std::uint32_t hand = 0;        ///< place at which eviction continues
   std::uint64_t seen = 0;
   TableCounts counts;
 };
 
-/// Bytes in a snapshot of the counter of a key that is not admitted yet.
+/// Bytes that the counter of a key that is not admitted yet takes in a snapshot.
 inline constexpr std::size_t kSeenBytes = sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
-/// A table as it was at a moment, to be read on any thread.
+/// A view of a table at one moment, readable on any thread.
 class FrozenTable {
  public:
   const std::string& name() const noexcept { return name_; }
@@ -179,10 +180,10 @@ class FrozenTable {
   const TableShape& shape() const noexcept { return shape_; }
   /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
-  /// All rows, and all counters of keys that are not admitted yet.
+  /// Visit all rows, and all counters of keys that are not admitted yet.
   void for_each(const std::function<void(const RowHeader&, const float*)>& visit) const;
   void for_each_seen(const std::function<void(std::uint64_t key, std::uint32_t count)>& visit) const;
-  /// Rows by their places, free ones too (`floats` is null).
+  /// Visits places in order, also free ones (whose floats are passed as null).
   void for_places(std::uint32_t first, std::uint32_t count,
                   const std::function<void(const RowHeader&, const float*)>& visit) const;
 
@@ -211,7 +212,7 @@ class FrozenTable {
 
 class SparseTable {
  public:
-  /// `options` have been checked.
+  /// `options`: `check` has accepted them.
   SparseTable(std::string name, const TableOptions& options);
 
   const std::string& name() const noexcept { return name_; }
@@ -219,27 +220,27 @@ class SparseTable {
   std::size_t dim() const noexcept { return dim_; }
   TableCounts counts() const noexcept;
 
-  /// Copies the rows, or the initial values of absent ones. Creates none.
+  /// Copies the keys' rows to `out`, or the initial values of absent rows, which are not created.
   void read(const void* keys, std::size_t count, void* out, std::uint32_t now) const;
-  /// One step of each; a key may come several times. Throws std::bad_alloc, and then some have been stepped: see
-  /// `bytes_with`.
+  /// Steps each key's row; a key may appear several times. If it throws std::bad_alloc, some rows have been stepped:
+  /// see `bytes_with`.
   void step(const KeyedRows& gradients, std::uint32_t now, std::optional<double> lr = std::nullopt);
-  /// The weights as given, the slots as they begin.
+  /// Sets the rows' weights, and resets their slots.
   void assign(const KeyedRows& weights, std::uint32_t now);
   /// Erases the keys that have rows.
   void erase(const void* keys, std::size_t count);
 
-  /// Memory that will be held at most after steps of so many keys without a row.
+  /// Upper bound of the table's memory after steps of this many keys without a row.
   std::size_t bytes_with(std::size_t count) const;
-  /// Number of the keys that have no row.
+  /// Returns how many of the keys have no row.
   std::size_t fresh(std::size_t count, const void* keys) const;
 
   /// Floats per row.
   std::size_t floats() const noexcept { return floats_; }
-  /// The table as it is now; as long as `views` counts any, the result does not change. Takes as long as copying the
+  /// Returns a view of the table, which does not change as long as `views` is above 0. Takes as long as copying the
   /// counters.
   FrozenTable freeze(const Views& views);
-  /// Memory held by views alone.
+  /// Memory that only views hold.
   std::size_t copied() const noexcept {
     return rows_.copied() + (rows_.frozen() + rows_.copied() > 0 ? frozen_seen_ * sizeof(Seen) : 0);
   }
@@ -251,12 +252,12 @@ class SparseTable {
   };
   Effort effort(std::size_t count) const noexcept;
   /// For snapshots.
-  /// Replaces the key's row. The floats need not be aligned.
+  /// Replace a key's row, or counter. The floats need not be aligned.
   void restore(const RowHeader& header, const void* floats);
   void restore_seen(std::uint64_t key, std::uint32_t count);
 
-  /// From an image the same table is made again, to its order: a new one takes all places and counters, then its shape.
-  /// False: it cannot be.
+  /// Rebuild a table from its image, in the same order: a new table loads all places and counters, then its shape.
+  /// `end_load` returns false if the shape does not fit them.
   TableShape shape() const noexcept;
   void load_place(const RowHeader& header, const void* floats) { rows_.load(header, floats); }
   bool end_load(const TableShape& shape);
@@ -268,7 +269,7 @@ class SparseTable {
 
   bool expired(const RowHeader& header, std::uint32_t now) const noexcept;
   void begin_row(std::uint32_t number, std::uint64_t key);
-  /// Number of the key's row, made if it was not there; kNone: not admitted.
+  /// Returns the number of the key's row, creating it if absent; kNone if the key is not admitted.
   std::uint32_t row_for(std::uint64_t key, std::uint64_t hash, std::uint32_t now, bool admitted);
   void count_from_one(std::uint64_t key, std::uint64_t hash, std::uint32_t place);
   void drop_counter(std::uint32_t place);
@@ -285,15 +286,15 @@ class SparseTable {
   Rows rows_;
   KeyMap seen_index_;
   std::vector<Seen> seen_;
-  std::size_t frozen_seen_ = 0;  // counters that the latest view has
+  std::size_t frozen_seen_ = 0;  // number of counters in the latest view
   std::vector<float> gradient_;
   std::uint32_t hand_ = 0;
   TableCounts counts_;
 };
 
-// Values of a row before its first step. A function of seed, key and position: the same on every server, at every time,
-// and after the row has been evicted and comes back. (Normal values go through the C library's log and cos; their last
-// bit may differ from one C library to another.) Pure; any thread.
+// Values of a row before its first step: a function of seed, key and position, so they are the same on every server, at
+// any time, and after the row has been evicted and comes back. (Normal values use the C library's log and cos; their
+// last bit may differ between C libraries.) Pure; any thread.
 
 void fill_initial(std::span<float> row, const Initializer& initializer, std::uint64_t seed, std::uint64_t key) noexcept;
 

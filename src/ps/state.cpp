@@ -17,7 +17,7 @@ Packed<T> opened(const Command& command) {
   return *unpack<T>(command.body);
 }
 
-constexpr std::size_t kMostEarlier = 16;  // incarnations; a server asks of one within seconds
+constexpr std::size_t kMostEarlier = 16;  // incarnations kept; a server asks about one within seconds
 
 /// Lists how two workers' options for one table differ: "dim 8 and 16; the initializer".
 std::string differences(const TableOptions& one, const TableOptions& other) {
@@ -147,7 +147,7 @@ Result<void> State::check_change(const Command& command, std::size_t limit) {
   const bool stays = command.method == Method::Push && table.options().consistency.mode != Mode::Async;
   const std::size_t staged = stays ? change->payload.size() + sizeof(Staged) : 0;
   const std::size_t rows = stays ? count : 0;
-  // An upper bound of the memory comes first; the exact need is computed only if that is too much.
+  // The exact need is computed only if an upper bound exceeds the limit.
   if (bytes_with(number, count, rows) + staged <= limit) return {};
   count_fresh();
   if (bytes_with(number, table.fresh(count, change->payload.data()), rows) + staged <= limit) return {};
@@ -159,8 +159,8 @@ Result<void> State::check_change(const Command& command, std::size_t limit) {
       staged_bytes_ > 0 ? ", and pushes wait that need more when their clock ends" : "");
 }
 
-/// Memory once the staged pushes have been made, and of this table so many rows more, with what adds up a clock's
-/// pushes, to which `rows` are to come.
+/// Memory after the staged pushes have been made and the table has `fresh` more rows, including the sums of a clock's
+/// pushes with `rows` more.
 std::size_t State::bytes_with(std::uint32_t number, std::size_t fresh, std::size_t rows) const noexcept {
   std::size_t bytes = staged_bytes_, sum = sum_.bytes();
   for (std::uint32_t i = 0; i < tables_.size(); ++i) {
@@ -199,12 +199,12 @@ SparseTable::Effort State::effort(const Command& command) const {
     case Method::Propose:
     case Method::Conclude:
     case Method::Leave:
-    case Method::Lost: {  // a clock may end
+    case Method::Lost: {  // this may end a clock
       SparseTable::Effort all;
       for (const Served& served : tables_) {
         if (served.waiting == 0) continue;
         const SparseTable::Effort one = served.table.effort(served.waiting);
-        all.floats += 2 * one.floats;  // they are added up, and stepped
+        all.floats += 2 * one.floats;  // each is added up, then stepped
         all.copied += one.copied;
       }
       return all;
@@ -217,7 +217,7 @@ void State::run(const Command& command) {
   const auto advance = [&](const Order& order) {
     Worker& worker = workers_.at(command.worker);
     worker.mark = order.sequence;
-    // The answers up to there have come: what was refused need not be known any more.
+    // The worker has these answers, so their refusals are not needed any more.
     worker.refused.erase(worker.refused.begin(), worker.refused.upper_bound(order.acknowledged));
   };
   switch (command.method) {
@@ -416,7 +416,7 @@ void State::push(const Command& command, const Change& change, std::string_view 
     return;
   }
   const std::int64_t clock = workers_.at(command.worker).committed;
-  if (clock < settled_ && backup_workers() > 0) return;  // it comes too late
+  if (clock < settled_ && backup_workers() > 0) return;  // the push comes too late
   stage({command.worker, clock, change.table, change.lr, change.count, std::make_shared<const std::string>(payload),
          change.count});
 }
@@ -441,7 +441,7 @@ void State::make_committed(std::uint32_t worker, std::uint32_t now) {
   unstage([&](const Staged& one) {
     if (one.worker != worker || one.clock >= ended) return false;
     SparseTable& table = tables_[one.table].table;
-    // In Sync, a clock that the others have behind them waits for nobody: the worker came again in the midst of it.
+    // In Sync, a push for a clock that has ended waits for no worker: its worker came again in the midst of the clock.
     if (table.options().consistency.mode == Mode::Sync && one.clock >= settled_) return false;
     table.step(rows_of(*one.payload, one.count), now, one.lr);
     return true;
@@ -452,7 +452,7 @@ void State::settle(std::uint32_t now) {
   if (backup_workers() > 0) return seek_quorum(now);
   const std::int64_t until = workers_.least().value_or(workers_.most());
   for (; settled_ < until; ++settled_) {
-    std::int64_t next = until;  // clocks without a push go by at once
+    std::int64_t next = until;  // clocks without a push are skipped
     for (const Staged& one : staged_) {
       if (tables_[one.table].table.options().consistency.mode == Mode::Sync) next = std::min(next, one.clock);
     }

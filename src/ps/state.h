@@ -1,8 +1,8 @@
-// The workers of a parameter server as one server knows them: their presence, the changes made for each, the clocks
-// each has ended. Pure bookkeeping; one thread at a time.
-// State of a parameter server: tables, workers, and pushes whose clock has not ended. It changes by commands alone, and
-// is a function of them, their order and their times. So a journal of commands is a server's memory; reads are not in
-// it. No I/O; one thread at a time, but for its views.
+// Workers: what one server knows of its workers: their presence, the changes made for each, the clocks each has ended.
+// Pure bookkeeping; one thread at a time.
+// State: tables, workers, and pushes whose clock has not ended. Only commands change a state, and it is a function of
+// them, their order and their times. So a journal of commands restores a server; reads are not in it. No I/O. One
+// thread at a time, except for views of it.
 #pragma once
 
 #include "base/result.h"
@@ -24,7 +24,7 @@
 
 namespace cohort::ps {
 
-/// Author and order of a change.
+/// The worker that made a change, and the change's order.
 struct Author {
   std::uint32_t worker = 0;
   std::uint64_t incarnation = 0;
@@ -34,47 +34,48 @@ struct Author {
 struct Worker {
   enum class Phase : std::uint8_t {
     Expected,  ///< has not come yet; holds the others at clock 0
-    Joined,    ///< has been let in, and not said yet at which clock it begins: holds nobody
+    Joined,    ///< has been let in, but has not said at which clock it begins: holds nobody
     Live,
     Gone,  ///< has left, or is lost: holds nobody
   };
   Phase phase = Phase::Expected;
-  bool fenced = false;  ///< nothing is taken from this incarnation any more
+  bool fenced = false;  ///< nothing more is accepted from this incarnation
   std::uint64_t incarnation = 0;
   std::uint64_t nonce = 0;
   std::uint64_t mark = 0;
-  std::int64_t committed = 0;  ///< clocks that have ended
-  bool late = false;           ///< with backup workers: the last of them had ended without it
+  std::int64_t committed = 0;  ///< clocks that this worker has ended
+  bool late = false;           ///< with backup workers: the last clock had ended without this worker
   std::uint64_t barrier = 0;
-  std::uint64_t banned = 0;                            ///< incarnations up to this one are not let in any more
+  std::uint64_t banned = 0;                            ///< incarnations up to this number are not let in any more
   std::map<std::uint64_t, std::int64_t> earlier = {};  ///< clocks that earlier incarnations had ended, by incarnation
-  std::map<std::uint64_t, Error> refused = {};         ///< by number, until their answers have been acknowledged
+  std::map<std::uint64_t, Error> refused = {};         ///< by number of the change, until the answer is acknowledged
   std::string host = {};
 };
 
 class Workers {
  public:
-  /// Number of workers, as the first one says.
+  /// Number of workers, as the first worker states it.
   std::uint32_t count() const noexcept { return static_cast<std::uint32_t>(all_.size()); }
   void expect(std::uint32_t workers) { all_.resize(workers); }
   Worker& at(std::uint32_t worker) { return all_[worker]; }
   const Worker& at(std::uint32_t worker) const { return all_[worker]; }
 
-  /// Returns whether others wait for it.
+  /// Returns whether other workers wait for this one.
   bool holds_others(std::uint32_t worker) const noexcept;
-  /// The least number of ended clocks among workers that hold others; nullopt: none does.
+  /// The least number of ended clocks among workers that hold others; nullopt if no worker does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
-  /// Returns whether all workers that hold others have come to this barrier.
+  /// Returns whether all workers that hold others have reached this barrier.
   bool past_barrier(std::uint64_t number) const noexcept;
-  /// "worker 3 on host b, which is at clock 4", of those that have not ended so many clocks.
+  /// Names the workers that have not ended this many clocks: "worker 3 on host b, which is at clock 4".
   std::string behind(std::int64_t clocks) const;
   std::string not_at_barrier(std::uint64_t number) const;
 
   enum class Verdict { New, Made };
-  /// Made: it has been made before. Errors: Aborted (the worker is taken for lost, or a later incarnation has come),
-  /// Corrupt (changes before it never came: this server has an older state than the worker has seen).
+  /// Returns Made if the change has been made before. Fails with Aborted (the worker is taken for lost, or a later
+  /// incarnation has come) or Corrupt (earlier changes never came: this server has an older state than the worker has
+  /// seen).
   Result<Verdict> judge(const Author& author) const;
 
  private:
@@ -101,7 +102,7 @@ struct Staged {
   bool counted = false;  ///< whether that has been looked up
 };
 
-/// A state as it was at a moment, to be read on any thread. As long as it is there, what changes is copied first.
+/// A view of a state at one moment, readable on any thread. While the view exists, the state copies what it changes.
 class FrozenState {
  public:
   struct Table {
@@ -125,12 +126,12 @@ class FrozenState {
   const Views views_;
 };
 
-/// The pieces of a state's image, bodies of Method::Piece, of about a megabyte at most: a new state that replays them
-/// is that one.
+/// The pieces of a state's image: bodies of Method::Piece, of about a megabyte at most. A new state that replays them
+/// all equals the original.
 class Image {
  public:
   explicit Image(std::shared_ptr<const FrozenState> of);
-  /// nullopt: that were all.
+  /// Returns the next piece; nullopt after the last one.
   std::optional<std::string> next();
 
  private:
@@ -146,66 +147,67 @@ class Image {
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
-  /// Greeting of the worker that joined last; it lists the servers, too.
+  /// Greeting of the worker that joined last; it also lists the servers.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
-  /// Clocks whose pushes have been made in tables of Mode::Sync.
+  /// Number of clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
-  /// Number of workers for which no clock waits: the same for all tables.
+  /// Number of workers that a clock may end without: the same for all tables.
   std::int64_t backup_workers() const noexcept;
-  /// Clock at which a worker that comes again begins.
+  /// Clock at which a returning worker begins.
   std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
-  /// With backup workers: whose pushes of the last settled clock counted.
+  /// With backup workers: returns whose pushes counted in the last settled clock.
   Concluded concluded(std::uint32_t worker) const;
 
-  /// Checks whether a worker may join with this greeting: InvalidArgument, Mismatch, Aborted.
+  /// Checks whether a worker may join with this greeting. Fails with InvalidArgument, Mismatch or Aborted.
   Result<void> may_join(const Hello& hello) const;
-  /// Checks that the body of a change is whole, its table known, and memory enough; else says why it is refused.
+  /// Checks that a change's body is complete, its table known, and memory sufficient; otherwise says why it is refused.
   /// `limit`: bytes that tables and waiting pushes may take.
   Result<void> check(const Command& command, std::size_t limit);
-  /// The same for rows of a snapshot, but their memory.
+  /// Checks a command with rows of a snapshot in the same way, except for memory.
   Result<void> check_adopt(const Command& command) const;
-  /// Runs a change that came in its turn: its number counts from now on. Never fails for what `check` let pass.
+  /// Runs a change that came in its turn, and records its number. Never fails for a command that `check` accepted.
   void run(const Command& command);
 
-  /// A command from a journal, or for a copy: as `run`, but that it is looked at first. Corrupt if it could not have
-  /// been written, or if rows are not what a command of Method::Verify says.
+  /// Checks and runs a command from a journal, or one sent to a copy. Fails with Corrupt if no server could have
+  /// written it, or if rows differ from the digest in a command of Method::Verify.
   Result<void> replay(const Command& command);
 
-  /// A view of the present state. Takes no longer than a push.
+  /// Returns a view of the present state. Takes no longer than a push.
   std::shared_ptr<const FrozenState> freeze();
   /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;
-  /// True if an image has begun, and not ended.
+  /// True if an image has begun and has not ended.
   bool loading() const noexcept { return loading_; }
-  /// Expected contents of some rows, for a command of Method::Verify: other rows each time. nullopt: there are none.
+  /// Returns the digest of some rows, for a command of Method::Verify: other rows for each `turn`. nullopt if there are
+  /// no rows.
   std::optional<Verify> some_rows(std::uint64_t turn) const;
 
-  /// The table of this number; nullptr.
+  /// The table of this number; nullptr if there is none.
   const SparseTable* table(std::uint32_t number) const noexcept;
   std::optional<std::uint32_t> find(std::string_view name) const noexcept;
 
   /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
-  /// The workers it waits for, as text.
+  /// Names the workers that a read at this clock waits for.
   std::string awaited(std::uint32_t table, std::int64_t clock) const;
-  /// All pushes of earlier clocks are in the table.
+  /// The table's clock: all pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
-  /// Memory held, without what views alone hold.
+  /// Memory that the state holds, without memory that only views hold (`copied`).
   std::size_t bytes() const noexcept;
   std::size_t copied() const noexcept;
 
-  /// Returns whether pushes of a worker's clocks from this one on wait for the clocks' end.
+  /// Returns whether the worker has staged pushes of this clock or later ones.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
-  /// Number of clocks this incarnation had ended, after a command of Method::Settle.
+  /// Number of clocks that the incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
 
  private:
   struct Served {
     SparseTable table;
     std::int64_t elements;
-    std::size_t waiting = 0;  // rows of its staged pushes
-    std::size_t fresh = 0;    // at most so many of them are not there yet
+    std::size_t waiting = 0;  // rows of staged pushes to this table
+    std::size_t fresh = 0;    // at most this many of those rows do not exist yet
   };
 
   Result<void> load(std::string_view piece);
@@ -220,12 +222,12 @@ class State {
   void fence(const Settle& asked);
   void stage(Staged staged);
   void drop_staged(std::uint32_t worker);
-  /// A worker that is lost, has left, or comes again: what it has pushed, but not ended, is dropped.
+  /// Drops the pushes of clocks that the worker has not ended, when it is lost, has left, or comes again.
   void withdraw(std::uint32_t worker);
-  /// Takes out those for which `taken` says true.
+  /// Removes the staged pushes for which `taken` returns true.
   template <class Taken>
   void unstage(Taken&& taken);
-  /// Makes those staged pushes of a worker that its ended clocks allow, in tables that wait for nobody.
+  /// Makes a worker's staged pushes of clocks that it has ended, in tables that wait for no other worker.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
   /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
@@ -247,12 +249,12 @@ class State {
   std::optional<Hello> introduced_;
   bool loading_ = false;
   std::deque<Served> tables_;
-  std::deque<Staged> staged_;  // in the order in which they came
+  std::deque<Staged> staged_;  // in order of arrival
   std::size_t staged_bytes_ = 0;
-  std::size_t frozen_staged_ = 0;  // when the latest view was made
+  std::size_t frozen_staged_ = 0;  // staged pushes when the latest view was made
   Views views_ = std::make_shared<std::atomic<int>>(0);
   std::int64_t settled_ = 0;
-  std::vector<std::uint32_t> quorum_;  // with backup workers: of the last settled clock
+  std::vector<std::uint32_t> quorum_;  // with backup workers: those whose pushes counted in the last settled clock
   KeyedSum sum_;
 };
 

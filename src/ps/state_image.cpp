@@ -1,5 +1,5 @@
-// The image of a state: pieces, each of a kind, from which another one is made that goes on to the bit. Rows come by
-// their places, since which is evicted next follows from them.
+// The image of a state: pieces of several kinds, from which a state is made that continues with the same bits. Rows are
+// stored by their places, since the order of eviction depends on them.
 #include "ps/optimizer.h"
 #include "ps/state.h"
 
@@ -31,7 +31,7 @@ struct Earlier {
   std::int64_t ended = 0;
 };
 void visit_fields(auto& m, auto& a, const Earlier*) { a(m.incarnation, m.ended); }
-/// A worker; its refused changes follow in pieces of their own.
+/// A worker, followed by its refused changes in pieces of their own.
 struct OfWorker {
   std::uint32_t number = 0;
   Worker worker = {};
@@ -64,7 +64,7 @@ void visit_fields(auto& m, auto& a, const OfTable*) {
   a.demand(!m.name.empty() && m.elements >= 0, "a table without a name");
 }
 
-/// Rows, or counters, of the last table; they follow.
+/// The head of rows, or counters, of the last table, which follow it.
 struct Some {
   std::uint64_t count = 0;
 };

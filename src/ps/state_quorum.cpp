@@ -1,9 +1,9 @@
 // The part of State for clocks that end without some of the workers (SyncOptions::backup_workers). The first server
 // decides whose pushes of a clock count: those of the workers that have ended it when only the backup workers have not.
 // Workers tell the others.
-//   A worker ends its clock there alone, when all servers have its pushes; so all have those of the quorum.
-//   Before it does anything at a clock it has told all servers who counted in the clocks before. So no server is more
-//   than one clock behind the first one, and the last decision is all that has to be known.
+//   A worker ends its clock only at the first server, when all servers have its pushes. So all have the quorum's
+//   pushes. Before a worker sends anything at a clock, it tells all servers whose pushes counted before. So no server
+//   is more than one clock behind the first server, and only the last decision has to be kept.
 
 #include "ps/state.h"
 
@@ -165,7 +165,7 @@ void State::conclude(std::uint32_t number, const Conclude& told, std::uint32_t n
     end_clock(now);
   }
   workers_.at(number).committed = told.clock;
-  // Pushes of an earlier process of this worker can be in no quorum any more.
+  // Pushes of an earlier process of this worker can no longer be in any quorum.
   unstage([&](const Staged& one) { return one.worker == number; });
 }
 
@@ -196,7 +196,7 @@ void State::end_clock(std::uint32_t now) {
 
 void State::withdraw(std::uint32_t number) {
   if (backup_workers() == 0) return drop_staged(number);
-  // It may be in a quorum not yet known to this server; else its pushes go with the next one.
+  // The worker may be in a quorum that this server does not know yet. Otherwise the next quorum drops its pushes.
   if (!decides()) return;
   Worker& worker = workers_.at(number);
   worker.committed = std::min(worker.committed, settled_);

@@ -1,5 +1,5 @@
-// For tests: servers in this process, and workers that are threads. How they are connected says COHORT_TEST_PS_LINK, so
-// that the same tests run over each kind of link: "shared" (a Unix name and shared memory, the default), "unix" (its
+// For tests: servers in this process, and workers that are threads. COHORT_TEST_PS_LINK selects how they are connected,
+// so that the same tests run over each kind of link: "shared" (a Unix name and shared memory, the default), "unix" (its
 // socket alone), "tcp" (encrypted), or "near" (TCP, and shared memory since both are on one host).
 #pragma once
 
@@ -73,7 +73,7 @@ class Servers {
     return given == nullptr ? "shared" : given;
   }
   static bool over_tcp() { return link() == "tcp" || link() == "near"; }
-  /// One for all of this process.
+  /// Returns one file for the whole process.
   static std::string secret_file() {
     struct File {
       std::string path = std::filesystem::temp_directory_path() / ("cohort-ps-test-" + std::to_string(::getpid()));
@@ -89,7 +89,7 @@ class Servers {
   std::vector<std::unique_ptr<Server>> servers_;
 };
 
-/// Runs `body(worker)` on as many threads; the first error is the test's.
+/// Runs `body(worker)` on `workers` threads, and throws the first error.
 inline void run_workers(int workers, const std::function<void(int)>& body) {
   std::mutex mutex;
   std::exception_ptr first;
@@ -134,7 +134,7 @@ inline Floats pull(Table& table, const Keys& keys) {
   return rows;
 }
 
-/// One process: gradients of a clock added by ascending worker, then one step.
+/// Reference result in one process: adds a clock's gradients by ascending worker, then does one step.
 struct OneProcess {
   explicit OneProcess(const TableOptions& options) : table("t", options) {}
   SparseTable table;
@@ -153,7 +153,7 @@ struct OneProcess {
   }
 };
 
-/// Made-up gradients of a worker's clock: keys of all workers, several times.
+/// Random gradients of a worker's clock: the keys overlap with other workers', and repeat.
 inline std::pair<Keys, Floats> batch(int worker, std::int64_t clock, std::int64_t dim) {
   std::mt19937 random(static_cast<unsigned>(worker * 1000 + clock));
   std::normal_distribution<float> normal;

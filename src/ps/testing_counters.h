@@ -1,5 +1,5 @@
-// For tests in one process or several: tables whose rows count pushes (a push of -1 adds 1), and broken connections of
-// the own process, as a network would break them.
+// For tests in one process or several: tables whose rows count pushes (a push of -1 adds 1), and a function that breaks
+// connections of its own process, as a network would.
 #pragma once
 
 #include <cohort/ps.h>
@@ -21,7 +21,7 @@ inline TableOptions counters(Consistency consistency, std::int64_t dim = 1) {
   return options;
 }
 
-/// One of this process, at random. False: it has none.
+/// Breaks a random connection of this process. Returns false if it has none.
 inline bool break_a_connection(std::mt19937& random) {
   std::vector<int> sockets;
   for (int fd = 3; fd < 256; ++fd) {

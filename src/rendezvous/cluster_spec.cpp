@@ -22,7 +22,7 @@ std::map<std::string, ClusterSpec::Tasks> numbered(const std::map<std::string, s
   return out;
 }
 
-/// All indices from 0 on.
+/// True if the indices are 0, 1, 2, ... without gaps.
 bool is_dense(const ClusterSpec::Tasks& tasks) {
   return tasks.empty() || (tasks.begin()->first == 0 && tasks.rbegin()->first + 1 == static_cast<int>(tasks.size()));
 }
@@ -69,7 +69,7 @@ std::string ClusterSpec::to_tf_config(std::string_view task_type, int task_index
   std::string text =
       nlohmann::ordered_json({{"cluster", std::move(cluster)}, {"task", {{"type", task_type}, {"index", task_index}}}})
           .dump();
-  // Text that cannot be read again is no TF_CONFIG: two chiefs, an unknown type.
+  // Throws if the text is no valid TF_CONFIG, e.g. with two chiefs or an unknown type.
   (void)value_or_throw(rendezvous::parse_tf_config(text));
   return text;
 }

@@ -137,7 +137,7 @@ bool is_settled(std::uint64_t announced) {
   }
 }
 
-// Members that learn of the next epoch at different moments must not go different ways: one value, set once, decides.
+// Members learn of the next epoch at different moments, but must decide alike: one value, set once, decides for all.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline) {
   const std::string outcome = prefix + "/outcome";

@@ -1,6 +1,6 @@
-// An elastic job as one of its workers sees it: which epoch the job is in, that a later one has begun, and whether all
-// members of one have formed its world. All of it is in the job's store, where the supervisor writes the record of each
-// epoch before anything else says that it has begun, and leaves no number out. Any thread; blocks until the deadline.
+// An elastic job as one of its workers sees it: the job's present epoch, whether a later one has begun, and whether all
+// members of an epoch have formed its world. All this is in the job's store. The supervisor writes a record there for
+// each epoch, without gaps, before anything else shows that the epoch has begun. Any thread; blocks until the deadline.
 #pragma once
 
 #include "net/address.h"
@@ -16,16 +16,16 @@
 
 namespace cohort::rendezvous {
 
-/// A later epoch of the job has begun, so what waits for this one's members waits in vain.
+/// Thrown by a wait for members of an epoch when a later epoch of the job has begun.
 class Superseded : public Error {
  public:
   explicit Superseded(std::uint64_t epoch);
 };
 
-/// Thrown by `join`, with code Aborted: this process was a member of the job and is none any more.
+/// Thrown by `join`, with code Aborted, if this process was a member of the job and is not any more.
 class Removed : public Error {
  public:
-  /// `cause`: of the epoch that goes on without it.
+  /// `cause`: of the epoch that continues without this process.
   Removed(const std::string& message, ErrorContext context, std::string cause);
   const std::string& cause() const noexcept { return cause_; }
 
@@ -33,55 +33,54 @@ class Removed : public Error {
   std::string cause_;
 };
 
-/// Membership of the latest epoch, which is not before `least`. Throws Corrupt, and Unavailable if the job has none.
+/// Returns the membership of the latest epoch, which is `least` or later. Throws Corrupt; Unavailable if there is none.
 Membership current_membership(store::Store& store, std::uint64_t least);
 
-/// True if the worker was in an earlier epoch than this one: a worker that is in none yet may be in a later one.
+/// True if the worker was a member in an epoch before this one. (A worker that never was may become one later.)
 bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 
-/// The same store, whose waits (and polls, for callers that repeat them) end with Superseded when a later epoch has
-/// begun. A value that is there counts first.
+/// Wraps the store: waits (and repeated polls) for an absent value throw Superseded when a later epoch has begun.
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);
 
-/// False if no epoch after this one has begun by the deadline.
+/// Waits for the next epoch; returns false if none has begun by the deadline.
 bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
-/// Called by rank 0 once a world of it is formed: processes that are no members any more are not needed again.
+/// Called by rank 0 when the world of this epoch is formed: former members will not be needed again.
 void note_formed(store::MeetingStore& store, std::uint64_t epoch);
 
-/// For a process that is no member of it any more: false if another epoch begins, which may have it as a member again,
-/// before a world of this one is formed. The deadline counts as that.
+/// For a process that is not a member of this epoch: waits until its world is formed (true) or the next epoch, which
+/// may include the process again, has begun (false). Returns true at the deadline.
 bool await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
-/// Whether this process knows what becomes of it in the latest epoch, which is not before `announced`: it is a member,
-/// or the others have formed a world without it. Where that cannot be read, `join` says why.
+/// Returns whether the role of this process in the latest epoch (`announced` or later) is settled: it is a member, or
+/// the others have formed a world without it. Also true if the store cannot be read: `join` then reports why.
 bool is_settled(std::uint64_t announced);
 
-/// Has to be called once, by each member that has its communicator: all of them go on with it, or none. Superseded:
-/// nobody does, since a later epoch has begun. Throws Timeout, naming the members that did not come.
+/// Must be called once by each member that has its communicator: either all members continue with it, or none does.
+/// Throws Superseded if none does because a later epoch has begun, or Timeout, naming the members that did not come.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline);
 
-// This process's knowledge of its job since it last formed a world of it. Worlds of one process have names: one may be
-// of an earlier epoch than another.
+// Records of the epoch of each world that this process formed last. Worlds have names, and may be of different epochs.
 
-inline constexpr std::string_view kWorld = "world";  ///< what `join` calls it by default
+inline constexpr std::string_view kWorld = "world";  ///< default name in `join`
 
-/// A `join` of it has ended with Removed.
+/// Returns whether a `join` of this process has thrown Removed.
 bool removed_from_job() noexcept;
 
-/// It has formed the world of this epoch.
+/// Records that this process has formed the world of this epoch.
 void note_joined(const Membership& membership, std::string_view world);
-/// The epoch of the world that it formed last; nothing: none, or this is no elastic job.
+/// Returns the epoch of the world formed last; nullopt if there is none, or this is no elastic job.
 std::optional<std::uint64_t> joined_epoch(std::string_view world = kWorld);
 
 struct JobNews {
   std::uint64_t epoch = 0;
-  bool came = false;  ///< workers that were not in this process's world
-  bool left = false;  ///< workers that were
+  bool came = false;  ///< there are workers that were not in this process's world
+  bool left = false;  ///< workers of this process's world are no members any more
 };
-/// `announced`: the latest epoch, as status::StatusPage has it. Nothing: this process's world is of it, or this is no
-/// elastic job. Asks the job's store only if it is not; if that cannot be read, some came and some left.
+/// Returns what has changed since this process formed its world; nullopt if its world is of the latest epoch, or this
+/// is no elastic job. `announced`: the latest epoch, from status::StatusPage. Asks the job's store only if there is a
+/// later epoch; if the store cannot be read, returns that workers came and left.
 std::optional<JobNews> news_since_joined(std::uint64_t announced, std::string_view world = kWorld);
 
 }  // namespace cohort::rendezvous

@@ -23,13 +23,13 @@
 namespace cohort::rendezvous {
 namespace {
 
-// PMI version 1, as Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in speak it: lines of words over an inherited
-// socket. Spoken here and not through a library, since the libraries that exist are parts of an MPI.
+// PMI version 1, as spoken by Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in: lines of words over an inherited
+// socket. Implemented here without a library, since the existing libraries are parts of an MPI.
 
 using Reply = std::map<std::string, std::string, std::less<>>;
 
 constexpr std::size_t kLongestLine = 64 * 1024;
-constexpr std::chrono::seconds kAnswer{30};  // of the launcher's process on this host
+constexpr std::chrono::seconds kAnswer{30};  // longest time for a reply from the launcher's process on this host
 constexpr std::chrono::seconds kGoodBye{1};
 
 class PmiExchange final : public Exchange {
@@ -37,7 +37,7 @@ class PmiExchange final : public Exchange {
   PmiExchange(sys::UniqueFd fd, int rank, int size)
       : fd_(std::move(fd)), process_(::getpid()), rank_(rank), size_(size) {}
 
-  // Hydra and Slurm take a process that ends without this word for one that has failed.
+  // Hydra and Slurm treat a process that ends without "finalize" as failed.
   ~PmiExchange() override {
     if (process_ != ::getpid() || broken_) return;
     (void)ask("cmd=finalize", "finalize_ack", net::deadline_in(kGoodBye));
@@ -45,7 +45,7 @@ class PmiExchange final : public Exchange {
 
   Result<void> open() {
     const net::Deadline deadline = net::deadline_in(kAnswer);
-    // MPI may have said it already; it may be said again.
+    // MPI may already have sent "init"; sending it again is allowed.
     if (auto hello = ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", deadline); !hello)
       return tl::unexpected(hello.error());
     const auto limits = ask("cmd=get_maxes", "maxes", deadline);
@@ -112,7 +112,7 @@ class PmiExchange final : public Exchange {
     return std::move(value->second);
   }
 
-  // One request, one reply. A reply with another rc than 0 is an error.
+  // Sends a request and returns its reply. A reply whose rc is not 0 is an error.
   Result<Reply> ask(const std::string& request, std::string_view command, net::Deadline deadline) {
     std::string line;
     const net::Wiping wiping_line(line);
@@ -134,7 +134,7 @@ class PmiExchange final : public Exchange {
     const net::Wiping wiping_text(*text);
     auto reply = parse_pmi_line(*text);
     if (!reply) return tl::unexpected(reply.error());
-    const std::string asked = request.substr(0, request.find(" value="));  // which is not for messages
+    const std::string asked = request.substr(0, request.find(" value="));  // values must not appear in messages
     if ((*reply)["cmd"] != command) return bad(fmt::format("the reply '{}' to '{}'", (*reply)["cmd"], asked));
     if (const auto rc = reply->find("rc"); rc != reply->end() && rc->second != "0")
       return bad(fmt::format("'{}' was refused: {}", asked, (*reply)["msg"]));
@@ -148,10 +148,10 @@ class PmiExchange final : public Exchange {
     return {};
   }
 
-  // Not a byte further than the line's end: MPI reads from the same socket.
+  // Reads no byte beyond the line's end, since MPI reads from the same socket.
   Result<std::string> read_line(net::Deadline deadline) {
     std::string line;
-    line.reserve(kLongestLine);  // so that it stays in one place
+    line.reserve(kLongestLine);  // so that the line, maybe a secret, is never reallocated
     std::string buffer(512, '\0');
     const net::Wiping wiping(buffer);
     while (line.size() < kLongestLine) {
@@ -198,7 +198,7 @@ Result<Reply> parse_pmi_line(std::string_view line) {
     line.remove_prefix(std::min(line.size(), space + 1));
     if (word.empty()) continue;
     const std::size_t equals = word.find('=');
-    // Slurm's messages for people have spaces in them; what counts has none.
+    // Slurm's messages for people contain spaces; values that are needed contain none.
     if (equals == 0 || equals == std::string_view::npos) continue;
     reply.emplace(word.substr(0, equals), word.substr(equals + 1));
   }
@@ -208,10 +208,10 @@ Result<Reply> parse_pmi_line(std::string_view line) {
 
 namespace {
 
-/// Opened once per process; later calls return the same.
+/// Opens PMI once per process; later calls return the same object.
 Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& environment) {
   static std::mutex mutex;
-  static std::shared_ptr<PmiExchange> opened;  // its destructor says good-bye at the process's end
+  static std::shared_ptr<PmiExchange> opened;  // its destructor sends "finalize" at the process's end
   const std::lock_guard lock(mutex);
   if (opened) return opened;
   const auto number = value_of(environment, "PMI_FD");
@@ -226,7 +226,7 @@ Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& enviro
                 "PMI_FD={} is not the launcher's socket any more (a program in between closed it, or MPI has ended)",
                 *number);
   }
-  // A descriptor of our own: MPI closes that one when it ends, and its number may then be another file's.
+  // Duplicates the descriptor, since MPI closes it at its end, and its number may then be another file's.
   sys::UniqueFd fd(::fcntl(*number, F_DUPFD_CLOEXEC, 3));
   if (!fd) return fail(ErrorCode::Io, "PMI_FD={}: {}", *number, errno_text(errno));
   auto exchange = std::make_shared<PmiExchange>(std::move(fd), *rank, *size);
@@ -235,8 +235,8 @@ Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& enviro
   return opened;
 }
 
-// PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Only what its standard fixes for
-// good is used here: names of functions, layout of four structures, numbers of types.
+// PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Uses only what the standard has
+// fixed for good: names of functions, layouts of four structures, numbers of types.
 
 // The standard's structures.
 struct PmixProcess {
@@ -284,8 +284,8 @@ struct Library {
   }
 };
 
-// If MPI is in this process, its library is there already, and it has to be the same one. Else the launcher's own,
-// which an MPI that comes later uses, and which may lie where nobody looks (Open MPI 5 of PyPI). It stays loaded.
+// Loads PMIx's library for good. If MPI in this process has already loaded one, that one has to be used; otherwise the
+// launcher's own, which a later MPI also uses, and which may lie in an unusual folder (Open MPI 5 of PyPI).
 void* open_library() {
   constexpr const char* kName = "libpmix.so.2";
   if (void* const there = ::dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD)) return there;
@@ -314,12 +314,12 @@ Result<Library> load() {
   return library;
 }
 
-// A fence that is under way; outlives a waiter that gave up.
+// A fence under way, which outlives a waiter that has given up.
 struct Fence {
   std::mutex mutex;
   std::condition_variable ended;
   std::optional<int> status;
-  PmixInfo collect{};  // the library reads it until the end
+  PmixInfo collect{};  // read by the library until the fence ends
 };
 
 void fence_done(int status, void* context) {
@@ -334,8 +334,8 @@ class PmixExchange final : public Exchange {
  public:
   explicit PmixExchange(const Library& library) : library_(library) {}
 
-  // Ended once, at the process's end: MPI, which counts on the same library, cannot start in it a second time. Open MPI
-  // takes a process that ends without it for one that has failed.
+  // Ends PMIx once, at the process's end: MPI, which uses the same library, could not start it a second time. Open MPI
+  // treats a process that ends without this as failed.
   ~PmixExchange() override {
     if (opened_ && process_ == ::getpid() && !broken_) (void)library_.finalize(nullptr, 0);
   }
@@ -351,7 +351,7 @@ class PmixExchange final : public Exchange {
     return {};
   }
 
-  /// A number of the job, by the name of its key.
+  /// Returns a number of the job by its key's name.
   Result<int> job_number(std::string_view key) const {
     PmixProcess everyone = me_;
     everyone.rank = kEveryone;
@@ -401,12 +401,12 @@ class PmixExchange final : public Exchange {
       return fail(ErrorCode::Unavailable, "PMIx: rank 0 has shared no '{}': {}", key, library_.text(status));
     std::string text(value->string);
     ::explicit_bzero(value->string, text.size());
-    std::free(value->string);  // as the standard says: made by malloc, the caller's
+    std::free(value->string);  // by the standard, made by malloc and owned by the caller
     std::free(value);
     return text;
   }
 
-  // Fences with the data of all, so that no later question has to travel.
+  // Runs a fence that collects all processes' data, so that later look-ups are local.
   Result<void> fence(net::Deadline deadline) {
     const auto fence = std::make_shared<Fence>();
     std::strcpy(fence->collect.key, "pmix.collect");
@@ -489,8 +489,8 @@ std::string_view advice_for(std::string_view launcher) {
 
 Result<std::shared_ptr<Exchange>> open_exchange(const rendezvous::Detected& said,
                                                 const rendezvous::Environment& environment) {
-  // Variables of an outer launcher's PMI may still be there: they have to be about this rank, and of a kind that the
-  // launcher has.
+  // Variables of an outer launcher's PMI may still be set: they are used only if they match this rank, and a kind of
+  // exchange that the launcher has.
   const bool slurm = said.launcher == "Slurm";
   const bool has_pmi = slurm || said.launcher == "MPI (PMI)" || said.launcher == "MVAPICH2";
   const bool has_pmix =

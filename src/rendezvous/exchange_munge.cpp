@@ -1,8 +1,8 @@
-// Exchange for jobs in which Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that the
-// job's number gives, on the first host of the step. Both sides show MUNGE credentials of the same user for the same
-// step and round; rank 0's answer is sealed for that user. Calls go over connections as all others do (net/rpc.h), by a
-// secret that is none: anyone who knows the job's number can make it, so it only keeps others' connections apart, and
-// the credential is the proof.
+// Exchange for jobs in which Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that are
+// computed from the job's number, on the first host of the step. Both sides show MUNGE credentials of the same user for
+// the same step and round; rank 0's answer is sealed for that user. Calls use ordinary connections (net/rpc.h), with a
+// secret that anyone who knows the job's number can compute. So the secret only rejects unrelated connections; the
+// credential is the proof.
 
 #include "base/files.h"
 #include "net/rpc.h"
@@ -28,7 +28,7 @@
 namespace cohort::rendezvous {
 namespace {
 
-// libmunge's interface, as its header numbers it.
+// libmunge's interface, with the numbers from its header.
 struct Context;
 constexpr int kCipher = 0;
 constexpr int kSocket = 8;
@@ -36,7 +36,7 @@ constexpr int kUserOnly = 9;
 constexpr int kAes128 = 4;
 constexpr int kMungeSuccess = 0;
 
-// libmunge asks for a socket that is not there for some twenty seconds.
+// Longest wait for the daemon's socket. libmunge would retry a missing socket for some twenty seconds.
 constexpr std::chrono::seconds kSocketWait{2};
 
 std::string lower(std::string_view text) {
@@ -126,7 +126,7 @@ Result<std::string> Munge::open(const std::string& credential) const {
                 ::geteuid());
   if (bytes == nullptr || size <= 0) return std::string();
   std::string plain(static_cast<const char*>(bytes), static_cast<std::size_t>(size));
-  ::explicit_bzero(bytes, plain.size());  // it may be a secret
+  ::explicit_bzero(bytes, plain.size());  // the bytes may be a secret
   return plain;
 }
 
@@ -154,9 +154,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::uint32_t kPorts = 8;
-constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels hand out
+constexpr std::uint16_t kFirstPort = 10240;  // below the ports that kernels choose
 constexpr std::uint32_t kPortSpan = 16000;
-constexpr seconds kLongestPatience{60};  // of the others, with rank 0; the first time less
+constexpr seconds kLongestPatience{60};  // longest wait for rank 0 at one port; shorter at first
 constexpr std::uint8_t kAsk = 1;
 constexpr std::uint8_t kTold = 2;
 
@@ -165,7 +165,7 @@ std::string nonce() {
   return net::sha256_hex({reinterpret_cast<const char*>(random.bytes().data()), random.bytes().size()}).substr(0, 32);
 }
 
-// "WORD STEP KEY NONCE REST"
+// A message is "WORD STEP KEY NONCE REST".
 struct Message {
   std::string word, step, key, nonce, rest;
 };
@@ -187,14 +187,14 @@ Message from_text(std::string_view text) {
   return message;
 }
 
-// Knowledge of a step's ranks about each other before they have spoken.
+// Facts about a step that its ranks know before they communicate.
 struct Step {
   std::string name;
   net::Secret everybodys;
   net::SecureOptions secure = {.purpose = "munge", .longest_message = 16 * 1024};
 };
 
-// Rank 0's end: gives the value to clients that show a credential of this user's for the step and the key.
+// Rank 0's server: gives the value to clients that show a credential of this user for the step and the key.
 class Answers final : net::RpcServer::Service {
  public:
   Answers(std::shared_ptr<Munge> munge, Step step, std::string key, std::string value, net::Endpoint endpoint)
@@ -209,7 +209,7 @@ class Answers final : net::RpcServer::Service {
                  .secure = step_.secure},
                 *this) {}
 
-  /// Waits until so many others have it.
+  /// Waits until this many others have received the value.
   void wait(std::size_t others, net::Deadline deadline) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return told_.size() >= others; });
@@ -229,7 +229,7 @@ class Answers final : net::RpcServer::Service {
     if (!text) return tl::unexpected(text.error());
     const Message asked = from_text(*text);
     if (asked.word != "ask" || asked.step != step_.name || asked.key != key_ || asked.rest.empty()) {
-      server_.answer(client, call.id, "");  // this user's: it is of another job, or has come to another join already
+      server_.answer(client, call.id, "");  // a client of this user, but of another job, or already at another join
       return {};
     }
     Message give{"give", step_.name, key_, asked.nonce, value_};
@@ -249,16 +249,16 @@ class Answers final : net::RpcServer::Service {
   const std::string key_;
   std::string value_;
   const net::Wiping wiping_{value_};
-  std::map<net::RpcServer::ClientPtr, std::string> asked_;  ///< which rank it is
+  std::map<net::RpcServer::ClientPtr, std::string> asked_;  ///< by client: its rank
   std::mutex mutex_;
   std::condition_variable changed_;
   std::set<std::string> told_;
-  net::RpcServer server_;  ///< its thread ends first
+  net::RpcServer server_;  ///< declared last, so that its thread ends first
 };
 
 class MungeExchange final : public Exchange {
  public:
-  /// `anywhere`: rank 0 may be on any host, and not on the first one.
+  /// `anywhere`: rank 0 may be on any host, not only on the first one.
   MungeExchange(const rendezvous::Detected& said, std::shared_ptr<Munge> munge, bool anywhere)
       : munge_(std::move(munge)),
         rank_(said.rank),
@@ -282,7 +282,7 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   hosts_.front());
     }
-    // Goes on in the background: a rank that has its answer goes on to meet, and one that does not come is named there.
+    // Answers in the background: ranks with the value go on to the meeting, which names those that do not come.
     deadline_ = deadline;
     answers_.reset();
     std::string reasons;
@@ -306,10 +306,10 @@ class MungeExchange final : public Exchange {
   }
 
  private:
-  // One port after the other: another process's, which may even have worked out the step's secret, only costs time.
+  // Tries one port after the other. A foreign process at a port, even one with the step's secret, only costs time.
   Result<std::string> ask(const std::string& key, net::Deadline deadline) const {
     std::string why;
-    seconds patience{3};  // with a stranger at one of the ports that says nothing
+    seconds patience{3};  // wait for a process at a port that does not answer
     for (auto pause = milliseconds(20);; pause = std::min(pause * 2, milliseconds(500))) {
       for (const std::string& host : hosts_) {
         for (const std::uint16_t port : ports_) {
@@ -357,7 +357,7 @@ class MungeExchange final : public Exchange {
   int rank_;
   int size_;
   bool on_first_host_;
-  std::vector<std::string> hosts_;  ///< where rank 0 is looked for
+  std::vector<std::string> hosts_;  ///< hosts that may have rank 0
   Step step_;
   std::vector<std::uint16_t> ports_;
   net::Deadline deadline_{};
@@ -370,7 +370,7 @@ std::vector<std::uint16_t> munge_ports(std::string_view job) {
   const std::string digits = net::sha256_hex(job).substr(0, 6);
   const std::uint32_t start = static_cast<std::uint32_t>(std::stoul(digits, nullptr, 16)) % kPortSpan;
   std::vector<std::uint16_t> ports;
-  // Spread, so that a neighbour's ports are not ours shifted by one.
+  // The ports are spread, so that a job with a neighbouring number has no port of this job.
   for (std::uint32_t i = 0; i < kPorts; ++i)
     ports.push_back(static_cast<std::uint16_t>(kFirstPort + (start + 1237 * i) % kPortSpan));
   return ports;
@@ -386,9 +386,9 @@ Result<std::shared_ptr<Exchange>> open_munge(const rendezvous::Detected& said,
   if (const auto conf = sys::read_file(path, {.max_bytes = 16 << 20})) socket = munge_socket_of(conf->text());
   auto munge = Munge::load(socket);
   if (!munge) return tl::unexpected(munge.error());
-  // A daemon that does not answer is found out now, where there is advice for it.
+  // Checks that the daemon answers, since the error here comes with advice.
   if (const auto sealed = (*munge)->seal("hello"); !sealed) return tl::unexpected(sealed.error());
-  // Otherwise Slurm gives rank 0 to the first host.
+  // Unless the distribution is arbitrary, Slurm places rank 0 on the first host.
   const auto distribution = environment.find("SLURM_DISTRIBUTION");
   const bool anywhere = distribution != environment.end() && distribution->second.starts_with("arbitrary");
   return std::shared_ptr<Exchange>(std::make_shared<MungeExchange>(said, *std::move(munge), anywhere));

@@ -12,14 +12,14 @@
 namespace cohort::rendezvous {
 namespace {
 
-/// "WHAT 'text': WHY at character N -- ADVICE"; long texts are shown around the place.
+/// Returns the error "WHAT 'text': WHY at character N -- ADVICE". Of a long text, shows the part around the position.
 tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std::string_view why) {
   constexpr std::size_t kShown = 30;
   const std::size_t begin = text.text.size() <= 3 * kShown || offset < kShown ? 0 : offset - kShown;
   const std::size_t end =
       text.text.size() <= 3 * kShown ? text.text.size() : std::min(text.text.size(), begin + 2 * kShown);
   std::string shown = begin > 0 ? "..." : "";
-  // The texts come from anywhere: a message stays one line of printable characters.
+  // The texts are untrusted: the message must stay one line of printable characters.
   for (const char c : text.text.substr(begin, end - begin)) {
     const auto byte = static_cast<unsigned char>(c);
     shown += byte < ' ' || byte == 0x7f ? '?' : c;
@@ -29,7 +29,7 @@ tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std:
               text.advice);
 }
 
-/// Letters, digits, '.', '-', '_'.
+/// True for letters, digits, '.', '-' and '_'.
 bool is_host_character(char c) noexcept {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_';
 }
@@ -43,7 +43,7 @@ std::string_view fault_of_host(std::string_view host) {
     const std::size_t percent = host.find('%');
     const std::string address(host.substr(0, percent));
     in6_addr ignored{};
-    // inet_pton reads up to the first NUL, whatever comes behind it.
+    // inet_pton reads only up to the first NUL.
     if (address.find('\0') != std::string::npos || ::inet_pton(AF_INET6, address.c_str(), &ignored) != 1)
       return "an address that is no IPv6 address";
     if (percent == std::string_view::npos) return {};
@@ -62,10 +62,10 @@ namespace {
 
 constexpr std::string_view kBlank = " \t\r";
 
-// Hosts in the order of their first mention, the slots of one added up.
+// Collects hosts in the order of their first mention, and adds up each host's slots.
 class Hosts {
  public:
-  /// Returns what is wrong, or nothing.
+  /// Adds a host. Returns what is wrong, or an empty text.
   std::string_view add(HostSlots host) {
     if (++mentions_ > kMostMentions) return "more than a million mentions of hosts";
     const auto [entry, is_new] = index_.emplace(host.host, hosts_.size());
@@ -97,7 +97,7 @@ std::optional<int> slots_of(std::string_view text) {
   return value && *value >= 1 && *value <= kMostSlots ? value : std::nullopt;
 }
 
-// "h", "h:4", "[fe80::1]:4", "n[01-16]:8". A name with ranges is several hosts.
+// An entry: "h", "h:4", "[fe80::1]:4" or "n[01-16]:8". A name with ranges stands for several hosts.
 struct Entry {
   std::vector<std::string> hosts;
   std::optional<int> slots;
@@ -144,7 +144,7 @@ Result<Entry> parse_entry(const NamedText& named, std::size_t begin, std::size_t
   return result;
 }
 
-// The end of the entry that begins here: a comma outside of brackets, or the end of the text.
+// Returns the end of the entry that begins at `at`: the first comma outside of brackets, or the end of the text.
 std::size_t entry_end(std::string_view text, std::size_t at) {
   bool within = false;
   for (; at < text.size(); ++at) {
@@ -155,7 +155,7 @@ std::size_t entry_end(std::string_view text, std::size_t at) {
   return at;
 }
 
-// One line of a host file, without its comment.
+// Parses one line of a host file, without its comment.
 class LineParser {
  public:
   explicit LineParser(const NamedText& line) : line_(line) {}
@@ -188,7 +188,7 @@ class LineParser {
     return at_;
   }
 
-  // "slots=4"; Open MPI takes blanks around the '='.
+  // Parses "slots=4". Open MPI accepts blanks around the '='.
   Result<void> parse_setting(HostSlots& host) {
     const std::size_t begin = at_;
     const std::string_view key = text().substr(begin, skip_word(" \t\r=") - begin);
@@ -264,18 +264,18 @@ namespace {
 
 // Slurm's host lists and counts.
 
-// A range with the width of its numbers, as [08-11].
+// A range, with the width of its numbers: [08-11].
 struct Range {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
   int width = 1;
 };
 
-// A name: texts with ranges between them; texts.size() == groups.size() + 1.
+// A name: groups of ranges between texts; texts.size() == groups.size() + 1.
 struct Pattern {
   std::vector<std::string_view> texts;
   std::vector<std::vector<Range>> groups;
-  std::vector<std::size_t> sizes;  // of the groups, in numbers
+  std::vector<std::size_t> sizes;  // by group: how many numbers it has
   std::size_t hosts = 1;
 };
 

@@ -48,7 +48,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The descriptor of the first GNU build-id note in `notes`, in hexadecimal digits.
+/// Returns the first GNU build id in `notes`, in hexadecimal digits.
 std::string build_id_in(const char* notes, std::size_t size) {
   while (size >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) note;
@@ -81,7 +81,7 @@ std::string build_id_of(const dl_phdr_info& module) {
 
 int take_first(dl_phdr_info* module, std::size_t, void* id) {
   *static_cast<std::string*>(id) = build_id_of(*module);
-  return 1;  // the executable comes first
+  return 1;  // stops: the executable comes first
 }
 
 int take_torch(dl_phdr_info* module, std::size_t, void* path) {
@@ -91,7 +91,7 @@ int take_torch(dl_phdr_info* module, std::size_t, void* path) {
   return 1;
 }
 
-/// The version in a wheel's torch/version.py.
+/// Returns the version in a wheel's torch/version.py.
 std::string version_in(const fs::path& file) {
   std::ifstream in(file);
   constexpr std::string_view kName = "__version__ = '";
@@ -108,7 +108,7 @@ std::string own_executable() {
   std::error_code error;
   const fs::path path = fs::read_symlink("/proc/self/exe", error);
   std::string name = path.filename().string();
-  // The file may have been replaced since.
+  // The file may have been replaced since the process began.
   constexpr std::string_view kDeleted = " (deleted)";
   if (name.ends_with(kDeleted)) name.resize(name.size() - kDeleted.size());
   std::string id;
@@ -151,7 +151,7 @@ Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
     if (entry.size() == rest.size()) break;
     rest.remove_prefix(entry.size() + 1);
   }
-  if (numbers.size() == 1) {  // the first hosts have one more if it does not come out even
+  if (numbers.size() == 1) {  // the first hosts have one rank more if the division leaves a remainder
     const int count = std::clamp(size, 1, numbers[0]);
     numbers.assign(static_cast<std::size_t>(count), size / count);
     for (int host = 0; host < size % count; ++host) ++numbers[static_cast<std::size_t>(host)];

@@ -94,7 +94,7 @@ Result<InitMethod> parse_init_method(std::string_view text) {
 
 namespace {
 
-/// Empty: tcp. `from` is named where the text is neither.
+/// An empty text is tcp. `from`: where the text comes from, for errors.
 Result<TransportKind> parse_transport(std::string_view text, std::string_view from) {
   if (text.empty() || text == "tcp") return TransportKind::Tcp;
   if (text == "mpi") return TransportKind::Mpi;
@@ -106,7 +106,7 @@ std::optional<net::Secret> kept;
 
 }  // namespace
 
-// Not the meeting's own secret: what one meeting was shown is no use for another.
+// Derives a new secret, so that a value shown in one meeting is of no use in another.
 void keep_launchers_secret(const net::Secret& of_the_meeting) {
   const net::Mac derived = net::hmac_sha256(of_the_meeting.bytes(), "worlds that are formed later");
   const std::lock_guard lock(kept_mutex);
@@ -154,10 +154,10 @@ using rendezvous::Environment;
 using rendezvous::InitMethod;
 using std::chrono::milliseconds;
 
-// Time for rank 0 to appear, to which a rank without a secret reports that.
+// Longest wait for rank 0, to report to it that this rank has no secret.
 constexpr std::chrono::seconds kTellingTime{5};
 
-// Time for the ranks that have come to form their world.
+// Time for ranks to form their world, beyond COHORT_ELASTIC_TIMEOUT.
 constexpr std::chrono::seconds kAfterHosts{60};
 
 constexpr milliseconds kLookAgain{200};
@@ -167,8 +167,8 @@ constexpr std::string_view kHowToGiveASecret =
     "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
     "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
-// Name at which the ranks of one host meet without a port: only the same address and run give it; with a secret, nobody
-// else can work it out and take it before them. (Without one another user's rank is to come here, and to be refused.)
+// Returns the Unix name at which the ranks of one host meet without a port, computed from the address and run. With a
+// secret, no other user can compute and take it. (Without one, another user's rank finds the name, and is refused.)
 std::string unix_name(const JoinPlan& plan, std::string all) {
   if (plan.secret) {
     const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
@@ -183,21 +183,21 @@ std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Ad
       plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
 }
 
-// In a pod a name is known once the pod that has it runs. Elsewhere an unknown name is an error at once.
+// In a pod, waits until the pod with the name runs, which makes the name known. Elsewhere an unknown name is an error.
 void wait_for_name(const net::Address& address, const Environment& environment, net::Deadline deadline) {
   if (!env::get("KUBERNETES_SERVICE_HOST", environment)) return;
   while (!net::resolve(address, deadline) && !net::passed(deadline)) std::this_thread::sleep_for(kLookAgain);
 }
 
-// tcp:// and env://. With a secret, TCP at the address; what surely is one host meets on a Unix name, which needs no
-// port (under torchrun MASTER_PORT belongs to its agent).
+// Sets the place for tcp:// and env://: with a secret, TCP at the address. Ranks that are surely on one host meet at a
+// Unix name, which needs no port (under torchrun, MASTER_PORT belongs to its agent).
 Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {
   plan.place = JoinPlan::Place::Rank0;
   plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   if (!surely_one_host) wait_for_name(address, environment, deadline);
   if (!plan.secret && !surely_one_host && plan.trusts_network) {
-    // A secret that everybody can work out: all else stays as it is where there is a real one.
+    // Uses a secret that everybody can compute, so that all else works as with a real one.
     plan.secret = secret_of_trusted_network();
     if (plan.rank == 0) {
       plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can join this world",
@@ -208,7 +208,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
     const auto local = net::is_local_host(address.host, deadline);
     if (!local) return tl::unexpected(local.error());
     if (!*local) {
-      // Reported to rank 0, too, where a Cohort rank may serve there. (torchrun's agent has a place of its own.)
+      // Also reports it to rank 0, if rank 0 may be listening there. (torchrun's agent has a place of its own.)
       if (!env::get("TORCHELASTIC_USE_AGENT_STORE", environment) || kind != "env://")
         net::tell_of_no_secret(address, std::min(deadline, net::deadline_in(kTellingTime)));
       return fail(ErrorCode::Unavailable,
@@ -228,7 +228,7 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
   return {};
 }
 
-// unix://: a name of the program's own choice, for processes of one host and one user.
+// Sets the place for unix://, a name that the program chooses, for processes of one host and one user.
 void settle_name(JoinPlan& plan, const std::string& name) {
   plan.place = JoinPlan::Place::Rank0;
   plan.endpoint.unix_name = unix_name(plan, "unix://\n" + name);
@@ -267,12 +267,12 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
   return {};
 }
 
-// Open MPI, PMI, Slurm and the like. On one host a name that only this job's ranks know to make; on several the
-// launcher's own meeting place.
+// Sets the place for Open MPI, PMI, Slurm and the like: on one host a name that only this job's ranks can compute; on
+// several the launcher's own meeting place.
 Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, const Environment& environment) {
   if (said.local_size != said.size && said.nodes != 1) {
     Environment usable = environment;
-    // Slurm lets a process begin PMI once, and here MPI has to: MUNGE carries the secret instead.
+    // Slurm lets a process begin PMI once, which MPI has to do here. So MUNGE carries the secret instead.
     if (plan.transport == TransportKind::Mpi && said.launcher == "Slurm") usable.erase("PMI_FD");
     auto exchange = find_exchange(said, usable);
     if (!exchange) return tl::unexpected(exchange.error());
@@ -300,7 +300,7 @@ Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, c
   return {};
 }
 
-// Rank and world size of an explicit address: the options, else its query, else the launcher.
+// Sets rank and world size for an explicit address: from the options, else its query, else the launcher.
 Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitMethod& method,
                          const Environment& environment) {
   const auto choose = [](int option, const std::optional<int>& query) {
@@ -370,7 +370,7 @@ void settle_share(JoinPlan& plan, const JoinOptions& options) {
   plan.place_name = options.share_name;
   if (plan.secret || plan.rank != 0) return;
   static std::mutex mutex;
-  static std::set<std::string> said;  // once for all worlds
+  static std::set<std::string> said;  // shared by all worlds
   const std::lock_guard lock(mutex);
   if (!said.insert(options.share_name).second) return;
   plan.note = fmt::format(
@@ -397,7 +397,7 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
     const auto descriptor = env::number(env::kSecretFd, environment);
     if (!descriptor) return tl::unexpected(descriptor.error());
     secret = net::Secret::from_sealed_memfd(*descriptor);
-    // Outside of its job the variable is only a leftover.
+    // Outside of a job, the variable is left over from one.
     if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
     if (!secret && env::get(env::kRank, environment)) {
       return fail(
@@ -427,7 +427,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
                 options.group_name.size());
   }
-  // Some variables are read where nothing can be refused any more; from here on none is wrong.
+  // Checks all variables now, since some are read later, when errors cannot be reported any more.
   if (const auto good = env::check(environment); !good) return tl::unexpected(good.error());
   const net::Deadline deadline = net::deadline_in(options.join_timeout);
   plan.timeout = options.timeout == milliseconds(0) ? *env::seconds(env::kTimeout, environment) : options.timeout;
@@ -508,7 +508,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     const auto worker = env::number(env::kWorker, environment);
     if (!worker) return tl::unexpected(worker.error());
     plan.worker = static_cast<int>(*worker);
-    // A job that has lost too many waits for hosts, and its ranks for the epoch with them.
+    // A job that has lost too many hosts waits for new ones, and its ranks wait for the epoch with those.
     plan.join_timeout = std::max(plan.join_timeout, *env::seconds("COHORT_ELASTIC_TIMEOUT", environment) + kAfterHosts);
   }
   if (plan.size == 1 && !plan.worker) {
@@ -520,7 +520,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     plan.place = JoinPlan::Place::File;
     plan.path = method->path;
     plan.place_name = "file://" + plan.path;
-    return plan;  // the file's owner and mode decide who may come
+    return plan;  // the file's owner and mode decide who may join
   }
   auto secret = find_secret(options, environment,
                             job             ? JoinPlan::Place::Job
@@ -542,7 +542,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
       case rendezvous::Meeting::JobStore: return settle_job(plan, environment);
       case rendezvous::Meeting::Launcher: {
         auto settled = settle_launcher(plan, said, environment);
-        // Variables that repeat the launcher's name another place, which does where there is a secret.
+        // Variables that repeat the launcher's numbers also name a meeting place, which can be used with a secret.
         const bool other_place = plan.secret && env::get(env::kMasterAddr, environment);
         if (settled || settled.error().code() != ErrorCode::Unavailable || !other_place) return settled;
         break;

@@ -1,7 +1,7 @@
-// Plan of a `join`, from its options and the environment: which rank of how many, and where to meet. Touches nothing
-// but the secret (its file or descriptor), the name service, /proc and the launcher's meeting place.
-// Properties that the ranks of a world share since they met through their launcher. Any thread. (`rendezvous_method` is
-// in cohort/join_options.h.)
+// plan_join: plans a `join` from its options and the environment: rank, size and meeting place. Uses only the secret
+// (its file or descriptor), the name service, /proc and the launcher's meeting place.
+// keep_launchers_secret: a secret that the ranks of a world share after they met through their launcher. Any thread.
+// (`rendezvous_method` is in cohort/join_options.h.)
 #pragma once
 
 #include "base/result.h"
@@ -33,7 +33,7 @@ struct InitMethod {
   std::optional<int> world_size;
 };
 
-/// Accepts "?rank=R&world_size=N" behind each of them. Fails with InvalidArgument, naming the text and what is wrong.
+/// Accepts "?rank=R&world_size=N" at the end of each form. Fails with InvalidArgument, naming the text and the fault.
 Result<InitMethod> parse_init_method(std::string_view text);
 
 /// Transports between hosts.
@@ -44,45 +44,45 @@ constexpr std::string_view name_of(TransportKind kind) noexcept { return kind ==
 struct JoinPlan {
   enum class Place {
     None,      ///< a world of one
-    Job,       ///< the store of `cohort run`, at `endpoint`
+    Job,       ///< meets in the store of `cohort run`, at `endpoint`
     Rank0,     ///< rank 0 listens at `endpoint`
     File,      ///< `path`
-    Exchange,  ///< rank 0 listens, and gives its address through `exchange`
-    Shared,    ///< the same, and `exchange` is the program's own
+    Exchange,  ///< rank 0 listens, and shares its address through `exchange`
+    Shared,    ///< as Exchange, but `exchange` is the program's own channel
   };
   int rank = 0;
   int size = 1;
-  std::optional<int> local_rank;  ///< as the launcher says
+  std::optional<int> local_rank;  ///< from the launcher
   std::optional<int> local_size;
-  std::string source;   ///< source that said which rank this is
-  std::string program;  ///< as it was given; empty: it was not
-  std::string note;     ///< worth a warning
+  std::string source;   ///< the source of rank and size
+  std::string program;  ///< from JoinOptions or COHORT_PROGRAM; empty if not given
+  std::string note;     ///< a possible mistake, for a warning
   bool trusts_network = false;
-  std::optional<int> worker;  ///< of an elastic job: what its membership says counts, not the rank and size above
-  std::optional<int> kept_local_rank;  ///< of a member of an elastic job, as long as it lives: by it GPUs are chosen
+  std::optional<int> worker;           ///< number in an elastic job, whose membership overrides rank and size
+  std::optional<int> kept_local_rank;  ///< an elastic job's member keeps it, since it selects the GPU
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
   std::string path;
   std::shared_ptr<Exchange> exchange;
-  std::string who_may_come;  ///< empty, or why only ranks of this host can
-  std::string place_name;    ///< for messages, and equal for all joins at this place
+  std::string who_may_come;  ///< why only ranks of this host can join; empty if all can
+  std::string place_name;    ///< for messages; equal for all joins at this place
   TransportKind transport = TransportKind::Tcp;
   std::chrono::milliseconds join_timeout{0};
   std::chrono::milliseconds timeout{0};
 };
 
-/// The secret with which a world is to be formed at such a place; nullopt if this process has none.
+/// Returns the secret for forming a world at such a place; nullopt if this process has none.
 Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const rendezvous::Environment& environment,
                                                JoinPlan::Place place);
 
-/// Replaces the secret if COHORT_TRUST_NETWORK=1: everybody can work it out.
+/// Returns the secret used with COHORT_TRUST_NETWORK=1, which everybody can compute.
 net::Secret secret_of_trusted_network();
 
-/// The errors of `cohort::join` about its arguments, the environment and the secret.
+/// Fails with the errors of `cohort::join` about its arguments, the environment and the secret.
 Result<JoinPlan> plan_join(const JoinOptions& options, const rendezvous::Environment& environment);
 
-/// The ranks of a world that has been formed through a launcher's meeting place have a secret in common from then on.
+/// Derives, from the meeting's secret, one that the ranks share from now on for worlds formed later.
 void keep_launchers_secret(const net::Secret& of_the_meeting);
 
 }  // namespace cohort::rendezvous

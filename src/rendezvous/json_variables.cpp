@@ -23,20 +23,20 @@
 namespace cohort::rendezvous {
 namespace {
 
-// JSON of launchers, read strictly: what is not as it should be is an error that names the variable, the place and what
-// was found. Used within this folder only. Pure; any thread.
+// Strict reading of launchers' JSON: each error names the variable, the position and the wrong value. Used within this
+// folder only. Pure; any thread.
 
 using nlohmann::json;
 
 constexpr std::size_t kLongestText = std::size_t{4} << 20;
 constexpr int kLargestIndex = 1000000;
 
-/// "WHAT: WHERE: WHY -- ADVICE".
+/// Throws "WHAT: WHERE: WHY -- ADVICE".
 [[noreturn]] void json_error(std::string_view what, std::string_view where, std::string_view why) {
   raise(ErrorCode::InvalidArgument, "{}: {}{}{} -- correct or unset it", what, where, where.empty() ? "" : ": ", why);
 }
 
-/// The whole text as one value. `what` names it in messages.
+/// Parses the whole text as one value. `what` names it in messages.
 json parse_json(std::string_view text, std::string_view what) {
   if (text.size() > kLongestText) json_error(what, "", "a text of more than 4 MiB");
   auto value = cohort::parse_json(text);
@@ -44,7 +44,7 @@ json parse_json(std::string_view text, std::string_view what) {
   return *std::move(value);
 }
 
-/// The string under the key; nullopt if there is none.
+/// Returns the string under the key; nullopt if there is none.
 std::optional<std::string> json_string(const json& object, std::string_view key, std::string_view what) {
   const auto found = object.find(key);
   if (found == object.end()) return std::nullopt;
@@ -52,7 +52,7 @@ std::optional<std::string> json_string(const json& object, std::string_view key,
   return found->get<std::string>();
 }
 
-/// A list of strings, not empty ones.
+/// Returns a list of non-empty strings.
 std::vector<std::string> json_strings(const json& list, std::string_view where, std::string_view what) {
   if (!list.is_array()) json_error(what, where, "no list");
   std::vector<std::string> texts;
@@ -65,7 +65,7 @@ std::vector<std::string> json_strings(const json& list, std::string_view where, 
   return texts;
 }
 
-/// A number from 0 to a million, or a text of one.
+/// Returns a number from 0 to a million, given as a number or as text.
 std::optional<int> json_index(const json& value) {
   std::optional<int> index;
   if (value.is_string()) {
@@ -144,7 +144,7 @@ void check(const TfConfig& config) {
   if (config.task_type.empty()) bad("", "there is a cluster and no task: which of its tasks is this process?");
   if (config.task_type == kEvaluator) {
     if (tasks_of(config, kMaster) > 0) bad("task", "an evaluator, which a cluster with a master cannot have");
-    if (tasks_of(config, kEvaluator) == 0) return;  // it may stand outside of the cluster
+    if (tasks_of(config, kEvaluator) == 0) return;  // an evaluator need not be in the cluster
   }
   const auto job = config.cluster.find(config.task_type);
   if (job == config.cluster.end()) bad("task", fmt::format("the type '{}' is not in the cluster", config.task_type));
@@ -160,7 +160,7 @@ Result<TfConfig> parse_tf_config(std::string_view text) {
     const auto root = parse_json(text, kTfConfig);
     if (!root.is_object()) bad("", "no object");
     TfConfig config;
-    // The operator's dynamic workers know only themselves and the servers.
+    // The operator's dynamic workers know only themselves and the servers ("sparseCluster").
     const bool sparse = !root.contains("cluster") && root.contains("sparseCluster");
     if (const auto cluster = root.find(sparse ? "sparseCluster" : "cluster"); cluster != root.end()) {
       if (!cluster->is_object()) bad("cluster", "no object from task type to addresses");
@@ -193,7 +193,7 @@ Result<TfPlace> tf_place(const TfConfig& config) {
       if (found == config.cluster.end()) continue;
       const TfJob& job = found->second;
       const int last = job.tasks.rbegin()->first;
-      // With one entry it may be the task's own only: the operator's dynamic workers know no other.
+      // A single worker entry may be the task's own: the operator's dynamic workers know no others.
       const bool complete = static_cast<std::size_t>(last) + 1 == job.tasks.size() &&
                             (job.listed || type != kWorker || job.tasks.size() > 1);
       if (!complete && !evaluator && !server) {

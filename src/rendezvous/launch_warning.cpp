@@ -8,8 +8,7 @@
 namespace cohort::rendezvous {
 namespace {
 
-// A process of a scheduler's job that is none of its tasks, although there are to be several: the batch script, which
-// may well mean to run alone.
+// Describes a process that is not one of a job's several tasks: the batch script, which may intend to run alone.
 std::string note_of_script(const Environment& environment) {
   const struct {
     std::string_view job, size, parts, launcher, starter;
@@ -31,8 +30,8 @@ std::string note_of_script(const Environment& environment) {
   return {};
 }
 
-// torchrun or mpirun on each host of a job, which does not know the others: each host trains by itself. (`cohort run`
-// makes one job of them, or refuses.)
+// Describes a torchrun or mpirun on each host of a job that does not know the other hosts, so each host trains by
+// itself. (`cohort run` makes one job of them, or refuses.)
 std::string note_of_hosts(const Environment& environment, const Detected& detected) {
   if (detected.launcher.empty() || detected.launcher == "cohort run") return {};
   const bool all_here = detected.local_size ? *detected.local_size == detected.size : meets_at_loopback(environment);
@@ -82,7 +81,7 @@ int devices_named(std::string_view list) {
 }
 
 GpuClaim gpus_claimed(const Environment& environment) {
-  // (An empty one hides all.)
+  // (An empty CUDA_VISIBLE_DEVICES hides all GPUs.)
   if (const auto list = environment.find("CUDA_VISIBLE_DEVICES"); list != environment.end()) {
     return {devices_named(list->second), fmt::format("CUDA_VISIBLE_DEVICES={}", list->second)};
   }

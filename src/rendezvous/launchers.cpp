@@ -40,7 +40,7 @@ std::vector<SizeClaim> size_claims(const Environment& environment) {
   std::vector<SizeClaim> claims;
   for (const Launcher& row : launchers()) {
     if (!recognised(environment, row)) continue;
-    if (row.read == nullptr) {  // the size counts even where the rest is incomplete
+    if (row.read == nullptr) {  // the size counts even if other variables are missing
       const auto size = possible_number(environment, row.size, 1);
       if (size) claims.push_back({std::string(row.name), fmt::format("{}={}", row.size, *size), *size});
     } else if (const auto detected = read(environment, row)) {
@@ -87,7 +87,7 @@ Result<Detected> detect(const Environment& environment) {
       return fail(ErrorCode::InvalidArgument, "RANK={} is set and WORLD_SIZE is not -- set both or neither", *rank);
     }
   }
-  if (detected.role != Role::Worker) return detected;  // a world of one, if any, is meant
+  if (detected.role != Role::Worker) return detected;  // its world, if any, is meant to have one process
   detected.number = detected.rank;
   detected.workers = detected.size;
   if (detected.elastic) return detected;
@@ -109,16 +109,16 @@ Result<Detected> detect_rank(const Environment& environment) {
 
 namespace {
 
-// `cohort run` sets torchrun's variables too, for programs that ask whether torchrun started them, with its own job's
-// name in them. torchrun as a worker of `cohort run` is the inner one: it sets RANK anew, and a name of its own.
+// `cohort run` also sets torchrun's variables, with its own job's name, for programs that ask whether torchrun started
+// them. A torchrun that is a worker of `cohort run` is the inner launcher: it sets RANK again, and another name.
 bool is_torchrun(const Environment& environment) {
   const std::string* const ours = find(environment, env::kJobId);
   return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
 }
 
-// RANK and WORLD_SIZE of a Kubernetes pod number the pods, not the processes. Equal to a launcher's they only repeat
-// it: torch.distributed's programs ask for them, and scripts set them so. The launcher's own place is the safer one.
-// But ranks of a launcher's several hosts cannot meet at loopback: numbers that happen to be equal repeat nothing then.
+// True if RANK and WORLD_SIZE were set by hand. In a Kubernetes pod they number the pods, not the processes. If they
+// equal a launcher's numbers, scripts have set them for torch.distributed's programs, and the launcher's own place is
+// safer. But several hosts cannot meet at loopback: then the numbers are equal only by chance.
 bool is_by_hand(const Environment& environment) {
   if (is_kubeflow_pod(environment)) return false;
   const std::string* const rank = find(environment, env::kRank);
@@ -136,7 +136,7 @@ bool is_by_hand(const Environment& environment) {
   return true;
 }
 
-// A program under horovodrun may have set RANK and WORLD_SIZE from Horovod's, with a place to meet.
+// A program under horovodrun may have set RANK and WORLD_SIZE from Horovod's variables, with a meeting place.
 bool is_horovod(const Environment& environment) {
   if (find(environment, env::kMasterAddr) == nullptr) return true;
   const auto same = [&](std::string_view ours, std::string_view theirs) {
@@ -152,7 +152,7 @@ void complete_horovod(const Environment& environment, Detected& detected) {
   if (address != nullptr && port != nullptr) detected.job = fmt::format("{}:{}", *address, *port);
 }
 
-// The parts of a job's name that are set, each of which all its processes have in common.
+// Joins the variables that are set, each equal in all processes of a job, into the job's name.
 std::string joined(const Environment& environment, std::initializer_list<std::string_view> names) {
   std::string text;
   for (const std::string_view name : names) {
@@ -162,15 +162,15 @@ std::string joined(const Environment& environment, std::initializer_list<std::st
   return text;
 }
 
-// OMPI_COMM_WORLD_NODE_RANK is no node's number, but the rank within the node over all jobs.
+// OMPI_COMM_WORLD_NODE_RANK is not used: it is the rank within the node over all jobs, not the node's number.
 void complete_open_mpi(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"});
-  // The number of nodes of the allocation, which may be more than those of the job.
+  // The allocation's number of nodes, which may be larger than the job's.
   const std::string* const nodes = find(environment, "OMPI_MCA_orte_num_nodes");
   if (nodes != nullptr && *nodes == "1") detected.nodes = 1;
 }
 
-// srun gives its tasks PMI's variables too. Hydra's give the local size, which Slurm's do not.
+// srun also sets PMI's variables for its tasks. Hydra's include the local size, Slurm's do not.
 bool is_hydra(const Environment& environment) {
   const std::string* const rank = find(environment, "SLURM_PROCID");
   const std::string* const size = find(environment, "SLURM_STEP_NUM_TASKS");
@@ -187,7 +187,7 @@ Detected read_pmi_port(const Environment& environment) {
 }
 bool is_pmi_port(const Environment& environment) { return find(environment, "PMI_SIZE") == nullptr; }
 
-// srun's tasks are Slurm's.
+// Tasks of srun belong to Slurm's row.
 bool is_pmix(const Environment& environment) {
   return find(environment, "SLURM_STEP_ID") == nullptr || !find(environment, "PMIX_NAMESPACE")->starts_with("slurm.");
 }
@@ -200,7 +200,7 @@ void complete_jsm(const Environment& environment, Detected& detected) {
   detected.job = joined(environment, {"LSB_JOBID", "JSM_NAMESPACE_ID", "PMIX_NAMESPACE"});
 }
 
-// The batch script, the shell of salloc and the like run in steps with numbers from the top of 32 bits.
+// The batch script, the shell of salloc and the like run in steps with the highest 32-bit numbers.
 bool is_slurm_task(const Environment& environment) {
   const auto step = parse_integer<std::uint32_t>(*find(environment, "SLURM_STEP_ID"));
   return step && *step < 0xfffffff0U;
@@ -236,7 +236,7 @@ void complete_slurm(const Environment& environment, Detected& detected) {
   } else if (nodes && *nodes == 1) {
     detected.local_size = detected.size;
   }
-  // Names are for messages: a spelling that only Slurm's controller understands is harmless.
+  // The names are only for messages, so a spelling that only Slurm's controller understands is skipped.
   if (const std::string* const text = find(environment, "SLURM_STEP_NODELIST")) {
     auto hosts = parse_slurm_hosts(*text);
     if (hosts && nodes && hosts->size() != static_cast<std::size_t>(*nodes))
@@ -324,7 +324,7 @@ constexpr Launcher kLaunchers[] = {
      .local_size = "JSM_NAMESPACE_LOCAL_SIZE",
      .meeting = Meeting::Launcher,
      .complete = complete_jsm},
-    // Its variables do not give the sizes; its library adds them under the names of its keys.
+    // The variables do not give the sizes; with_pmix_keys adds them under the names of PMIx's keys.
     {.name = kPmix,
      .markers = {"PMIX_NAMESPACE", "PMIX_RANK"},
      .rank = "PMIX_RANK",
@@ -374,7 +374,7 @@ constexpr Launcher kLaunchers[] = {
         why);
 }
 
-// The rank and the sizes have to fit each other.
+// Throws unless rank and sizes fit each other.
 void check(const Launcher& row, const Detected& detected) {
   const auto& [local_rank, local_size] = std::tie(detected.local_rank, detected.local_size);
   const std::string_view size_name = row.local_size.empty() ? "its local size" : row.local_size;
@@ -474,7 +474,7 @@ Result<Detected> read(const Environment& environment, const Launcher& row) {
 
 namespace {
 
-// Names as the kernel truncates them: 15 bytes.
+// Names of daemons, truncated to 15 bytes as in the kernel.
 constexpr std::array<std::string_view, 9> kDaemons = {"hydra_pmi_proxy", "pmi_proxy", "mpispawn",   "orted", "prted",
                                                       "prterun",         "mpirun",    "slurmstepd", "jsmd"};
 constexpr int kMostAncestors = 256;

@@ -1,8 +1,8 @@
-// The table of launchers: for each, the variables by which it identifies a process. The only place that knows their
-// names. Used by `detect` and by the test of its documentation. Pure; any thread.
-// To add one, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to detect_test.
-// The launcher's process on this host, from which all ranks of its job descend: it distinguishes jobs where the
-// launcher's variables do not (Hydra's). Reads /proc; any thread.
+// The table of launchers: for each, the variables by which it identifies a process. Only this table has their names.
+// Used by `detect` and by the test of its documentation. Pure; any thread.
+// To add a launcher, add a row to kLaunchers (launchers.cpp), a line to docs/reference/launchers.md and cases to
+// detect_test. launcher_process: the launcher's process on this host, from which all ranks of its job descend. It
+// distinguishes jobs if the launcher's variables do not (Hydra's). Reads /proc; any thread.
 #pragma once
 
 #include "rendezvous/detect.h"
@@ -15,13 +15,12 @@
 
 namespace cohort::rendezvous {
 
-/// One launcher. It is recognised if all its markers are set, and `is_it` agrees. Its numbers are in plain variables
-/// (with `complete` for the rest), or `read` finds them out; both throw Error (InvalidArgument) for values that have no
-/// meaning.
+/// One launcher. It is recognised if all its markers are set, and `is_it` returns true. Its numbers are in plain
+/// variables, with the rest from `complete`, or all from `read`. Both throw Error (InvalidArgument) for bad values.
 struct Launcher {
   std::string_view name;
   std::string_view markers[2];
-  // (Of rows that `read`, for the documentation alone.)
+  // (In rows with `read`, these are for the documentation only.)
   std::string_view rank = {}, size = {}, local_rank = {}, local_size = {};
   Meeting meeting = Meeting::None;
   bool (*is_it)(const Environment&) = nullptr;
@@ -29,27 +28,27 @@ struct Launcher {
   Detected (*read)(const Environment&) = nullptr;
 };
 
-/// The innermost first.
+/// Returns the table, the innermost launcher first.
 std::span<const Launcher> launchers();
 
-/// nullptr if it is not set, or empty.
+/// Returns nullptr if the variable is not set, or empty.
 const std::string* find(const Environment& environment, std::string_view name);
 
-/// A number that is not below `least`, else throws; nullopt if the variable is not set.
+/// Returns the variable's number, or nullopt if it is not set. Throws if it is no number from `least` on.
 std::optional<int> number(const Environment& environment, std::string_view name, int least);
 
-/// The same; nullopt also for what is no such number.
+/// Like `number`, but returns nullopt instead of throwing.
 std::optional<int> possible_number(const Environment& environment, std::string_view name, int least);
 
-/// The port in a variable, else throws; torch's 29500 if it is not set.
+/// Returns the port in a variable; torch's 29500 if it is not set. Throws if the value is no port.
 std::uint16_t port_of(const Environment& environment, std::string_view name);
 
 bool recognised(const Environment& environment, const Launcher& launcher);
 
-/// True if MASTER_ADDR says that all ranks are on this host.
+/// True if MASTER_ADDR is a loopback address, so all ranks are on this host.
 bool meets_at_loopback(const Environment& environment);
 
-/// Reads a recognised launcher's variables. InvalidArgument if they disagree.
+/// Reads a recognised launcher's variables. Fails with InvalidArgument if they disagree.
 Result<Detected> read(const Environment& environment, const Launcher& launcher);
 
 // Rows that describe a cluster instead of numbering its processes (launchers_described.cpp).
@@ -76,8 +75,8 @@ void complete_indexed_job(const Environment& environment, Detected& detected);
 bool is_volcano(const Environment& environment);
 Detected read_volcano(const Environment& environment);
 
-/// The nearest ancestor that is a launcher's daemon, as "hydra_pmi_proxy 4711 8836124" (name, pid, start time): equal
-/// for the ranks that it has started, whatever shells stand in between. nullopt if there is none.
+/// Returns the nearest ancestor that is a launcher's daemon, as "hydra_pmi_proxy 4711 8836124" (name, pid, start time):
+/// equal for all ranks that it has started, even through shells. nullopt if there is none.
 std::optional<std::string> launcher_process();
 
 }  // namespace cohort::rendezvous

@@ -16,7 +16,7 @@ std::string text_of(const Environment& environment, std::string_view name) {
   return value == nullptr ? std::string() : *value;
 }
 
-// "3", or "1:3" for a job that grows and shrinks.
+// A number of nodes: "3", or "1:3" for an elastic job.
 struct Nodes {
   int least = 1;
   int most = 1;
@@ -30,7 +30,7 @@ Nodes read_nodes(const std::string& text) {
   return Nodes{*least, *most};
 }
 
-// The pods' numbers are given with and without PET_; both have to say the same.
+// Returns a variable that may be given with and without PET_. Both have to be equal.
 std::string one_of(const Environment& environment, std::string_view plain, std::string_view prefixed) {
   const std::string* const one = find(environment, plain);
   const std::string* const other = find(environment, prefixed);
@@ -41,7 +41,7 @@ std::string one_of(const Environment& environment, std::string_view plain, std::
   return one != nullptr ? *one : other != nullptr ? *other : std::string();
 }
 
-/// Pods and hosts of one process each, and the first of them leads.
+/// Sets the numbers for pods, or hosts, with one process each, of which the first leads.
 void one_for_each_pod(Detected& detected) {
   detected.local_rank = 0;
   detected.local_size = 1;
@@ -63,8 +63,8 @@ void meet_at(Detected& detected, const std::string& host, std::uint16_t port) {
 
 }  // namespace
 
-// The operator sets torchrun's options as variables for the first process of a pod, which is to become torchrun.
-// torchrun's own workers have LOCAL_RANK, and a RANK of their own.
+// The operator sets torchrun's options as variables for the first process of a pod, which is meant to be torchrun.
+// torchrun's workers have LOCAL_RANK, and a RANK of their own.
 bool is_kubeflow_pod(const Environment& environment) {
   if (find(environment, "PET_NNODES") == nullptr || find(environment, env::kLocalRank) != nullptr) return false;
   const std::string* const node = find(environment, "PET_NODE_RANK");
@@ -200,7 +200,7 @@ Detected read_sagemaker(const Environment& environment) {
   detected.hosts = hosts;
   detected.source =
       fmt::format("SM_CURRENT_HOST={} is number {} of {} hosts (SageMaker)", current, detected.rank, detected.size);
-  // The newest toolkit counts, too: all hosts, in the same order.
+  // The newest toolkit also sets rank and size: of all hosts, in the same order.
   const struct {
     std::string_view name;
     int ours;
@@ -220,7 +220,7 @@ Detected read_sagemaker(const Environment& environment) {
 
 namespace {
 
-// Kubernetes' ways to number pods, each of which runs one process.
+// Launchers by which Kubernetes numbers pods of one process each.
 void pod_with_port(const Environment& environment, Detected& detected, std::string_view host, std::string_view port) {
   one_for_each_pod(detected);
   detected.address = {*find(environment, host), port_of(environment, port)};
@@ -232,14 +232,14 @@ void complete_leader_worker_set(const Environment& environment, Detected& detect
   pod_with_port(environment, detected, "LWS_LEADER_ADDRESS", env::kMasterPort);
 }
 
-// Names that others may use, too.
+// Other programs may also use the markers' names.
 bool is_jax_job(const Environment& environment) { return find(environment, "PROCESS_ID") != nullptr; }
 
 void complete_jax_job(const Environment& environment, Detected& detected) {
   pod_with_port(environment, detected, "COORDINATOR_ADDRESS", "COORDINATOR_PORT");
 }
 
-// "HOST:PORT", or a host with its port in a variable of its own.
+// The address is "HOST:PORT", or a host with the port in another variable.
 void complete_jax_trainer(const Environment& environment, Detected& detected) {
   const std::string& text = *find(environment, "JAX_COORDINATOR_ADDRESS");
   if (text.find(':') == std::string::npos)
@@ -252,8 +252,8 @@ void complete_jax_trainer(const Environment& environment, Detected& detected) {
   detected.address = *std::move(address);
 }
 
-// The control plane numbers the pods of an Indexed Job; how many there are, and where the first one is, the job's
-// author says. An author that gives RANK too has said it all.
+// The control plane numbers the pods of an Indexed Job. The job's author gives their number and the first one's
+// address. If the author also gives RANK, this row is not needed.
 bool is_indexed_job(const Environment& environment) { return find(environment, env::kRank) == nullptr; }
 
 void complete_indexed_job(const Environment&, Detected& detected) { one_for_each_pod(detected); }
@@ -309,10 +309,10 @@ Detected read_volcano(const Environment& environment) {
 
 namespace {
 
-// Launchers that start processes beside the ranks of a world, and say which is which: `cohort run --servers`, and those
-// of ps-lite (MXNet, BytePS), which set DMLC_ROLE.
+// Launchers that start other processes beside ranks, and give each a role: `cohort run --servers`, and those of ps-lite
+// (MXNet, BytePS), which set DMLC_ROLE.
 
-// 0 where it is not set.
+// Returns the variable's number; 0 if it is not set.
 int count(const Environment& environment, std::string_view name, int least = 0) {
   return number(environment, name, least).value_or(0);
 }
@@ -328,11 +328,11 @@ void complete_cohort_run(const Environment& environment, Detected& detected) {
   detected.servers = count(environment, env::kServers);
   detected.elastic =
       find(environment, env::kWorker) != nullptr && value_or_throw(env::flag(env::kElastic, environment));
-  // RANK and WORLD_SIZE may have changed since; a process keeps the local rank that it was started as, and its GPU.
+  // The job's RANK and WORLD_SIZE may have changed since the start; a process keeps its first local rank, and its GPU.
   if (detected.elastic) detected.local_rank = detected.local_size = std::nullopt;
 }
 
-// Ranks have the row above, and so has what a server starts as ranks.
+// Ranks are recognised by the row before, also ranks that a server has started.
 bool is_beside_ranks(const Environment& environment) {
   const std::string* const role = find(environment, env::kRole);
   return role != nullptr && *role != to_string(Role::Worker);
@@ -354,8 +354,8 @@ Detected read_beside_ranks(const Environment& environment) {
   return detected;
 }
 
-// Workers and servers count apart. ps-lite's own processes get their numbers from its scheduler; here they have to be
-// set, as BytePS and most scripts do (DMLC_WORKER_ID), and no scheduler is needed.
+// Workers and servers are numbered separately. In ps-lite the scheduler gives the numbers; here they have to be set, as
+// BytePS and most scripts do (DMLC_WORKER_ID), and no scheduler is needed.
 Detected read_dmlc(const Environment& environment) {
   const std::string role = *find(environment, "DMLC_ROLE");
   const auto workers = count(environment, "DMLC_NUM_WORKER", 1);

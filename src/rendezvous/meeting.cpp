@@ -20,7 +20,7 @@ constexpr std::size_t kMostRanks = 1 << 20;
 
 struct Decision {
   std::optional<Error> error;
-  std::int32_t peer = -1;  // of the error
+  std::int32_t peer = -1;  // the error's peer
   AgreedWorld agreed;
 };
 
@@ -71,7 +71,7 @@ void visit_fields(auto& m, auto& a, const MemberInfo*) {
 void visit_fields(auto& m, auto& a, const AgreedPlace*) { a(m.local_rank, m.local_size, m.cross_rank, m.cross_size); }
 
 std::string this_build() {
-  // Ranks of different builds could differ in the last bit of a sum, or in the layout of what they share.
+  // Ranks of different builds could differ in the last bit of a sum, or in the layout of shared data.
   return fmt::format("Cohort {}, {}, {}, pointers of {} bytes, long double of {}", COHORT_VERSION, __VERSION__,
                      kProcessor, sizeof(void*), sizeof(long double));
 }
@@ -178,9 +178,9 @@ namespace {
 
 using std::chrono::seconds;
 
-// Rank 0 ends a meeting that is late; the others give its decision this much time to reach them.
+// Rank 0 ends a meeting at its deadline; the others wait this much longer for its decision.
 constexpr seconds kGrace{3};
-/// Time after which rank 0 reports that ranks may not be able to come.
+/// Time after which rank 0 reports that some ranks may be unable to come.
 constexpr seconds kTellAfter{5};
 
 std::string info_key(const MeetingOptions& options, int rank) {
@@ -199,7 +199,7 @@ Error lost_error(const MemberInfo& info, std::string_view when) {
                fmt::format("{} died {} -- look at its output for the reason", describe(info), when), context);
 }
 
-// An error that others report, with this rank's place added.
+// Throws an error that others report, adding this rank and the meeting place.
 [[noreturn]] void raise_here(const Error& error, const MemberInfo& mine, std::string_view place) {
   ErrorContext context = error.context();
   context.rank = mine.rank;
@@ -245,7 +245,7 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
                                                options.who_may_come.empty() ? "" : " ", options.who_may_come));
 }
 
-// Leaves a will, then claims the rank; a rank belongs to the first process that claims it.
+// Leaves a will (the decision if this process dies), then claims the rank, which belongs to the first process to do so.
 void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   const std::string info = encode(mine);
   const std::string will = encode_decision(tl::unexpected(lost_error(mine, "before the world was formed")));
@@ -265,10 +265,10 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
              mine, options.place);
 }
 
-// Rank 0: all descriptions, or what ended the meeting before.
+// On rank 0: collects all descriptions and decides, or returns the error that ended the meeting before.
 Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   std::vector<MemberInfo> infos;
-  // A rank that cannot come may have reported why, where nobody has read it.
+  // A rank that cannot come may have reported why, but only in its own output.
   const net::Deadline tell_at = net::deadline_in(kTellAfter);
   bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
   const auto wait_for = [&](std::span<const std::string> keys, int rank) {
@@ -295,7 +295,7 @@ Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, 
   return judge(infos, options.backends);
 }
 
-// The store ends with us: ranks that have come should learn the reason from it first.
+// Waits before the store ends with this process, until the ranks that have come have read the reason from it.
 void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, const MemberInfo& mine,
                        const MeetingOptions& options) {
   const auto decision = decode_decision(bytes);
@@ -326,7 +326,7 @@ AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, con
       decision = tl::unexpected(missing_error(store, mine.size, options));
     }
     const std::string bytes = encode_decision(decision);
-    // Somebody's will may have come first; then that is the decision.
+    // If a rank's will was written first, the will is the decision.
     const std::string final_bytes = store.compare_and_set(key, std::nullopt, bytes).value_or(bytes);
     if (options.serves_store) stay_for_bad_news(store, final_bytes, mine, options);
     AgreedWorld formed = take_decision(final_bytes, mine, options);
@@ -335,7 +335,7 @@ AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, con
   }
   try {
     const std::string bytes = store.get(key, options.deadline + kGrace);
-    if (!decode_decision(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not stay for us
+    if (!decode_decision(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not wait for this rank
     return take_decision(bytes, mine, options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout || error.context().operation == "join") throw;
@@ -349,12 +349,12 @@ void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const Mee
       store.withdraw_will(lost_key(options));
       store.set(formed_key(options, mine.rank), "1");
     } catch (const Error& error) {
-      // The world stands: a store that closes a moment early is nobody's loss.
+      // The world has been formed, so it does not matter if the store closes a moment early.
       if (error.code() != ErrorCode::PeerLost) throw;
     }
     return;
   }
-  // The communicator sees ranks that die from here on; only those that still need the store matter.
+  // The communicator now detects ranks that die, so this waits only for those that still need the store.
   for (int rank = 0; rank < mine.size; ++rank) {
     if (rank == mine.rank) continue;
     const std::string keys[] = {formed_key(options, rank), lost_key(options)};

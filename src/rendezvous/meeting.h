@@ -1,8 +1,8 @@
-// Descriptions that ranks exchange when they meet, and the decision on them. Plain data and pure functions; the texts
-// come from other processes and are checked in full.
-// The meeting of ranks in a store: each claims its rank once and shows its description; rank 0 checks them all and
-// writes one decision, which everyone takes. A rank that dies meanwhile leaves a decision behind (its will). Blocks
-// until the deadline at most.
+// MemberInfo, AgreedWorld: the descriptions that ranks exchange when they meet, and the decision on them. Plain data
+// and pure functions. The texts come from other processes and are fully checked.
+// hold_meeting: the meeting of ranks in a store. Each rank claims its number once and publishes its description; rank 0
+// checks them all and writes one decision for all. If a rank dies meanwhile, the store writes a failure that the rank
+// prepared as the decision (its will). Blocks until the deadline at most.
 #pragma once
 
 #include "base/result.h"
@@ -22,22 +22,22 @@ namespace cohort::rendezvous {
 struct MemberInfo {
   std::int32_t rank = 0;
   std::int32_t size = 1;
-  std::int32_t launcher_local_rank = -1;  ///< what the launcher said; -1 if nothing
+  std::int32_t launcher_local_rank = -1;  ///< from the launcher; -1 if not given
   std::int32_t launcher_local_size = -1;
   std::int64_t pid = 0;
   std::string nonce;                  ///< distinguishes two processes that claim one rank
   std::string host_id;                ///< equal on ranks that share memory
   std::string host;                   ///< for messages
-  std::string build;                  ///< version, compiler, layout of types: has to be equal
-  std::string program;                ///< has to be equal
-  std::string torch;                  ///< version; has to be equal where two ranks have one
-  std::string transport = "tcp";      ///< between hosts; has to be equal
-  std::string no_transport;           ///< why this rank does not have it; empty: it has
-  std::string source;                 ///< source that said that it is this rank
-  std::vector<std::string> backends;  ///< backends that are available, best first
+  std::string build;                  ///< version, compiler, layout of types; must be equal
+  std::string program;                ///< must be equal
+  std::string torch;                  ///< version; must be equal on all ranks that have libtorch
+  std::string transport = "tcp";      ///< between hosts; must be equal
+  std::string no_transport;           ///< why this rank lacks the transport; empty if it has it
+  std::string source;                 ///< the source of its rank
+  std::vector<std::string> backends;  ///< the available backends, best first
 };
 
-/// This process's build, as `MemberInfo::build`.
+/// Returns this process's build, for `MemberInfo::build`.
 std::string this_build();
 
 std::string encode(const MemberInfo& info);
@@ -46,14 +46,14 @@ Result<MemberInfo> decode_member_info(std::string_view bytes);
 /// "rank 3 (host a, pid 4711)".
 std::string describe(const MemberInfo& info);
 
-/// Placement of a rank, from facts.
+/// Placement of a rank, computed from the ranks' hosts.
 struct AgreedPlace {
   std::int32_t local_rank = 0;
   std::int32_t local_size = 1;
   std::int32_t cross_rank = 0;
   std::int32_t cross_size = 1;
 };
-/// The result that all agreed on.
+/// The result of a meeting, equal on all ranks.
 struct AgreedWorld {
   std::string backend;
   std::vector<AgreedPlace> entries;  ///< by rank
@@ -61,32 +61,32 @@ struct AgreedWorld {
 };
 
 std::string encode_decision(const Result<AgreedWorld>& decision);
-/// The world, or the error that ended the meeting.
+/// Returns the world, or the error that ended the meeting.
 Result<AgreedWorld> decode_decision(std::string_view bytes);
 
-/// One backend as the meeting sees it.
+/// A backend that the meeting may choose.
 struct BackendChoice {
   std::string name;
   bool several_hosts = false;
 };
-/// Judges complete descriptions, infos[r] being rank r's: Mismatch if they cannot be one world, naming both sides'
-/// values; Unavailable if no backend fits. `known` are the backends in order of preference.
+/// Decides on the descriptions of all ranks, infos[r] being rank r's. Fails with Mismatch, naming both values, if they
+/// cannot form one world, and Unavailable if no backend fits. `known`: the backends in order of preference.
 Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known);
 
 struct MeetingOptions {
-  std::string prefix;  ///< of all keys
+  std::string prefix;  ///< prefix of all keys
   std::string place;   ///< for messages
   std::vector<BackendChoice> backends;
   net::Deadline deadline;
-  std::string who_may_come = {};  ///< why some ranks cannot, for messages that name the missing; empty: all can
-  bool serves_store = false;      ///< the store ends with this process, which is rank 0
+  std::string who_may_come = {};  ///< why some ranks cannot join, for messages on missing ranks; empty if all can
+  bool serves_store = false;      ///< this process is rank 0, and the store ends with it
 };
 
-/// Throws what `cohort::join` throws.
+/// Throws the errors of `cohort::join`.
 AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
-/// Called after the communicator has been formed: the process that serves the store stays until all have theirs. Throws
-/// PeerLost if a rank died before, Timeout naming those that did not finish.
+/// Called when this rank's communicator is formed. In the process that serves the store, waits until all ranks have
+/// theirs. Throws PeerLost if a rank died before, or Timeout, naming the ranks that did not finish.
 void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 }  // namespace cohort::rendezvous

@@ -12,7 +12,7 @@ constexpr std::uint32_t kMagic = 0x31424d43;  // "CMB1"
 constexpr std::size_t kMostMembers = std::size_t{1} << 20;
 constexpr std::size_t kLongestHost = 255;
 
-// "" if all is well.
+// Returns what is wrong with the membership; "" if it is valid.
 std::string_view problem_of(const Membership& membership) {
   if (membership.members.empty()) return "a membership of nobody";
   std::set<int> workers;

@@ -1,6 +1,5 @@
-// Members of an elastic job, and their ranks. The supervisor alone decides on them, and writes one record for each
-// epoch into the job's store. Plain data and pure functions; the bytes come from another process and are checked in
-// full.
+// Members of an elastic job, and their ranks. Only the supervisor decides on members; it writes one record for each
+// epoch into the job's store. Plain data and pure functions. Bytes come from another process and are fully checked.
 #pragma once
 
 #include "base/result.h"
@@ -14,21 +13,21 @@
 namespace cohort::rendezvous {
 
 struct Member {
-  int worker = 0;  ///< of one process, as long as the job lives; never given again
+  int worker = 0;  ///< identifies one process during the whole job; never reused
   std::string host;
-  int host_number = 0;  ///< as in comm::FormOptions::hosts: from 0, in the order of the ranks
+  int host_number = 0;  ///< from 0, in the order of the ranks, as in comm::FormOptions::hosts
   friend bool operator==(const Member&, const Member&) = default;
 };
 
 struct Membership {
   std::uint64_t epoch = 0;
-  std::vector<Member> members;  ///< by rank; those of one host are consecutive, the oldest hosts and workers first
-  std::string cause;            ///< why it is not the one before: "rank 2 (host b) was killed by signal 9"
+  std::vector<Member> members;  ///< by rank; members of one host are consecutive, the oldest hosts and workers first
+  std::string cause;            ///< why the membership has changed: "rank 2 (host b) was killed by signal 9"
   friend bool operator==(const Membership&, const Membership&) = default;
 };
 
 std::string encode(const Membership& membership);
-/// Corrupt if it is no membership of this version: no members, a worker twice, hosts out of order.
+/// Fails with Corrupt if the bytes are no membership of this version: no members, a worker twice, hosts out of order.
 Result<Membership> decode_membership(std::string_view bytes);
 
 /// Key of the membership in the job's store.
@@ -39,11 +38,11 @@ struct MemberPlace {
   int rank = 0;
   int local_rank = 0;
   int local_size = 1;
-  int cross_rank = 0;  ///< number of its host
-  int cross_size = 1;  ///< hosts
+  int cross_rank = 0;  ///< number of the worker's host
+  int cross_size = 1;  ///< number of hosts
   friend bool operator==(const MemberPlace&, const MemberPlace&) = default;
 };
-/// Nothing: the worker is not in it.
+/// Returns nullopt if the worker is not a member.
 std::optional<MemberPlace> place_of(const Membership& membership, int worker);
 
 }  // namespace cohort::rendezvous

@@ -84,8 +84,8 @@ namespace {
 
 constexpr std::chrono::seconds kJobStoreLimit{20};
 
-// For all addresses of this host, whichever the others can reach, or for the one that COHORT_NETWORK leaves: closed
-// again once the world is formed.
+// Serves a store at all addresses of this host, since any may be the reachable one, or at the one that COHORT_NETWORK
+// selects. The store is closed when the world is formed.
 std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::string& meeting,
                                           const std::vector<std::string>& offered) {
   store::StoreServerOptions options;
@@ -105,7 +105,7 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
   return std::make_unique<store::StoreServer>(options);
 }
 
-// Rank 0 listens first, then announces it: a rank that knows an address finds rank 0 there, or cannot reach it at all.
+// Rank 0 listens first, then announces its addresses: a rank that can reach an address finds rank 0 there.
 std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest,
                        const std::optional<net::Secret>& own) {
   const net::Secret secret = own ? *own : value_or_throw(net::Secret::generate());
@@ -117,12 +117,12 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
     const bool v6 = address.find(':') != std::string::npos;
     if (!v6 || bound.host != "0.0.0.0") offer.addresses.push_back({std::move(address), bound.port});
   }
-  // Without any network all ranks are here.
+  // Without any network, all ranks are on this host.
   if (offer.addresses.empty()) offer.addresses.push_back({"127.0.0.1", bound.port});
   return value_or_throw(encode(offer, longest));
 }
 
-// Some of its addresses may lead nowhere, or to somebody else.
+// Tries all addresses, since some may not be reachable, or may be another host's.
 std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const net::Secret& secret,
                                                     const std::string& meeting, net::Deadline deadline) {
   std::vector<net::Endpoint> endpoints;
@@ -190,7 +190,7 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
           store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
     }
   }
-  // The job's store was there before its ranks. A rank that misses it is of an attempt that has ended, or cut off.
+  // The job's store exists before its ranks. If a rank does not find it, its attempt has ended, or it is cut off.
   if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;
@@ -204,12 +204,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// For the job's store, which answers at once.
+// Time limits of requests to the job's store, which answers without delay.
 constexpr auto kStore = std::chrono::seconds(30);
 constexpr auto kSoon = std::chrono::seconds(2);
 constexpr const char* kPs = "ps";
 
-// Servers of a job that is started again listen somewhere else.
+// Servers of a restarted job have other addresses, so keys contain the number of restarts.
 std::int64_t restart() { return env::number(env::kRestart).value_or(0); }
 std::string key_of(int number) { return rendezvous::server_key(restart(), number); }
 

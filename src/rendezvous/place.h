@@ -1,8 +1,8 @@
-// Text that rank 0 gives the others through the launcher's meeting place: a secret of this world and the addresses at
-// which rank 0 may be reached. Texts come from the launcher and are read strictly. Pure; any thread.
-// Going to the place of a plan: the store in which the ranks of one world meet. Rank 0 of a place without a launcher's
-// store serves it in its own process. Blocks until the deadline at most; any thread.
-// Entries for servers in the job's store: their addresses, and, as the launcher reports it, how they have ended. Any
+// JoinOffer: data that rank 0 gives the others through the launcher's meeting place: a secret of this world and the
+// addresses at which rank 0 may be reached. Texts come from the launcher and are read strictly. Pure; any thread.
+// go_to: connects to a plan's meeting place, the store in which the ranks of one world meet. If the launcher has no
+// store, rank 0 serves one in its own process. Blocks until the deadline at most; any thread.
+// Entries for servers in the job's store: their addresses, and the launcher's reports of how they have ended. Any
 // thread.
 #pragma once
 
@@ -26,39 +26,39 @@
 namespace cohort::rendezvous {
 
 struct JoinOffer {
-  std::optional<net::Secret> secret;    ///< nullopt: the one that all ranks have
-  std::vector<net::Address> addresses;  ///< the likeliest first; never none
+  std::optional<net::Secret> secret;    ///< nullopt: all ranks already have one
+  std::vector<net::Address> addresses;  ///< the likeliest first; never empty
 };
 
-/// Text of one word of at most `longest` bytes; addresses that do not fit are left out. InvalidArgument if none does.
+/// Encodes as many addresses as fit into a word of `longest` bytes; fails with InvalidArgument if none fits.
 Result<std::string> encode(const JoinOffer& offer, std::size_t longest);
 Result<JoinOffer> decode_offer(std::string_view text);
 
-/// The store of one meeting; in rank 0's process with its server, which lives as long.
+/// The store of one meeting; in rank 0's process also its server, which lives as long.
 struct MeetingPlace {
   std::unique_ptr<store::StoreServer> server;
   std::shared_ptr<store::MeetingStore> store;  // destroyed first
 };
 
-/// `meeting` distinguishes this meeting from earlier ones at the same address. Throws what `cohort::join` throws.
+/// Connects to the place. `meeting`: differs from earlier meetings there. Throws the errors of `cohort::join`.
 std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline);
 
-/// Address at which this server listened before `cohort run --server-restarts` started it again, and at which the
-/// others look for it. Nothing: it has not been started before, or had not announced it.
+/// Returns the address at which this server listened before `cohort run --server-restarts` started it again, and at
+/// which the others look for it. Returns nullopt if the server was not started before, or had announced no address.
 std::optional<std::string> earlier_server_address();
 
-/// Servers listed by TF_CONFIG, where there is no job of `cohort run` (whose own --tf-config says the same).
+/// Returns the servers that TF_CONFIG lists, if this is no job of `cohort run` (whose own --tf-config lists the same).
 std::optional<std::vector<std::string>> listed_servers();
 
-/// Key of a server's address in the job's store: `restart` times the whole job has been started again.
+/// Key of a server's address in the job's store. `restart`: how often the whole job has been started again.
 std::string server_key(std::int64_t restart, int number);
-/// Key of how it has ended, if it was not started again.
+/// Key of the report on how a server has ended, if it was not started again.
 std::string ended_key(std::int64_t restart, int number);
-/// Value in place of the address of a server that has ended before it said one.
+/// Value in place of the address of a server that ended before it announced one.
 inline constexpr std::string_view kEndedBefore = "\nended before";
 
-/// How the server of this job that listened there has ended: "exit code 0 after 3.1 s". Nothing: it runs, or nobody
-/// knows.
+/// Returns how the server of this job that listened at `address` has ended: "exit code 0 after 3.1 s". Returns nullopt
+/// if it runs, or if its end is not known.
 std::optional<std::string> how_server_ended(int number, const std::string& address);
 
 }  // namespace cohort::rendezvous

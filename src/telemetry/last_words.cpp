@@ -76,7 +76,7 @@ FunctionSymbol find_function(Bytes file, std::uint64_t address) noexcept {
   if (header->e_ident[EI_CLASS] != ELFCLASS64 || header->e_ident[EI_DATA] != kOrder) return {};
   if (header->e_shentsize != sizeof(Elf64_Shdr)) return {};
   const auto section = [&](std::uint64_t number) {
-    // A table at the end of the numbers would come around.
+    // Prevents an overflow for a table near the largest offset.
     if (header->e_shoff > file.size()) return std::optional<Elf64_Shdr>();
     return read<Elf64_Shdr>(file, header->e_shoff + number * sizeof(Elf64_Shdr));
   };
@@ -94,8 +94,8 @@ namespace {
 
 constexpr int kMostFrames = 64;
 
-// Text for a process that is dying: a fixed buffer, formatted without memory, locks or locale, and backtraces in it.
-// Safe in signal handlers. One thread at a time per buffer.
+// Text of a dying process, with backtraces: a fixed buffer, formatted without allocation, locks or locale. Safe in
+// signal handlers. One thread at a time per buffer.
 class TraceText {
  public:
   static constexpr std::size_t kBytes = 12 << 10;
@@ -107,7 +107,7 @@ class TraceText {
   TraceText& add(std::string_view text) noexcept;
   TraceText& add_number(std::int64_t number) noexcept;
   TraceText& add_hex(std::uint64_t number) noexcept;
-  /// The beginning of a file, as far as there is room. False if it is empty.
+  /// Adds as much of a file as fits. Returns false if the file is empty.
   bool add_file(int fd) noexcept;
 
  private:
@@ -116,11 +116,11 @@ class TraceText {
 };
 
 enum class Symbols {
-  Demangled,  ///< takes memory: not in signal handlers
+  Demangled,  ///< allocates: not in signal handlers
   Raw,
 };
 
-struct DirectoryEntry {  // linux_dirent64: opendir allocates
+struct DirectoryEntry {  // linux_dirent64, used directly since opendir allocates
   std::uint64_t inode;
   std::int64_t offset;
   unsigned short length;
@@ -134,7 +134,7 @@ std::string_view last_line(std::string_view text) noexcept {
   return end == std::string_view::npos ? text : text.substr(end + 1);
 }
 
-// /proc/self/task/TID/NAME
+// Writes /proc/self/task/TID/NAME to `path`.
 void task_path(char (&path)[96], std::string_view tid, std::string_view name) noexcept {
   std::size_t length = 0;
   for (const std::string_view part : {std::string_view("/proc/self/task/"), tid, std::string_view("/"), name}) {
@@ -161,7 +161,7 @@ void add_thread(TraceText& text, std::string_view tid) noexcept {
   text.add(" \"").add(read_small(bytes, path)).add("\"");
   task_path(path, tid, "stat");
   const std::string_view stat = read_small(bytes, path);
-  const auto end = stat.rfind(") ");  // of the name, which may hold anything
+  const auto end = stat.rfind(") ");  // end of the name, which may contain anything
   const char state = end != std::string_view::npos && end + 2 < stat.size() ? stat[end + 2] : '?';
   text.add(state == 'R' ? " runs" : state == 'D' ? " waits, uninterruptibly" : state == 'T' ? " is stopped" : " waits");
   task_path(path, tid, "wchan");
@@ -170,7 +170,7 @@ void add_thread(TraceText& text, std::string_view tid) noexcept {
   text.add("\n");
 }
 
-/// A module's file while its symbols are looked at. (sys::Mapping's makers allocate.)
+/// Maps a module's file while its symbols are read. (Functions that make a sys::Mapping allocate.)
 class ModuleFile {
  public:
   explicit ModuleFile(const link_map& module) noexcept {
@@ -211,22 +211,22 @@ void add_frame(TraceText& text, int number, const void* address, Symbols symbols
   text.add("  #").add_number(number).add(" ");
   Dl_info info{};
   link_map* module = nullptr;
-  // The code after a call may belong to the next function already, if the call does not return.
+  // The return address may lie in the next function if the call does not return.
   const auto place = reinterpret_cast<std::uintptr_t>(address) - 1;
   if (::dladdr1(static_cast<const char*>(address) - 1, &info, reinterpret_cast<void**>(&module), RTLD_DL_LINKMAP) ==
       0) {
     text.add("0x").add_hex(place).add("\n");
     return;
   }
-  const std::uint64_t offset = place - module->l_addr;  // as the file counts
+  const std::uint64_t offset = place - module->l_addr;  // address in the file's numbering
   if (info.dli_sname != nullptr) {
     add_function(text, info.dli_sname, place - reinterpret_cast<std::uintptr_t>(info.dli_saddr), symbols);
   } else {
     const ModuleFile file(*module);
     const FunctionSymbol found = find_function(file.bytes(), offset);
-    if (!found.name.empty()) add_function(text, found.name.data(), found.offset, symbols);  // a zero ends it
+    if (!found.name.empty()) add_function(text, found.name.data(), found.offset, symbols);  // name ends with a zero
   }
-  // In this form `addr2line -Cfe FILE OFFSET` takes it.
+  // `addr2line -Cfe FILE OFFSET` accepts this form.
   if (info.dli_fname != nullptr) text.add(info.dli_fname).add(" ");
   text.add("0x").add_hex(offset).add("\n");
 }
@@ -273,13 +273,13 @@ bool TraceText::add_file(int fd) noexcept {
   return length_ != before;
 }
 
-/// Must be called once outside a handler: the first backtrace of a process loads a library.
+/// Must be called outside a handler before the first backtrace, since a process's first backtrace loads a library.
 void prepare_traces() noexcept {
   void* frame = nullptr;
   (void)::backtrace(&frame, 1);
 }
 
-/// The calling thread's stack, a line per frame, without the innermost `skip` frames.
+/// Adds the calling thread's stack, a line per frame, without the innermost `skip` frames.
 void add_backtrace(TraceText& text, int skip, Symbols symbols) noexcept {
   void* frames[kMostFrames];
   const int count = ::backtrace(frames, kMostFrames);
@@ -287,7 +287,7 @@ void add_backtrace(TraceText& text, int skip, Symbols symbols) noexcept {
   if (count == kMostFrames) text.add("  ... and further out\n");
 }
 
-/// The other threads of this process: name, state, and where in the kernel they wait.
+/// Adds the other threads of this process: name, state, and where in the kernel they wait.
 void add_other_threads(TraceText& text) noexcept {
   const int folder = ::open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return;
@@ -310,7 +310,7 @@ constexpr std::size_t kAlternateStack = 64 << 10;
 
 std::terminate_handler terminate_before = nullptr;
 std::atomic<int> interpreter_fd{-1};
-// A buffer each: an exception's terminate handler ends in SIGABRT, and SIGQUIT may come at any time.
+// Separate buffers, since an exception's terminate handler ends in SIGABRT, and SIGQUIT may come at any time.
 TraceText of_exception;
 TraceText of_signal;
 TraceText of_stacks;
@@ -360,10 +360,10 @@ void add_cause(TraceText& text, const std::exception& error, int depth) noexcept
   }
 }
 
-// libtorch's errors have a hundred lines of stack frames behind what they say; a stack of our own follows.
+// Removes the hundred lines of stack frames that libtorch's errors end with, since our own stack follows.
 std::string_view without_frames(std::string_view what) noexcept { return what.substr(0, what.find("\nframe #0: ")); }
 
-// The exception being handled.
+// Adds the exception being handled.
 void add_exception(TraceText& text, int depth) noexcept {
   add_type(text);
   try {
@@ -379,7 +379,7 @@ void add_exception(TraceText& text, int depth) noexcept {
     text.add(": ").add(without_frames(error.what()));
     add_cause(text, error, depth);
   } catch (...) {
-    // its type is all there is
+    // there is no text besides the type
   }
 }
 
@@ -397,8 +397,8 @@ void add_exception(TraceText& text, int depth) noexcept {
     StatusPage& page = StatusPage::own();
     if (page.say_last_words(text.add("\n").view())) {
       text.clear();
-      // If nothing could catch the exception, nothing has been unwound, and the throw is on the stack. A noexcept
-      // function that it ran into has already given up the frames below.
+      // If no handler could catch the exception, nothing has been unwound, and the throw is on the stack. If a noexcept
+      // function stopped it, the frames below that function are already gone.
       text.add(kThrowStack);
       add_backtrace(text, 1, Symbols::Demangled);
       page.add_last_words(text.view());
@@ -424,8 +424,7 @@ void on_fatal_signal(int number, siginfo_t* info, void* /*context*/) {
     const int fd = interpreter_fd.load();
     if (fd >= 0) text.add_file(fd);
     StatusPage& page = StatusPage::own();
-    // The certain part comes first: walking a broken stack may end in a second fault, which the kernel does not
-    // forgive.
+    // Writes the safe part first: walking a broken stack may fault again, which ends the process.
     if (page.say_last_words(text.view())) {
       text.clear();
       text.add(kNativeStack);
@@ -434,7 +433,7 @@ void on_fatal_signal(int number, siginfo_t* info, void* /*context*/) {
     }
   }
   ::signal(number, SIG_DFL);
-  // It is blocked until this handler returns, and then comes at the place of the fault.
+  // The signal is blocked until this handler returns; then it is delivered at the place of the fault.
   ::raise(number);
   errno = error_number;
 }
@@ -443,7 +442,7 @@ void on_quit(int /*number*/) {
   const int error_number = errno;
   static std::atomic<bool> busy{false};
   const StatusPage& page = StatusPage::own();
-  if (page.layout().pid.load() != ::getpid()) {  // a fork of the rank: for it the signal means what it always does
+  if (page.layout().pid.load() != ::getpid()) {  // in a fork of the rank, the signal has its default action
     ::signal(SIGQUIT, SIG_DFL);
     ::raise(SIGQUIT);
     return;
@@ -471,7 +470,7 @@ bool is_default(int number) noexcept {
   return ::sigaction(number, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL;
 }
 
-// Makes a report after a stack overflow possible.
+// Provides an alternate stack, so that a handler can run after a stack overflow.
 void provide_alternate_stack() noexcept {
   alignas(64) static std::byte memory[kAlternateStack];
   stack_t now = {};
@@ -492,7 +491,7 @@ void keep_last_words() {
     terminate_before = std::set_terminate(on_terminate);
     provide_alternate_stack();
     for (const int number : kFatalSignals) {
-      if (!is_default(number)) continue;  // a sanitizer's, the program's, or ignored
+      if (!is_default(number)) continue;  // handled by a sanitizer or the program, or ignored
       struct sigaction action = {};
       action.sa_sigaction = on_fatal_signal;
       action.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -519,7 +518,7 @@ void show_lines_at_once() {
   static std::once_flag once;
   std::call_once(once, [] {
     if (StatusPage::own().fd() < 0 || __flbf(stdout) != 0 || __fbufsize(stdout) == 1) return;
-    // glibc lets a stream that is in use change over, and goes by it once its buffer is empty.
+    // glibc can change the mode of a stream in use; the change takes effect when its buffer is empty.
     (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
     (void)std::fflush(stdout);
   });

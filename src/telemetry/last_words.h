@@ -1,7 +1,8 @@
 // Last words that a process leaves on its status page when it dies of an exception or a signal, and stacks written on
-// request. The user's program is not changed: a terminate handler that hands over to the previous one, and signal
-// handlers only where the disposition is the default one. Without an agent nothing is installed. Any thread may call;
-// each part is done once per process. The alternate stack, for handlers after a stack overflow, is the first caller's.
+// request. The user's program is not affected: the terminate handler calls the previous one, and signal handlers are
+// installed only if the disposition is the default. Without an agent nothing is installed. Any thread may call; each
+// part is done once per process. Only the first caller's thread gets an alternate stack, for handlers after a stack
+// overflow.
 #pragma once
 
 #include <cstddef>
@@ -11,33 +12,33 @@
 
 namespace cohort::status {
 
-// Names of functions from a program file's own table of symbols. The dynamic linker knows exported ones only, which of
-// a program are almost none. Pure, over any bytes of a file; any thread.
+// Names of functions from a program file's own table of symbols. (The dynamic linker knows only exported functions, of
+// which a program has almost none.) Pure, and safe on any bytes; any thread.
 struct FunctionSymbol {
-  std::string_view name;     ///< as the compiler writes it; points into the file. Empty: there is none
-  std::uint64_t offset = 0;  ///< of the address in the function
+  std::string_view name;     ///< mangled; points into the file. Empty if not found
+  std::uint64_t offset = 0;  ///< offset of the address in the function
 };
 
-/// The function that `address` lies in, as the file (64-bit ELF of this machine's byte order) counts addresses.
+/// Finds the function that contains `address`, an address in the file's own numbering (64-bit ELF, native byte order).
 FunctionSymbol find_function(std::span<const std::byte> file, std::uint64_t address) noexcept;
 
-/// Beginnings: of the last words for a C++ exception, of its stack, and of a crash's stack.
+/// Texts with which the last words of a C++ exception, its stack, and a crash's stack begin.
 inline constexpr std::string_view kUncaught = "uncaught exception ", kThrowStack = "the stack at std::terminate:\n",
                                   kNativeStack = "the native stack:\n";
 
-/// Uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT
-/// (address, backtrace), on the page. Exit status and core dump stay as they are.
+/// From now on writes to the page: uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV,
+/// SIGBUS, SIGFPE, SIGILL, SIGABRT (address, backtrace). Exit status and core dump do not change.
 void keep_last_words();
 
-/// SIGQUIT writes this process's stacks to the page's file, and the process lives on. Not where something handles it.
+/// Makes SIGQUIT, if its action is the default, write this process's stacks to the page's file without ending it.
 void tell_stacks_when_asked();
 
-/// Makes C's stdout show each line at once, although it is the agent's pipe, after flushing earlier output. Not if the
-/// program wants no buffer at all. (std::cout goes with it, unless sync_with_stdio(false) has parted them.)
+/// Makes C's stdout line-buffered, although it is the agent's pipe, after flushing earlier output. Does nothing if
+/// stdout is unbuffered. (Also affects std::cout, unless sync_with_stdio(false) has separated them.)
 void show_lines_at_once();
 
-/// After a fatal signal, the last words begin with the contents of this file: an interpreter writes its own stack
-/// there. The descriptor stays the caller's, and open.
+/// After a fatal signal, the last words begin with the contents of this file, to which an interpreter writes its own
+/// stack. The caller keeps the descriptor open.
 void add_to_last_words(int fd) noexcept;
 
 }  // namespace cohort::status

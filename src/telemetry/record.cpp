@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Takes the values as they are parsed: a tree of each line would take three times as long.
+/// Takes each value when it is parsed: building a tree of each line would take three times as long.
 class FieldsReader {
  public:
   explicit FieldsReader(RecordLine& line) : line_(line) {}
@@ -73,7 +73,7 @@ class FieldsReader {
   bool binary(Json::binary_t&) { return true; }
   bool start_object(std::size_t) {
     if (arrays_ > 0) return true;
-    // A line is an object, and so may what it holds be.
+    // A line is an object, whose fields may be objects.
     prefixes_.push_back(prefix_.size());
     if (prefixes_.size() > 1) prefix_.append(key_).push_back('/');
     return true;
@@ -112,7 +112,7 @@ class FieldsReader {
 
   RecordLine& line_;
   std::string prefix_, key_;
-  std::vector<std::size_t> prefixes_;  // lengths of prefix_, one for each object that is open
+  std::vector<std::size_t> prefixes_;  // for each open object, the length of prefix_ before it
   std::size_t arrays_ = 0, count_ = 0;
   bool has_event_ = false, whole_ = false;
 };
@@ -295,7 +295,7 @@ sys::UniqueFd open_record(const std::filesystem::path& record) {
 }  // namespace
 
 bool LineReader::fill() {
-  // From the line's beginning each time: what was there of its end may have been cut off and written anew.
+  // Reads from the line's beginning each time, since a line without an end may have been cut off and written again.
   for (std::size_t block = kBlock;; block *= 2) {
     if (block > kLongestLine) {
       raise(ErrorCode::Corrupt, "reading the run record failed -- {} -- the line at byte {} is longer than {} MiB",
@@ -310,7 +310,7 @@ bool LineReader::fill() {
       if (bytes < 0) raise(ErrorCode::Io, "reading the run record failed -- {} -- {}", path_, errno_text(errno));
       const bool at_end = static_cast<std::size_t>(bytes) < block - got;
       got += static_cast<std::size_t>(bytes);
-      // A later read behind the end may return bytes of a writer that has cut off part of what was read before.
+      // Stops at the end: a later read may return bytes of a writer that has cut off part of the line.
       if (at_end) break;
     }
     buffer_.resize(got);
@@ -394,7 +394,7 @@ namespace {
 
 constexpr std::size_t kMostValues = 64;
 
-/// Looks a parameter of the run up by its usual names.
+/// Looks up a parameter of the run by its usual names.
 std::optional<double> parameter(const RecordLine& line, std::initializer_list<const char*> names) {
   for (const char* const name : names) {
     const auto value = line.number(fmt::format("parameters/{}", name));
@@ -441,7 +441,7 @@ void RunProgress::take(const RecordLine& line) {
 std::optional<double> RunProgress::done() const {
   if (ended_) return 1;
   const auto by_epoch = share(epoch_, epochs_), by_step = share(step_, steps_);
-  // An epoch that is counted once it is over says nothing during the first.
+  // If epochs are counted when they end, there is no progress by epochs during the first.
   return by_epoch && (*by_epoch > 0 || !by_step) ? by_epoch : by_step;
 }
 

@@ -14,8 +14,9 @@
 namespace cohort::status {
 namespace {
 
-// Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be another file's.
-// One process writes the page: the first that comes. (A wrapper's second program has a page that nobody reads.)
+// Claims the page for this process. Only the first process writes it. (A wrapper's second program has a page that
+// nobody reads.) Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be
+// another file's.
 bool claim(StatusLayout& layout) noexcept {
   std::int32_t nobody = 0;
   return layout.magic == StatusLayout::kMagic &&
@@ -49,7 +50,7 @@ Result<sys::SharedSegment> create_status_page() {
 }
 
 StatusPage& StatusPage::own() noexcept {
-  static StatusPage* const page = new StatusPage();  // never destroyed: it is for the end of the process, too
+  static StatusPage* const page = new StatusPage();  // never destroyed: it is also used while the process ends
   return *page;
 }
 
@@ -61,7 +62,7 @@ StatusPage::StatusPage() noexcept {
         mapping_ = *std::move(mapped);
         layout_ = layout;
         fd_ = *fd;
-        ::fcntl(fd_, F_SETFD, FD_CLOEXEC);  // what this process starts has no use for it
+        ::fcntl(fd_, F_SETFD, FD_CLOEXEC);  // processes that this one starts do not need it
         return;
       }
     }
@@ -111,7 +112,7 @@ void StatusPage::begin_join(int size) noexcept {
 
 void StatusPage::end_join(bool formed, std::int64_t epoch) noexcept {
   if (!mine()) return;
-  if (formed && epoch >= 0) layout_->formed_epoch.store(epoch);  // before it is counted
+  if (formed && epoch >= 0) layout_->formed_epoch.store(epoch);  // before `worlds` is increased
   if (formed) layout_->worlds.fetch_add(1);
   layout_->joining.store(0);
 }

@@ -1,10 +1,10 @@
-// A rank's status for the agent that started it: the operation it is in, how far its training is, and, if it dies of an
-// exception, its last words. The agent makes the page (a memory file that both map) and reads it; the page outlives the
-// rank, so that it tells what a killed rank was doing. Without an agent the page is private memory, so that writers
-// need not ask. Writing is a few plain stores; each word has one writer at a time, and readers take what they find: a
-// snapshot may mix two moments. Any thread may write through StatusPage; a lane belongs to the thread that waits.
-// Calls of Cohort's that a program makes appear under their own names, not under those of the operations they consist
-// of: on the status page, and in errors.
+// A rank's status for the agent that started it: its present operation, its training's progress, and, if it dies of an
+// exception, its last words. The agent makes the page (a memory file that both map) and reads it. The page outlives the
+// rank, so it shows what a killed rank was doing. Without an agent the page is private memory, so writers need no
+// check. Writing is a few plain stores; each word has one writer at a time, and a reader's snapshot may mix two
+// moments. Any thread may write through StatusPage; a lane belongs to the thread that waits.
+// Call, called: a call into Cohort that consists of several operations appears under its own name, not theirs, on the
+// status page and in errors.
 #pragma once
 
 #include "base/memory.h"
@@ -24,17 +24,17 @@
 
 namespace cohort::status {
 
-/// One kind of waiting of one group: its collectives, or its messages.
+/// One group's operations of one kind: its collectives, or its messages.
 struct alignas(64) LaneStatus {
-  std::atomic<std::uint64_t> begun;           ///< number of the operation that this rank came to last
-  std::atomic<std::uint64_t> ended;           ///< of the last one that is over here
-  std::atomic<std::uint64_t> what;            ///< of `begun`, packed by `pack`
-  std::atomic<std::int64_t> count;            ///< its elements
-  std::atomic<std::uint64_t> waited_ns;       ///< waiting for peers so far, where it took longer than spinning
-  std::atomic<std::uint64_t> longest_ns;      ///< the longest of these waits,
-  std::atomic<std::uint64_t> longest_number;  ///< and its operation
-  std::atomic<std::int32_t> peer;             ///< of a message: the rank in the group
-  std::atomic<std::uint32_t> waiting;         ///< the program waits for this operation, and it for peers
+  std::atomic<std::uint64_t> begun;           ///< number of the last operation that this rank has begun
+  std::atomic<std::uint64_t> ended;           ///< number of the last operation that has ended on this rank
+  std::atomic<std::uint64_t> what;            ///< kind and types of operation `begun`, packed by `pack`
+  std::atomic<std::int64_t> count;            ///< elements of operation `begun`
+  std::atomic<std::uint64_t> waited_ns;       ///< time spent waiting for peers so far, apart from short spins
+  std::atomic<std::uint64_t> longest_ns;      ///< the longest of these waits
+  std::atomic<std::uint64_t> longest_number;  ///< the operation of the longest wait
+  std::atomic<std::int32_t> peer;             ///< for a message: the peer's rank in the group
+  std::atomic<std::uint32_t> waiting;         ///< whether the program waits for this operation, which waits for peers
 
   static std::uint64_t pack(std::uint8_t kind, DType dtype, ReduceOp op) noexcept {
     return kind | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16;
@@ -45,7 +45,7 @@ struct alignas(64) LaneStatus {
     begun.store(number, std::memory_order_release);
   }
   void end(std::uint64_t number) noexcept { ended.store(number, std::memory_order_release); }
-  /// The operation `begun` has waited for peers.
+  /// Adds a wait of operation `begun` for peers.
   void note_wait(std::uint64_t ns) noexcept {
     waited_ns.store(waited_ns.load(std::memory_order_relaxed) + ns, std::memory_order_relaxed);
     if (ns <= longest_ns.load(std::memory_order_relaxed)) return;
@@ -56,58 +56,58 @@ struct alignas(64) LaneStatus {
 
 /// A communicator of more than one rank.
 struct alignas(64) GroupStatus {
-  std::atomic<std::uint64_t> id;  ///< the same on all its ranks; 0: free
+  std::atomic<std::uint64_t> id;  ///< the same on all ranks of the group; 0: free
   std::atomic<std::int32_t> rank;
   std::atomic<std::int32_t> size;
-  std::atomic<std::uint32_t> background;  ///< of a thread beside the program: no part of how far that is
+  std::atomic<std::uint32_t> background;  ///< used by a background thread: does not count toward the program's progress
   LaneStatus collectives;
   LaneStatus messages;
 };
 
-/// Operations that ranks match by name, and the one that the program waits for.
+/// Operations that ranks match by name, and the operation that the program waits for.
 struct alignas(64) NameStatus {
   static constexpr std::size_t kWords = 12;
-  std::atomic<std::uint64_t> ended;    ///< operations that are over
-  std::atomic<std::uint32_t> waiting;  ///< threads of the program that wait for one
-  /// The name that the last of them waits for, filled with zeros. In words, since several threads may write at once.
+  std::atomic<std::uint64_t> ended;    ///< number of operations that have ended
+  std::atomic<std::uint32_t> waiting;  ///< number of the program's threads that wait for an operation
+  /// The operation of the last such thread, padded with zeros. Atomic words, since several threads may write
+  /// concurrently.
   std::array<std::atomic<std::uint64_t>, kWords> name;
 };
 
-/// The call of the program that is in progress and consists of several of Cohort's operations.
+/// The program's present call into Cohort that consists of several operations.
 struct CallStatus {
   static constexpr std::size_t kWords = 6;
-  std::atomic<std::uint32_t> depth;  ///< calls that have begun and not ended
+  std::atomic<std::uint32_t> depth;  ///< number of calls that have begun and not ended
   std::array<std::atomic<std::uint64_t>, kWords>
-      name;  ///< of the last one: "CheckpointFolder::save", filled with zeros
+      name;  ///< name of the last call: "CheckpointFolder::save", padded with zeros
 };
 
-/// Times of the rank's collectives so far, if it measures them (COHORT_TIMES; `exposed_ns` always). Several threads may
-/// add.
+/// Total times of the rank's collectives, if measured (COHORT_TIMES; `exposed_ns` always). Several threads may add.
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
-  std::atomic<std::uint64_t> bytes;       ///< of this rank's payload
-  std::atomic<std::uint64_t> busy_ns;     ///< from the beginning to the end of each
-  std::atomic<std::uint64_t> waited_ns;   ///< of that: for peers to come to them,
-  std::atomic<std::uint64_t> wire_ns;     ///< and for bytes of other hosts
+  std::atomic<std::uint64_t> bytes;       ///< bytes of this rank's payload
+  std::atomic<std::uint64_t> busy_ns;     ///< from beginning to end of each collective
+  std::atomic<std::uint64_t> waited_ns;   ///< part of busy_ns: waiting for peers to begin
+  std::atomic<std::uint64_t> wire_ns;     ///< part of busy_ns: waiting for bytes of other hosts
   std::atomic<std::uint64_t> wire_bytes;  ///< sent to other hosts
-  std::atomic<std::uint64_t> exposed_ns;  ///< in which a thread of the program did nothing but wait for them
-  std::atomic<std::int64_t> at_ns;        ///< of a copy: when it was taken (CLOCK_MONOTONIC)
-  std::atomic<std::int64_t> step;         ///< and how many steps had been taken
+  std::atomic<std::uint64_t> exposed_ns;  ///< time in which a thread of the program only waited for collectives
+  std::atomic<std::int64_t> at_ns;        ///< in a copy: when it was taken (CLOCK_MONOTONIC)
+  std::atomic<std::int64_t> step;         ///< in a copy: how many steps had been taken
 };
 
-/// The reason why the rank fails, for programs; the text for people is in its last words.
+/// The reason why the rank fails, for programs to read; the text for people is in its last words.
 struct CauseStatus {
   enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
   std::atomic<std::uint32_t> state;
   std::int32_t code;  ///< an ErrorCode
-  std::int32_t rank;  ///< this and the rest: as in ErrorContext
+  std::int32_t rank;  ///< this field and those after it: as in ErrorContext
   std::int32_t peer;
   std::uint64_t sequence;
   char host[64];
   char operation[128];
 };
 
-/// A loss that the rank has logged and that is no number: the first one.
+/// The first non-finite loss that the rank has logged.
 struct NotFiniteStatus {
   enum State : std::uint32_t { None, Writing, Written };
   std::atomic<std::uint32_t> state;
@@ -115,54 +115,54 @@ struct NotFiniteStatus {
   char what[96];  ///< "train_loss is NaN"
 };
 
-/// The page. Its numbers are those of one build: the agent of another is refused before it starts anything.
+/// The page. Its layout is that of one build: an agent of another build is refused before it starts anything.
 struct StatusLayout {
   static constexpr std::uint64_t kMagic = 0x3131544154534843;  // "CHSTAT11"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
   static constexpr std::size_t kWordsBytes = 12 << 10;
-  static constexpr std::uint32_t kTellsStacks = 1;     ///< of `abilities`
-  static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< a signal makes it save and end: it is given time for that
+  static constexpr std::uint32_t kTellsStacks = 1;     ///< bit of `abilities`: SIGQUIT writes stacks
+  static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< bit of `abilities`: needs time to save at a signal
   static constexpr std::int64_t kWarmSteps = 2;
-  static constexpr std::int32_t kToBeMember = -1;  ///< of `joining`: it waits for an epoch of which it is a member
+  static constexpr std::int32_t kToBeMember = -1;  ///< value of `joining`: waits to become a member
 
   std::uint64_t magic;
-  std::atomic<std::int32_t> pid;         ///< of the process that writes it; 0: none has come yet
-  std::atomic<std::uint32_t> abilities;  ///< requests it supports
-  std::atomic<std::int32_t> joining;     ///< the size of a world whose ranks it waits for, or kToBeMember; 0: none now
-  std::atomic<std::uint32_t> worlds;     ///< that it has formed so far
-  /// In an elastic job: the epoch of members in which the rank has formed its latest world; -1: none yet.
+  std::atomic<std::int32_t> pid;         ///< pid of the process that writes the page; 0: no process yet
+  std::atomic<std::uint32_t> abilities;  ///< requests that the rank supports
+  std::atomic<std::int32_t> joining;     ///< size of the world being joined, or kToBeMember; 0: none
+  std::atomic<std::uint32_t> worlds;     ///< number of worlds that the rank has formed
+  /// In an elastic job: the epoch of the rank's latest world; -1: no world yet.
   std::atomic<std::int64_t> formed_epoch{-1};
-  /// Set once the rank holds the elastic job's trained state, so that others can get it from this rank. Stays set.
+  /// Set when the rank has an elastic job's trained state, so that others can get the state from it. Stays set.
   std::atomic<std::uint32_t> has_state;
   std::atomic<std::int64_t> step;     ///< optimizer steps so far
-  std::atomic<std::int64_t> samples;  ///< of this rank in these, where who counts steps knows them
+  std::atomic<std::int64_t> samples;  ///< this rank's samples in those steps, if known
   std::atomic<std::uint32_t> words_ready;
-  std::atomic<std::uint32_t> words_length;  ///< stored after the words that it counts
-  std::int64_t words_ns;                    ///< when they began (CLOCK_MONOTONIC): tells which rank was the first
-  char words[kWordsBytes];                  ///< cause of its end: an exception's type, text and trace
+  std::atomic<std::uint32_t> words_length;  ///< stored after the words it counts
+  std::int64_t words_ns;                    ///< when the words began (CLOCK_MONOTONIC): shows which rank failed first
+  char words[kWordsBytes];                  ///< cause of the rank's end: an exception's type, text and trace
   CauseStatus cause;
   NotFiniteStatus not_finite;
-  char kinds[kKinds][kNameBytes];          ///< names of operations, by the number in LaneStatus::what
-  std::atomic<std::int32_t> preempted_by;  ///< the signal because of which all ranks save and end; 0: none
+  char kinds[kKinds][kNameBytes];          ///< names of operations, by the kind in LaneStatus::what
+  std::atomic<std::int32_t> preempted_by;  ///< the signal by which all ranks save and end; 0: none
   GroupStatus groups[kGroups];
   NameStatus names;
   CallStatus call;
   TimesStatus times;
-  TimesStatus warm;  ///< `times` after the first kWarmSteps steps: what comes before is start-up
-  TimesStatus last;  ///< and after the last step
+  TimesStatus warm;  ///< copy of `times` after the first kWarmSteps steps, which are start-up
+  TimesStatus last;  ///< copy of `times` after the last step
   // Written by the agent.
-  std::atomic<std::uint64_t> epoch;     ///< the latest of an elastic job, as its supervisor says
-  std::atomic<std::uint32_t> job_ends;  ///< 1: the signal that comes is for all ranks of the job
+  std::atomic<std::uint64_t> epoch;     ///< latest epoch of an elastic job, from its supervisor
+  std::atomic<std::uint32_t> job_ends;  ///< 1: the next signal is for all ranks of the job
 };
 
-/// After the layout, in the same file: stacks, as text, written through the descriptor when the rank is asked for them.
+/// After the layout, the file has the rank's stacks as text, written through the descriptor on request.
 inline constexpr std::size_t kStatusStacksBegin = 48 << 10;
 inline constexpr std::size_t kStatusBytes = 128 << 10;
 static_assert(sizeof(StatusLayout) <= kStatusStacksBegin);
 
-/// For the agent: an empty page. Unavailable if there is no memory.
+/// For the agent: makes an empty page. Fails with Unavailable if there is no memory.
 Result<sys::SharedSegment> create_status_page();
 
 /// This process's page: the agent's (COHORT_STATUS_FD), or private memory.
@@ -170,50 +170,53 @@ class StatusPage {
  public:
   static StatusPage& own() noexcept;
 
-  /// Room for a communicator, until `close`. If all are taken, and for id 0, several share one that nobody reads.
+  /// Reserves an entry for a communicator until `close`. If all are taken, and for id 0, returns an entry that nobody
+  /// reads.
   GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
-  /// It waits for the others of a world of `size`, until `end_join`.
+  /// Records that this rank waits, until `end_join`, for the other ranks of a world of `size`.
   void begin_join(int size) noexcept;
-  /// `epoch`: of the members who have formed it; -1: it is none of an elastic job's members.
+  /// `epoch`: the formed world's; -1 if this is no member of an elastic job.
   void end_join(bool formed, std::int64_t epoch = -1) noexcept;
-  /// This rank has the job's trained state.
+  /// Records that this rank has the job's trained state.
   void note_state() noexcept;
-  /// `samples`: of this rank in it; 0: not known.
+  /// `samples`: this rank's in the step; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
-  /// The first call counts.
+  /// Only the first call has an effect.
   void note_not_finite(std::string_view what, std::int64_t step) noexcept;
-  /// A thread waits for an operation by name, until `end_wait`.
+  /// Records that a thread waits for a named operation, until `end_wait`.
   void begin_wait(std::string_view name) noexcept;
   void end_wait() noexcept { layout_->names.waiting.fetch_sub(1, std::memory_order_relaxed); }
-  /// The program is in this until `end_call`.
+  /// Records that the program is in this call, until `end_call`.
   void begin_call(std::string_view name) noexcept;
   void end_call() noexcept { layout_->call.depth.fetch_sub(1, std::memory_order_relaxed); }
   void count_named() noexcept { layout_->names.ended.fetch_add(1, std::memory_order_relaxed); }
-  /// A world has ended by this error. The first one counts, until another world is formed.
+  /// Records that a world has ended by this error. The first error is kept until another world is formed.
   void note_failure(const Error& error) noexcept { note_cause(error, CauseStatus::OfWorld); }
-  /// The process ends by this error.
+  /// Records that the process ends by this error.
   void note_end(const Error& error) noexcept { note_cause(error, CauseStatus::OfProcess); }
-  /// The first call counts, and returns true. Allocates nothing; may be called by a signal handler, and by a process
-  /// that is about to end.
+  /// Only the first call writes the words, and returns true. Allocates nothing; may be called in a signal handler, and
+  /// in a process that is about to end.
   bool say_last_words(std::string_view words) noexcept;
-  /// Adds to the last words, by the caller that was first: so the safe part is written before the part that may fail.
+  /// Appends to the last words. For the caller whose `say_last_words` returned true: it first writes the part that
+  /// cannot fail.
   void add_last_words(std::string_view words) noexcept;
-  /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and that it lives on.
+  /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and does not end it.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
-  /// A signal makes this process save and end, until all callers that announced it have withdrawn it.
+  /// Tells the agent that a signal makes this process save and end, until all callers have withdrawn it.
   void announce_saving() noexcept;
   void withdraw_saving() noexcept;
-  /// All ranks save and end now, because one of them was asked to by this signal.
+  /// Records that all ranks save and end now, because one of them has received this signal.
   void note_preemption(int signal) noexcept { layout_->preempted_by.store(signal, std::memory_order_relaxed); }
-  /// The agent's file, to write stacks to; -1 if there is no agent. The process that asks for stacks sets its position.
+  /// The agent's file, to write stacks to; -1 without an agent. The process that asks for stacks sets the file's
+  /// position.
   int fd() const noexcept { return fd_; }
   const StatusLayout& layout() const noexcept { return *layout_; }
-  /// A signal that has come asks the whole job to end, and not this process alone.
+  /// Returns whether a received signal asks the whole job to end, not only this process.
   bool job_ends() const noexcept { return layout_->job_ends.load(std::memory_order_relaxed) != 0; }
-  /// The latest epoch of an elastic job announced to this process; 0: the first, or there is none.
+  /// The latest epoch of an elastic job announced to this process; 0: the first epoch, or no elastic job.
   std::uint64_t announced_epoch() const noexcept { return layout_->epoch.load(std::memory_order_relaxed); }
 
   StatusPage(const StatusPage&) = delete;
@@ -232,7 +235,7 @@ class StatusPage {
   GroupStatus spare_{};
 };
 
-/// The program is in `name`, such as "Preemption::requested", as long as this lives.
+/// While this object exists, the program is in the call `name`, such as "Preemption::requested".
 class Call {
  public:
   explicit Call(std::string_view name) noexcept { StatusPage::own().begin_call(name); }
@@ -241,7 +244,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 };
 
-/// Runs `body` as `name`, which errors of operations begin with, too.
+/// Runs `body` as the call `name`, with which its errors of operations also begin.
 template <class Body>
 auto called(std::string_view name, const Body& body) {
   const Call call(name);

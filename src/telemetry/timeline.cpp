@@ -15,7 +15,7 @@
 namespace cohort::status {
 namespace {
 
-TimelineLayout* own_ring = nullptr;  // set before `state` says that it is on; never unmapped
+TimelineLayout* own_ring = nullptr;  // set before `state` becomes kOn; never unmapped
 std::atomic<std::int64_t> last_step_ns{0};
 
 std::int64_t ns_of(timeline::Clock::time_point time) noexcept {
@@ -26,7 +26,8 @@ std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
   return duration.count() > 0 ? static_cast<std::uint64_t>(duration.count()) : 0;
 }
 
-// Names are few and short, so they are hashed and compared each time: no cache that threads would share.
+// Returns the index of a name. Names are few and short, so they are hashed and compared each time, without a shared
+// cache.
 std::uint64_t intern(std::string_view name) noexcept {
   if (name.size() > TimelineName::kBytes) name = name.substr(0, TimelineName::kBytes);
   const std::uint64_t hash = fnv1a(name);
@@ -40,7 +41,7 @@ std::uint64_t intern(std::string_view name) noexcept {
       entry.state.store(2 + static_cast<std::uint32_t>(name.size()), std::memory_order_release);
       return place;
     }
-    // Being written by another thread: rather a second place for the same name than a wait.
+    // If another thread is writing the entry, the name may get a second one: that is better than waiting.
     if (state == 2 + name.size() && std::memcmp(entry.text, name.data(), name.size()) == 0) return place;
   }
   return 0;
@@ -56,7 +57,8 @@ std::uint64_t pack(TimelineKind kind, std::uint64_t flags, std::uint64_t name, s
   return static_cast<std::uint64_t>(kind) | flags << 8 | name << 16 | static_cast<std::uint64_t>(lane) << 32;
 }
 
-// Words are released one by one: a reader that sees one of a later event sees by `head` that its slot was taken again.
+// Stores each word with release order: a reader that sees a later event's word also sees, by `head`, that the slot was
+// reused.
 void write(const Words& words) noexcept {
   constexpr auto kRelease = std::memory_order_release;
   const std::uint64_t number = own_ring->head.fetch_add(1, std::memory_order_acq_rel);
@@ -72,7 +74,7 @@ void write(const Words& words) noexcept {
   slot.stamp.store(stamp | std::min<std::uint64_t>(words.wire_us, 0xffffffff) << 32, kRelease);
 }
 
-// As with the status page, one process writes, the first that comes; its forks and children do not.
+// As with the status page, only the first process writes, not its forks and children.
 TimelineLayout* take_ring() noexcept {
   const auto fd = env::number(env::kTimelineFd);
   if (!fd || *fd <= 2) return nullptr;
@@ -97,7 +99,7 @@ Result<sys::SharedSegment> create_timeline() {
   auto segment = sys::create_shared_segment("cohort-timeline", sizeof(TimelineLayout));
   if (segment) {
     auto* const layout = static_cast<TimelineLayout*>(segment->mapping.data());
-    layout->magic = TimelineLayout::kMagic;  // all else is 0, and means so
+    layout->magic = TimelineLayout::kMagic;  // all other fields start as 0
   }
   return segment;
 }
@@ -122,7 +124,7 @@ std::uint32_t this_thread() noexcept {
 }
 
 namespace {
-/// `on`, after which this thread sees the ring. (By a load: ThreadSanitizer knows no fences.)
+/// Like `on`, but afterwards this thread sees the ring. (Uses a load, since ThreadSanitizer does not know fences.)
 bool taken() noexcept { return on() && detail::state.load(std::memory_order_acquire) == detail::kOn; }
 }  // namespace
 
@@ -155,7 +157,7 @@ void add_step(std::int64_t step) noexcept {
   if (!on()) return;
   const std::int64_t now = ns_of(Clock::now());
   const std::int64_t before = last_step_ns.exchange(now, std::memory_order_relaxed);
-  // The beginning of the first step is not known: it becomes an instant.
+  // The beginning of the first step is not known, so that step is an instant.
   const Clock::time_point ended{std::chrono::nanoseconds(now)};
   const Clock::time_point begun{std::chrono::nanoseconds(before != 0 ? before : now)};
   add(Event{TimelineKind::Step, "step", begun, ended, 0, static_cast<std::uint64_t>(step), 0, {}});
@@ -179,7 +181,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
   entry.bytes = slot.bytes.load(kAcquire);
   entry.waited_ns = slot.waited_ns.load(kAcquire);
   entry.wire_bytes = slot.wire_bytes.load(kAcquire);
-  // A writer that reuses the slot increases `head` first.
+  // A writer increases `head` before it reuses a slot.
   if (ring.head.load(kAcquire) > number + TimelineLayout::kSlots) return Found::Overwritten;
   if (!whole) return Found::Unwritten;
   const auto kind = static_cast<std::uint8_t>(what);
@@ -197,7 +199,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
 
 void TimelineReader::drain(Until until, const std::function<void(const TimelineEntry&)>& take) {
   const std::uint64_t head = ring_.head.load(std::memory_order_acquire);
-  if (head < next_) return;  // no writer of Cohort's does this
+  if (head < next_) return;  // no writer of Cohort does this
   if (head - next_ > TimelineLayout::kSlots) {
     const std::uint64_t oldest = head - TimelineLayout::kSlots;
     lost_ += oldest - next_;

@@ -1,11 +1,9 @@
 // Events in a rank, for its agent: operations, steps, buckets, checkpoints, waits and the program's own spans, in a
-// ring of fixed slots. The agent makes the ring (a memory file that both map), drains it all the time (TimelineReader),
-// and still has it when the rank was killed. Writers never wait: when the agent lags, the oldest events are
-// overwritten, and the reader counts them. Without a ring, that is without `cohort run --trace`, an event costs one
-// load. Any thread may write.
-// TimelineReader is the agent's end of a timeline: it takes out the events that the rank has written since the last
-// time, in order. The ring is another process's to write, so nothing in it is trusted: numbers are checked, and texts
-// are bounded. One thread.
+// ring of fixed slots. The agent makes the ring (a memory file that both map), drains it continuously (TimelineReader),
+// and keeps it if the rank is killed. Writers never wait: if the agent lags, the oldest events are overwritten, and the
+// reader counts them. Without a ring (without `cohort run --trace`) an event costs one load. Any thread may write.
+// TimelineReader is the agent's end of a timeline: it takes out, in order, the events written since the last time.
+// Another process writes the ring, so nothing in it is trusted: numbers are checked, and texts are bounded. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -25,42 +23,42 @@ namespace cohort::status {
 enum class TimelineKind : std::uint8_t { Operation = 1, Step, Bucket, Checkpoint, Wait, Span, Named };
 inline constexpr std::uint8_t kLastTimelineKind = static_cast<std::uint8_t>(TimelineKind::Named);
 
-/// One event, in words so that a reader may look while a thread writes.
+/// One event, in atomic words, so that it can be read while a thread writes.
 struct alignas(64) TimelineSlot {
   static constexpr std::uint64_t kFailed = 1;
   static constexpr std::uint64_t kZeroCopy = 2;
 
-  std::atomic<std::uint64_t> stamp;    ///< of the event's number the low 32 bits, stored last; above: wire time in us
+  std::atomic<std::uint64_t> stamp;    ///< low 32 bits: those of the event's number, stored last; high: wire time in us
   std::atomic<std::int64_t> begun_ns;  ///< CLOCK_MONOTONIC
   std::atomic<std::int64_t> ended_ns;
   std::atomic<std::uint64_t> what;    ///< kind | flags << 8 | name << 16 | lane << 32
-  std::atomic<std::uint64_t> number;  ///< sequence of an operation, number of a step or bucket
+  std::atomic<std::uint64_t> number;  ///< sequence of an operation; number of a step or bucket
   std::atomic<std::uint64_t> bytes;
   std::atomic<std::uint64_t> waited_ns;
   std::atomic<std::uint64_t> wire_bytes;
 };
 
-/// A name that events refer to by its place. Once `length` is not 0 it does not change.
+/// A name, to which events refer by its index. It does not change after it has been written.
 struct TimelineName {
   static constexpr std::size_t kBytes = 60;
   std::atomic<std::uint32_t> state;  ///< 0: free; 1: being written; else 2 + length
   char text[kBytes];
 };
 
-/// The ring. Its numbers are those of one build, as the status page's.
+/// The ring. Its layout is that of one build, like the status page's.
 struct TimelineLayout {
   static constexpr std::uint64_t kMagic = 0x3130454d49544843;  // "CHTIME01"
   static constexpr std::size_t kSlots = std::size_t{1} << 14;
-  static constexpr std::size_t kNames = 2048;  ///< 0 stands for all names that did not fit
+  static constexpr std::size_t kNames = 2048;  ///< index 0 stands for all names that did not fit
 
   std::uint64_t magic;
-  std::atomic<std::int32_t> pid;                ///< of the process that writes; 0: none has come yet
-  alignas(64) std::atomic<std::uint64_t> head;  ///< events so far, also those that are being written
+  std::atomic<std::int32_t> pid;                ///< pid of the process that writes; 0: no process yet
+  alignas(64) std::atomic<std::uint64_t> head;  ///< number of events so far, including those being written
   alignas(64) TimelineName names[kNames];
   TimelineSlot slots[kSlots];
 };
 
-/// For the agent: an empty ring. Unavailable if there is no memory.
+/// For the agent: makes an empty ring. Fails with Unavailable if there is no memory.
 Result<sys::SharedSegment> create_timeline();
 
 namespace timeline {
@@ -69,12 +67,12 @@ using Clock = std::chrono::steady_clock;
 
 struct Event {
   TimelineKind kind = TimelineKind::Span;
-  std::string_view name;  ///< the first 60 bytes count
+  std::string_view name;  ///< cut to 60 bytes
   Clock::time_point begun, ended;
-  std::uint32_t lane = 0;  ///< of an operation: its group; of spans and waits: the thread
+  std::uint32_t lane = 0;  ///< an operation's group; the thread of a span or wait
   std::uint64_t number = 0;
   std::uint64_t bytes = 0;
-  Clock::duration waited = {};  ///< for other ranks
+  Clock::duration waited = {};  ///< time spent waiting for other ranks
 };
 
 namespace detail {
@@ -89,15 +87,15 @@ inline bool on() noexcept {
   return state != detail::kOff && (state == detail::kOn || detail::look());
 }
 
-// These do nothing if there is no ring.
+// The following functions do nothing without a ring.
 void add(const Event& event) noexcept;
 void add(const CollectiveEvent& event) noexcept;
-/// This thread's number, the lane of its spans.
+/// Returns this thread's number, which is the lane of its spans.
 std::uint32_t this_thread() noexcept;
-/// The program has done a step: it began when the one before ended.
+/// Records that the program has done a step, which began when the previous one ended.
 void add_step(std::int64_t step) noexcept;
 
-/// From its beginning to its end, on this thread's lane.
+/// An event from construction to destruction, on this thread's lane.
 class Scope {
  public:
   explicit Scope(TimelineKind kind, std::string_view name, std::uint64_t number = 0) noexcept {
@@ -112,7 +110,7 @@ class Scope {
   Scope& operator=(const Scope&) = delete;
 
  private:
-  Event event_;  ///< `name` has to live as long
+  Event event_;  ///< `name` must outlive the Scope
 };
 
 }  // namespace timeline
@@ -121,7 +119,7 @@ struct TimelineEntry {
   TimelineKind kind = TimelineKind::Span;
   bool failed = false;
   bool zero_copy = false;
-  std::uint16_t name = 0;  ///< of `TimelineReader::name`
+  std::uint16_t name = 0;  ///< index for `TimelineReader::name`
   std::uint32_t lane = 0;
   std::int64_t begun_ns = 0;
   std::int64_t ended_ns = 0;
@@ -138,18 +136,18 @@ class TimelineReader {
   explicit TimelineReader(const TimelineLayout& ring) noexcept : ring_(ring) {}
 
   enum class Until { Now, End };
-  /// At most as many events as the ring has slots. One that is still being written is waited for until the next call,
-  /// once; at the end of the rank for nothing.
+  /// Takes at most as many events as the ring has slots. Stops once at an event that is still being written, and skips
+  /// it if the next call finds it unfinished. With Until::End, skips unfinished events.
   void drain(Until until, const std::function<void(const TimelineEntry&)>& take);
-  /// Bytes of any kind, at most TimelineName::kBytes; empty for a name that did not fit.
+  /// Returns a name: arbitrary bytes, at most TimelineName::kBytes; empty for a name that did not fit.
   std::string_view name(std::uint16_t place) const noexcept;
-  /// Events that were overwritten before they could be taken, or never became whole.
+  /// Number of events that were overwritten before they could be taken, or were never finished.
   std::uint64_t lost() const noexcept { return lost_; }
 
  private:
   const TimelineLayout& ring_;
   std::uint64_t next_ = 0;
-  std::uint64_t waits_for_ = ~std::uint64_t{0};  ///< the one that was not whole the last time
+  std::uint64_t waits_for_ = ~std::uint64_t{0};  ///< number of the event that was unfinished in the last call
   std::uint64_t lost_ = 0;
 };
 

@@ -11,10 +11,10 @@ namespace {
 
 namespace field = trace_field;
 
-/// ShmChannels of one kind that a rank gets for what overlaps: beyond that nobody looks.
+/// Most lanes of one kind for overlapping events of a rank: nobody would look at more.
 constexpr std::uint16_t kMostLanes = 16;
 constexpr std::uint16_t kMostThreads = 40;
-/// Tracks of a rank, all together: above what the lanes of all kinds come to.
+/// Most tracks of a rank: above the sum of the lanes of all kinds.
 constexpr std::size_t kMostTracks = 127;
 constexpr std::uint64_t kHostSequences = std::uint64_t{1} << 31;
 
@@ -84,7 +84,7 @@ std::string valid_text(std::string_view text) {
 
 namespace {
 
-/// The same collective has the same flow on all ranks; 0: unknown.
+/// Returns the flow of a collective, the same on all ranks; 0 if unknown.
 std::uint64_t flow_of(std::uint32_t group, std::uint64_t sequence) noexcept {
   if (group == 0 || sequence == 0) return 0;
   std::uint64_t mixed = (std::uint64_t{group} << 32) + sequence * 0x9e3779b97f4a7c15ULL;
@@ -189,7 +189,7 @@ RankTrace::Track& RankTrace::track(std::string& trace, TraceTrack kind, std::uin
   const std::uint64_t process = TrackId{options_.rank, options_.epoch, TraceTrack::Process, 0}.uuid();
   if (tracks_.empty()) {
     const std::string restart = options_.epoch == 0 ? "" : fmt::format(", restart {}", options_.epoch);
-    // Perfetto tells processes by a number, and pids of different hosts may be equal.
+    // Perfetto distinguishes processes by number, and pids of different hosts may be equal.
     append_process(trace, process, (std::uint64_t{options_.epoch} << 20) + options_.rank + 1,
                    fmt::format("rank {} ({}, pid {}{})", options_.rank, options_.host, options_.pid, restart));
   }
@@ -204,7 +204,8 @@ RankTrace::Track& RankTrace::track(std::string& trace, TraceTrack kind, std::uin
   return track;
 }
 
-// Slices of one track have to lie within each other or apart. `free`: this one does.
+// Chooses an event's track. Slices of one track must be nested or disjoint; sets `free` to whether the event's slice
+// is.
 RankTrace::Track& RankTrace::place(std::string& trace, const TimelineEntry& entry, bool& free) {
   free = true;
   TraceTrack kind = TraceTrack::Operations;

@@ -1,7 +1,8 @@
-// Events as Perfetto's trace packets, in protobuf by hand: a file is packets one after the other, so that files can be
-// concatenated, and what a killed writer has torn is cut off by readers. Each rank is a process with a track for each
-// thing that may overlap; each track is a packet sequence of its own, with its track as the default and names interned,
-// which makes an event about 26 bytes. Times are nanoseconds since the base that the clock packet names. One thread.
+// Events as Perfetto's trace packets, encoded here without a protobuf library. A file is a sequence of packets, so
+// files can be concatenated, and readers ignore a last packet that a killed writer left incomplete. Each rank is a
+// process with a track for each kind of event that may overlap. Each track is a packet sequence of its own with
+// interned names, so an event takes about 26 bytes. Times are nanoseconds since the base that the clock packet names.
+// One thread.
 #pragma once
 
 #include "telemetry/timeline.h"
@@ -16,7 +17,7 @@
 
 namespace cohort::status {
 
-/// Numbers of Perfetto's fields, as far as they are used here; its schema never changes them.
+/// Numbers of the Perfetto fields used here; its schema never changes them.
 namespace trace_field {
 inline constexpr std::uint32_t kTracePacket = 1;
 // TracePacket
@@ -44,7 +45,7 @@ inline constexpr std::uint32_t kAnnotationNameId = 1, kUnsigned = 3, kSigned = 4
 inline constexpr std::uint32_t kEventNames = 2, kAnnotationNames = 3, kIid = 1, kInternedName = 2;
 }  // namespace trace_field
 
-/// Names of annotations; a reader of ours knows them by these.
+/// Names of annotations, by which Cohort's own reader finds them.
 namespace trace_name {
 inline constexpr std::string_view kBytes = "bytes", kWaited = "waited_ns", kWireBytes = "wire_bytes",
                                   kWireTime = "wire_us", kNumber = "number", kFailed = "failed", kLost = "events_lost",
@@ -67,7 +68,7 @@ class ProtoWriter {
   std::string& out_;
 };
 
-/// One whole packet with these fields.
+/// Appends one whole packet with these fields.
 void append_packet(std::string& trace, std::string_view fields);
 /// Makes a text valid for a protobuf string: bytes that are not UTF-8 become '?'.
 std::string valid_text(std::string_view text);
@@ -75,14 +76,14 @@ std::string valid_text(std::string_view text);
 /// Kind of a track. The numbers are part of track uuids.
 enum class TraceTrack : std::uint8_t { Process, Steps, Buckets, Checkpoints, Operations, Named, Thread, InFlight };
 
-/// A uuid says which rank's track of which kind it is, so readers need no other description.
+/// Identity of a track. The uuid contains rank and kind, so readers need no other description.
 struct TrackId {
   std::uint32_t rank = 0;
-  std::uint16_t epoch = 0;  ///< how often the ranks had been started before
+  std::uint16_t epoch = 0;  ///< how often the ranks had been restarted
   TraceTrack kind = TraceTrack::Process;
-  std::uint16_t lane = 0;  ///< among those of this kind
+  std::uint16_t lane = 0;  ///< number among the rank's tracks of this kind
 
-  /// Not 0, and below 2^61; tracks of hosts and of other programs are above.
+  /// Returns a uuid from 1 to 2^61 - 1; tracks of hosts and of other programs have larger ones.
   std::uint64_t uuid() const noexcept {
     return (std::uint64_t{rank} + 1) << 28 | std::uint64_t{epoch & 0xfffU} << 16 |
            std::uint64_t{static_cast<std::uint8_t>(kind)} << 12 | std::uint64_t{lane & 0xfffU};
@@ -92,11 +93,11 @@ struct TrackId {
             static_cast<TraceTrack>(uuid >> 12 & 0xf), static_cast<std::uint16_t>(uuid & 0xfff)};
   }
 };
-/// Tracks of other programs begin here, and those of hosts.
+/// First uuids of tracks of other programs, and of hosts.
 inline constexpr std::uint64_t kExternalTracks = std::uint64_t{1} << 61;
 inline constexpr std::uint64_t kHostTracks = std::uint64_t{1} << 62;
 
-/// A track and the packet sequence that it is: what its packets need to know of each other.
+/// A track and its packet sequence: the state that its packets share.
 class TrackEncoder {
  public:
   TrackEncoder() = default;
@@ -109,7 +110,7 @@ class TrackEncoder {
     bool counts_bytes = false;
   };
   void append_description(std::string& trace, const Title& title) const;
-  /// Fields of an event, for `append`; the name is interned with it.
+  /// Return the fields of an event, for `append`, and intern its name.
   std::string begin(std::string_view name);
   std::string instant(std::string_view name);
   static std::string end();
@@ -124,11 +125,11 @@ class TrackEncoder {
   std::uint64_t sequence_ = 0;
   std::uint64_t uuid_ = 0;
   std::map<std::string, std::uint64_t, std::less<>> names_, annotations_;
-  std::string new_names_;  ///< interned with the next packet
+  std::string new_names_;  ///< to be interned by the next packet
   bool begun_ = false;
 };
 
-/// Appends a process, the parent of tracks. `pid` tells processes apart in Perfetto.
+/// Appends a process, the parent of tracks. `pid` distinguishes processes in Perfetto.
 void append_process(std::string& trace, std::uint64_t uuid, std::uint64_t pid, std::string_view name);
 
 /// One rank's events, as packets.
@@ -139,13 +140,13 @@ class RankTrace {
     std::uint16_t epoch = 0;
     std::string host;
     std::int32_t pid = 0;
-    std::int64_t base_ns = 0;  ///< CLOCK_MONOTONIC that is 0 in the trace
+    std::int64_t base_ns = 0;  ///< CLOCK_MONOTONIC time that is 0 in the trace
   };
   explicit RankTrace(Options options);
 
-  /// Packets of this event; `name` is of the reader.
+  /// Appends this event's packets. `name`: from TimelineReader::name.
   void append(std::string& trace, const TimelineEntry& entry, std::string_view name);
-  /// Appends a mark where events were lost because the ring was full.
+  /// Appends a mark for events that were lost because the ring was full.
   void append_lost(std::string& trace, std::int64_t at_ns, std::uint64_t events);
 
  private:
@@ -159,17 +160,17 @@ class RankTrace {
 
   const Options options_;
   std::map<std::pair<TraceTrack, std::uint16_t>, Track> tracks_;
-  std::map<std::uint32_t, std::uint16_t> threads_;  ///< lanes of them, by number
+  std::map<std::uint32_t, std::uint16_t> threads_;  ///< lane of each thread, by its number
 };
 
-/// A host's clock, as events of a track of its own.
+/// A host's clock, as events on a track of its own.
 struct HostTrace {
   int index = 0;
   std::string name;
 
   std::uint64_t uuid() const noexcept { return kHostTracks + static_cast<std::uint64_t>(index); }
   void append_description(std::string& trace) const;
-  /// The host's clock is `offset_ns` ahead of the supervisor's, give or take the uncertainty.
+  /// Appends a measurement: the host's clock is `offset_ns` ahead of the supervisor's, plus or minus the uncertainty.
   void append_offset(std::string& trace, std::int64_t base_ns, std::int64_t host_ns, std::int64_t offset_ns,
                      std::int64_t uncertainty_ns) const;
   /// Appends readings of this host's clocks at one moment. `base_ns`: as in RankTrace.

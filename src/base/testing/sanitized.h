@@ -1,4 +1,4 @@
-// The sanitizers that the code is compiled for: for tests that cannot run under one of them. Constants.
+// Constants for the sanitizers with which the code is compiled, for tests that cannot run under one of them.
 #pragma once
 
 namespace cohort {
