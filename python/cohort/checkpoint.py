@@ -141,7 +141,7 @@ class CheckpointSave:
         return self._pending.done()
 
     def wait(self) -> CheckpointInfo:
-        """Waits until the checkpoint is on the disk. Raises the save's error, unlike the folder then."""
+        """Waits until the checkpoint is on the disk. Raises the save's error instead of the folder."""
         return _info_of(self._pending.wait())
 
 

@@ -122,7 +122,7 @@ class _Sharded:
         self._base = base
         self._groups: list[list[torch.Tensor]] = []  # the module's parameters, by group
         self._own: list[Any] = []  # this rank's pieces in the reducer
-        self._trained: list[torch.Tensor] = []  # the parameters of these pieces
+        self._trained: list[torch.Tensor] = []  # all parameters of the groups
         self._indices: list[int] = []  # their indices among the model's parameters
         self._writes: list[int] = []  # by piece: the writes to its parameter that its master includes
         self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group
