@@ -308,7 +308,7 @@ class DistributedSampler:
             self._rewind()
 
     def set_world(self, rank: int, size: int, global_batch: Optional[int] = None) -> None:
-        """Continues in another world from this position. Samples drawn but not stepped over are drawn again, by any rank.
+        """Continues in another world from this position. Samples drawn, not stepped over, are drawn again by any rank.
 
         global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
 
