@@ -411,8 +411,7 @@ class LocalSteps:
             self._advance()
 
     def _raise_non_finite(self, fragment: Fragment) -> None:
-        """Raises NonFinite on all ranks, naming the ranks whose parameters are NaN, infinite, or too large for the
-        average."""
+        """Raises NonFinite on all ranks, naming those whose parameters are NaN, infinite, or too large to average."""
         assert self._comm is not None
         names = {id(one): name for name, one in self._module.named_parameters()}
         bad = [names.get(id(one), "?") for one in fragment.parameters if not bool(torch.isfinite(one).all())]

@@ -107,8 +107,7 @@ def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
 
 
 def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object]) -> bytes:
-    """Returns (function, args, kwargs) as bytes. Raises InvalidArgument, naming the part that cannot be sent, and
-    why."""
+    """Returns (function, args, kwargs) as bytes. Raises InvalidArgument for a part that cannot be sent."""
     args = tuple(args)
     try:
         return dumps((function, args, kwargs))

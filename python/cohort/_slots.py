@@ -8,8 +8,7 @@ from cohort import _core
 
 
 class Slots:
-    """The contents of the attributes `kinds` ("_parameters", "_buffers" or "_modules") of a module and all of its
-    parts."""
+    """The contents of the attributes `kinds` ("_parameters", "_buffers" or "_modules") of a module and its parts."""
 
     def __init__(self, module: torch.nn.Module, *kinds: str) -> None:
         found = [getattr(part, kind) for part in module.modules() for kind in kinds]

@@ -117,7 +117,7 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: a box of the whole, and a range of the box's elements in row-major order (None: all)."""
+    """A part of a tensor: a box of the whole, and a range of the box's elements, row-major (None: all)."""
 
     sizes: Sequence[int]  # sizes of the whole tensor
     start: Sequence[int]  # the box's first index in each dimension

@@ -184,8 +184,7 @@ class _Sharded:
         return self._transaction.sums()
 
     def _without_gradient(self) -> list[str]:
-        """Returns parameters without a gradient. With whole gradients, a rank that drops one would leave its part
-        out."""
+        """Returns parameters without a gradient. With whole gradients, a rank that drops one leaves its part out."""
         if self._reducer.core.divides_gradients:
             return []
         return [one.name for one in self._reducer._parameters if one.tensor.grad is None]

@@ -1,5 +1,4 @@
-"""Cohort for executors that lack it: the driver's package and command in one file, which Spark copies to each
-executor."""
+"""Cohort for executors that lack it: the driver's package and command in one file, which Spark copies to each."""
 
 from __future__ import annotations
 

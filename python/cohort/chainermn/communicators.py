@@ -135,8 +135,7 @@ class CommunicatorBase:
         return self._hosts[1]
 
     def split(self, color: Optional[int], key: int) -> Optional[CommunicatorBase]:
-        """Returns a communicator of the ranks of the same color, numbered by key, then by rank; None if the color is
-        None.
+        """Returns a communicator of the ranks of the same color, numbered by key, then rank; None for color None.
 
         The new communicator has this one's name and settings.
         """
@@ -433,8 +432,7 @@ class CommunicatorBase:
         return self._replies
 
     def _seed(self) -> int:
-        """Returns a random number, equal on all ranks, from rank 0's torch generator, so that torch.manual_seed
-        controls it."""
+        """Returns a random number, equal on all ranks, from rank 0's torch generator, which torch.manual_seed controls."""
         return int(self.bcast_obj(int(torch.randint(2**62, ()))))
 
 

@@ -27,7 +27,7 @@ from cohort import _core, _torchrun
 from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 
-# Limit for torch's stores waiting for a key, and for cohort.join waiting for ranks.
+# The same as the default limits of torch's stores for a key, and of cohort.join for ranks.
 _LONGEST_MEETING = 300.0
 
 
@@ -131,7 +131,7 @@ def _PROCESS() -> str:
 
 
 def _start_time(pid: str) -> str:
-    """Returns ticks of the clock since the host started; "" if there is no such process."""
+    """Returns the process's start, in clock ticks since the host's; "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

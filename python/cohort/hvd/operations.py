@@ -76,7 +76,7 @@ def parts_of(items: List[Any], count: int) -> List[List[Any]]:
 
 
 class NotSupported(HorovodInternalError, NotImplementedError):
-    """Raised for operations that Horovod's core refuses; frameworks that check earlier raise it, too."""
+    """Raised for operations that Horovod's core (HorovodInternalError) or its frameworks (NotImplementedError) refuse."""
 
 
 def require_scattering(op: int) -> None:

@@ -1,5 +1,4 @@
-"""One JAX primitive for all operations by name: run eagerly if the arrays are computed, else part of a compiled
-program.
+"""One JAX primitive for all operations by name: eager if the arrays are computed, else part of a compiled program.
 
 Compiled programs call the engine through XLA's foreign function interface if its version is supported, else by calling
 back into Python, which copies. Operations have no order: ranks match them by name, wherever XLA places them. JAX drops

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 
 class Compression:
-    """For `compression=`: a type in which arrays of floating-point numbers are sent, or None. Others are not
-    changed."""
+    """For `compression=`: a type in which arrays of floating-point numbers are sent, or None."""
 
     none = None
     fp16 = jnp.float16

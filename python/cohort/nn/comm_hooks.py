@@ -230,8 +230,7 @@ class PowerSGDState(OfOneModel):
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Loads a state, before training or between steps, on all ranks. Names without the prefix "powerSGD." are
-        ignored.
+        """Loads a state, before training or between steps, on all ranks. Ignores names without the prefix "powerSGD.".
 
         Raises InvalidArgument, and changes nothing, for a state that `state_dict` cannot have returned. The next step
         raises it, naming the parameter, if a gradient has another shape or is missing."""

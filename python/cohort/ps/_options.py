@@ -101,7 +101,7 @@ def normal(mean: float, deviation: float) -> _core.PsInitializer:
 
 
 def Sync(backup_workers: int = 0) -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the same bits as one process, on any servers.
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, on any number of servers.
 
     backup_workers   a clock ends as soon as all workers but this many have ended it. Later pushes of the others are
                      dropped completely, on all servers (`Client.late_clocks` counts them), and these workers continue
@@ -111,7 +111,7 @@ def Sync(backup_workers: int = 0) -> _core.PsConsistency:
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:
-    """A worker's pushes take effect when its clock ends; a pull waits while a worker is more clocks behind."""
+    """A worker's pushes take effect when its clock ends; a pull waits while a worker is over `staleness` clocks behind."""
     return _core.PsConsistency.bounded(integer("Bounded", "staleness", staleness))
 
 

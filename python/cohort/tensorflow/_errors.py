@@ -19,8 +19,7 @@ _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """Returns the HorovodInternalError of an error: itself, or the cause of one raised by TensorFlow; None for
-    others."""
+    """Returns the HorovodInternalError of an error: itself, or the cause of TensorFlow's; None for others."""
     if isinstance(error, HorovodInternalError):
         return error
     text = str(error)

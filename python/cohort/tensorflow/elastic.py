@@ -28,8 +28,7 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Like `run` of `cohort.torch.elastic`; TensorFlow's error for a graph whose operation failed counts as its
-    failure."""
+    """Like `run` of `cohort.torch.elastic`; TensorFlow's error for a failed operation in a graph is a failure, too."""
 
     @functools.wraps(func)
     def with_internal_errors(*args: Any, **kwargs: Any) -> Any:
