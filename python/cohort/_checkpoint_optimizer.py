@@ -17,8 +17,7 @@ from cohort.errors import Corrupt, InvalidArgument
 
 _log = logging.getLogger("cohort.checkpoint")
 _NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
-# Options without C++ counterpart that change the arithmetic: part of the type's name, so that other types refuse the
-# state.
+# Options without C++ counterpart that change the arithmetic: part of the type's name, so other types refuse it.
 _VARIANTS = ("maximize", "decoupled_weight_decay")
 # Entries of a group, besides its kind's options, that are not saved for other programs.
 _NOT_SAVED = ("params", "param_names", "betas", "foreach", "fused", "capturable", "differentiable", *_VARIANTS)
@@ -261,8 +260,7 @@ def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, ma
         count = torch.zeros(
             (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
         )
-    # The parameter's type, as in torch's load_state_dict: the module may have been cast since the optimizer's last
-    # step.
+    # The parameter's type, as in torch's load_state_dict: the module may have been cast since the last step.
     has_master = masters and parameter.dtype in (torch.float16, torch.bfloat16)
     dtype = (torch.float32 if has_master else parameter.dtype) if parameter.is_floating_point() else None
     return _Place(parameter.device, None if kind.own_shapes else parameter, count, dtype)

@@ -119,8 +119,7 @@ def overlaps(tensor: torch.Tensor) -> bool:
 
 
 def module_entries(module: torch.nn.Module) -> list[Entry]:
-    """Returns a checkpoint's entries for a module. Raises InvalidArgument for tensors that could not be loaded
-    again."""
+    """Returns a checkpoint's entries for a module. Raises InvalidArgument for tensors that cannot be loaded."""
     tensors = named_tensors(module)
     for name, tensor in tensors.items():
         if overlaps(tensor):

@@ -1,5 +1,4 @@
-"""`cohort doctor --horovod PROGRAM` and `--torchrun`: lists a program's uses of these, and whether Cohort supports
-each.
+"""`cohort doctor --horovod PROGRAM` and `--torchrun`: lists a program's uses of these, and whether Cohort has each.
 
     python -m cohort._coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 

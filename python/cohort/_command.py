@@ -26,8 +26,7 @@ _SECONDS_TO_END = 45.0
 
 def _beside_package() -> Iterator[pathlib.Path]:
     package = pathlib.Path(__file__).resolve().parent
-    # In a build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so resolve the
-    # module's.
+    # In a build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so resolve one.
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
@@ -81,8 +80,7 @@ def find() -> str:
 
 
 class _Stream:
-    """One of the command's two streams, copied to the current sys.stdout or sys.stderr (a notebook's cell has its
-    own)."""
+    """One of the command's two streams, copied to the current sys.stdout or sys.stderr (as of a notebook's cell)."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -357,8 +357,7 @@ class LocalSteps:
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
-        """Returns values averaged with a fragment: a one (0 if no rank had samples), and buffers with the first
-        fragment."""
+        """Returns values averaged with a fragment: a one (0 if no rank had samples), and buffers with the first."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
         return _flatten([one, *(self._buffers() if number == 0 else ())])
 

@@ -107,7 +107,7 @@ def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
 
 
 def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object]) -> bytes:
-    """Returns (function, args, kwargs) as bytes. Raises InvalidArgument for a part that cannot be sent."""
+    """Returns (function, args, kwargs) as bytes. Raises InvalidArgument, naming a part that cannot be sent and why."""
     args = tuple(args)
     try:
         return dumps((function, args, kwargs))

@@ -52,8 +52,7 @@ class Preemption:
         self._signal = 0  # the signal in the answer
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
-        """Returns True if the job is to save and end; collective, with the same answer on all ranks. Call it once per
-        step.
+        """Returns True if the job is to save and end; collective, the same on all ranks. Call it once per step.
 
         comm  default: the default world; without one, this process alone decides
 

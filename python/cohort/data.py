@@ -184,8 +184,7 @@ class DistributedSampler:
 
     def step(self, steps: int = 1) -> None:
         """Tells that the optimizer has used the oldest step drawn: the cursor advances. Raises InvalidArgument if fewer
-        steps were drawn, or steps < 1. Without a batch_size a step is one sample per rank: pass the batch's number of
-        samples."""
+        steps were drawn, or steps < 1. Without a batch_size a step is one sample per rank: pass the batch's samples."""
         if not 1 <= steps <= len(self._steps):
             raise InvalidArgument(
                 f"DistributedSampler.step({steps}) where {len(self._steps)} batches are drawn -- call it once after each "

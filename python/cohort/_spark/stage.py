@@ -2,8 +2,7 @@
 
 As in any job, the command has the secret, meets the agents, numbers the ranks by host, shows output and handles
 failures. Spark only places the tasks. Either side's end ends the other: the command's ends the agents, and so the
-tasks; the Spark job's ends the command. A separate thread waits for the Spark job; the caller's thread shows the
-output."""
+tasks; the Spark job's ends the command. A separate thread waits for the Spark job; the caller's shows the output."""
 
 from __future__ import annotations
 

@@ -432,7 +432,7 @@ class CommunicatorBase:
         return self._replies
 
     def _seed(self) -> int:
-        """Returns a random number, equal on all ranks, from rank 0's torch generator, which torch.manual_seed controls."""
+        """Returns a random number from rank 0's torch generator (see torch.manual_seed), equal on all ranks."""
         return int(self.bcast_obj(int(torch.randint(2**62, ()))))
 
 

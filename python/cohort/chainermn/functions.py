@@ -367,7 +367,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def allgather(communicator: CommunicatorBase, x: Tensor) -> tuple[Tensor, ...]:
-    """Returns a tuple of all ranks' tensors, of one type and any shapes. The backward sums the ranks' gradients of each.
+    """Returns a tuple of all ranks' tensors, of one type and any shapes. Backward sums the ranks' gradients of each.
 
     All ranks have to take part in the backward if any rank's tensor requires a gradient.
     """

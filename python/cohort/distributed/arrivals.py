@@ -20,8 +20,7 @@ _HERE, _ALL = 1, 2
 
 def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: float) -> None:
     """Returns on every rank when all have arrived. If some have not after `seconds`, ends the world on all ranks, and
-    raises cohort.Timeout with all missing ranks on those that have arrived; operations of the others raise
-    cohort.Aborted.
+    raises cohort.Timeout with all missing ranks on those that have arrived; the others' operations raise Aborted.
 
     world    of the group
     ranks    the group's ranks as the program numbers them: in torch's world

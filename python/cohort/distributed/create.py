@@ -32,8 +32,7 @@ _LONGEST_MEETING = 300.0
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
-    """Called by torch: returns the group that `options` (a _DistributedBackendOptions) describes. Raises
-    cohort.Error."""
+    """For torch: returns the group described by `options` (a _DistributedBackendOptions). Raises cohort.Error."""
     rank, size, name = options.group_rank, options.group_size, str(options.group_id)
     timeout = _seconds(options.timeout)
     ranks = list(options.global_ranks_in_group)
@@ -234,8 +233,7 @@ class _Meeting:
             raise cohort.Aborted(
                 f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
             )
-        # The store cannot weaken this: on one host only this user's processes are met, elsewhere only holders of the
-        # secret.
+        # The store cannot weaken this: on one host only this user's processes are met, elsewhere holders of the secret.
         if str(address).partition("://")[0] not in ("unix", "launcher", "store"):
             raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
         return str(address)

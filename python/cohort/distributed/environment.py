@@ -2,8 +2,7 @@
 env:// and for programs that read them.
 
 They are set with the default group and removed with it: a process started afterwards is no rank of that group. In an
-elastic job (`cohort run --min-np`) the launcher's values are those of this process's start; the current membership
-counts.
+elastic job (`cohort run --min-np`) the launcher's values are those of this process's start; membership counts.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def _forget_earlier_hook() -> None:
 
 
 def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -> tuple[Any, int, int]:
-    """Meets in the elastic job's latest epoch. The default group uses its world, and its store serves only this
-    epoch."""
+    """Meets in the elastic job's latest epoch. The default group uses its world; the store is of this epoch only."""
     _forget_earlier_hook()
     while True:
         world = cohort.join(group_name=MEMBERS, timeout=timeout)

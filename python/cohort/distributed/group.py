@@ -27,8 +27,7 @@ _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 # Grace period for unfinished operations when a group is destroyed.
 _GRACE_SECONDS = 30.0
-# Numbers of default groups for which a lost rank, a deadline or an abort was reported in them or in groups made from
-# them.
+# Numbers of default groups for which a lost rank, a deadline or an abort was reported in them or groups made from them.
 ended: set[int] = set()
 
 

@@ -40,8 +40,7 @@ def monitored_barrier(
 
 def abort(reason: str, group: Optional[Any] = None) -> None:
     """Ends a group of the backend "cohort" (default: the world) on all its ranks: operations under way and later ones
-    raise cohort.Aborted with this reason. To continue, call destroy_process_group, then init_process_group for a new
-    group."""
+    raise cohort.Aborted with this reason. To continue, call destroy_process_group, then init_process_group."""
     group = _group(group, "abort")
     if not isinstance(group, ProcessGroup):
         raise cohort.InvalidArgument('abort: this group is not of the backend "cohort"')

@@ -23,8 +23,7 @@ except ImportError:  # before torch 2.1
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """Returns True if the core supports elements of this type. Others (8-bit floats) can be moved as bytes, not
-    reduced."""
+    """Returns True if the core supports elements of this type. Others (8-bit floats) can only be moved, as bytes."""
     known = _KNOWN.get(dtype)
     if known is None:
         known = _KNOWN[dtype] = cohort.supports(dtype, "sum")

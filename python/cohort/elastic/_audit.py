@@ -64,8 +64,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
     sizes   of the data sets, by sampler: each epoch except a sampler's last one then has to be complete, too
 
     Samples are counted by their place in the epoch's permutation. Raises InvalidArgument if there is no ledger, Corrupt
-    for a line that is not a ledger's (a file's last line, if cut off, is ignored: its process was killed while
-    writing).
+    for a line that is not a ledger's (a file's last line, if cut off, is ignored: its process was killed).
     """
     folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
     begins: dict[_World, _Begin] = {}

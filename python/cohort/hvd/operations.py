@@ -76,7 +76,7 @@ def parts_of(items: List[Any], count: int) -> List[List[Any]]:
 
 
 class NotSupported(HorovodInternalError, NotImplementedError):
-    """Raised for operations that Horovod's core (HorovodInternalError) or its frameworks (NotImplementedError) refuse."""
+    """Raised for what Horovod's core (HorovodInternalError) or its frameworks (NotImplementedError) refuse."""
 
 
 def require_scattering(op: int) -> None:

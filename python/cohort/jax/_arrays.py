@@ -11,8 +11,7 @@ from cohort.hvd.arrays import LEAST_TO_HAND_OVER
 
 
 def checked(value: Any, what: str) -> jax.Array:
-    """Returns the array, converted from a number or NumPy array if need be. Raises ValueError for unsupported
-    values."""
+    """Returns the array, converted from a number or NumPy array if need be. Raises ValueError for others."""
     array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if not isinstance(array, jax.core.Tracer):
         _check_place(array, what)

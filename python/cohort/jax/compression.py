@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Compression:
-    """For `compression=`: a type in which arrays of floating-point numbers are sent, or None."""
+    """For `compression=`: a type in which floating-point arrays are sent, or None. Others are not changed."""
 
     none = None
     fp16 = jnp.float16

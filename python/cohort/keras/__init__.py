@@ -5,8 +5,7 @@
     model.compile(optimizer=optimizer, loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-For Keras 3 with TensorFlow, torch or JAX as its backend, and for Keras 2 (tf_keras). docs/reference/keras.md has the
-rest.
+For Keras 3 with TensorFlow, torch or JAX as its backend, and for Keras 2 (tf_keras). See docs/reference/keras.md.
 """
 
 from __future__ import annotations

@@ -235,8 +235,7 @@ def _bytes_of(variable: Any) -> int:
 
 
 def of(optimizer: Any) -> Optional[Reduction]:
-    """Returns the reduction of an optimizer, or of its inner one (LossScaleOptimizer); None if it is not
-    distributed."""
+    """Returns the reduction of an optimizer, or of its inner one (LossScaleOptimizer); None if not distributed."""
     found: Optional[Reduction] = getattr(type(optimizer), "_cohort_reduction", None)
     if found is None:
         inner = inner_of(optimizer)

@@ -84,8 +84,7 @@ class MetricAverageCallback(_Callback):
     """Puts the averages over ranks into the logs of each epoch, for later callbacks: weighted by each rank's number of
     samples, also in validation.
 
-    Exact for means over samples (losses, accuracies). Other metrics (AUC, precision) are averaged over the ranks'
-    values.
+    Exact for means over samples (losses, accuracies). Other metrics (AUC, precision) are means of the ranks' values.
     """
 
     def __init__(self, device: str = "") -> None:

@@ -200,8 +200,7 @@ class Table:
         return _done(self._table.push_pull(keys, gradients, out, rate("push_pull", lr)), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
-        """Sets rows, immediately under any consistency, and resets their optimizer state. Raises NonFinite as
-        `push`."""
+        """Sets rows, immediately under any consistency, and resets their optimizer. Raises as `push`."""
         keys = _keys("assign", keys)
         _fits(rows, (_count(keys), self.dim), "assign: rows")
         return _done(self._table.assign(keys, rows), None, async_op)

@@ -111,7 +111,7 @@ def Sync(backup_workers: int = 0) -> _core.PsConsistency:
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:
-    """A worker's pushes take effect when its clock ends; a pull waits while a worker is over `staleness` clocks behind."""
+    """A worker's pushes take effect when its clock ends; pulls wait while one is over `staleness` clocks behind."""
     return _core.PsConsistency.bounded(integer("Bounded", "staleness", staleness))
 
 

@@ -1,5 +1,4 @@
-"""Horovod's API for TensorFlow over Cohort: `import cohort.tensorflow as hvd`, and the rest of a program stays
-unchanged.
+"""Horovod's API for TensorFlow over Cohort: `import cohort.tensorflow as hvd`, the rest of a program stays as it is.
 
     hvd.init()
     tape = hvd.DistributedGradientTape(tape)

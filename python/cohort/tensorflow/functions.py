@@ -36,7 +36,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. Ignores `session`.
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. `session` is ignored.
 
     Raises on that rank the error of pickling, and on the others HorovodInternalError with its text.
     """

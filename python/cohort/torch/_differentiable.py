@@ -59,8 +59,7 @@ class _AllReduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         equal = lambda a, b: (a == b).to(a.dtype)  # noqa: E731
         back = ctx.call.also("grad")
-        # If asked for tensors that were not saved, torch refuses the second backward, that of another result of a
-        # group.
+        # If asked for tensors that were not saved, torch refuses the second backward, of another result of a group.
         values = ctx.saved_tensors if back.op in (Min, Max, Product) else ()
         return (None, *reduced_back(back, grads, values, _results, equal, _products_of_others))
 

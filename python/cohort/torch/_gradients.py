@@ -105,8 +105,7 @@ class Reducer:
             self._frozen.append(parameter)
             return
         self._passes_left[parameter] = self.passes
-        # Parameters outlive optimizers: hooks do not keep this object alive, and a second optimizer does not reduce
-        # twice.
+        # Parameters outlive optimizers: hooks do not keep this object alive, and two optimizers do not reduce twice.
         myself, weak = weakref.ref(self), weakref.ref(parameter)
 
         def call() -> None:
@@ -314,8 +313,7 @@ class Reducer:
         """Agrees whether gradients are sparse or dense, for parameters that had no gradient on any rank yet: one small
         reduction.
 
-        If ranks differ, all reduce dense gradients. Raises Mismatch, on all ranks, if initially they train different
-        parameters.
+        If ranks differ, all reduce dense gradients. Raises Mismatch, on all ranks, if they train different parameters.
         """
         kinds = self._agreed_kinds()
         # All parameters at first: otherwise ranks would wait in vain for parameters that only they train.

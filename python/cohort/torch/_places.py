@@ -43,8 +43,7 @@ class _Place:
         self._lent: Optional[weakref.ref[memoryview]] = None
 
     def is_free(self) -> bool:
-        """Returns True if nothing refers to the memory: neither the last tensor returned, nor any tensor or array over
-        it."""
+        """Returns True if nothing refers to the memory: neither the last tensor returned, nor any other over it."""
         return self._lent is None or self._lent() is None
 
     def fits(self, gradient: Tensor) -> bool:
@@ -145,8 +144,7 @@ def _is_ready(gradient: Tensor) -> bool:
 
 
 def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
-    """Returns True if the gradient is also another parameter's, or part of a larger tensor: it must not be moved
-    then."""
+    """Returns True if the gradient is also another parameter's, or part of a larger tensor: it must not move."""
     storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
     if storage.nbytes() != gradient.numel() * gradient.element_size():
         return True

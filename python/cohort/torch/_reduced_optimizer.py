@@ -69,8 +69,7 @@ class ReducedOptimizer(Wrapped):
             reducer.scaled = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets the number of backward passes whose gradients are summed before they are reduced, from the next pass
-        on."""
+        """Sets how many backward passes' gradients are summed before a reduction, from the next pass on."""
         if passes < 1:
             raise ValueError(f"set_backward_passes_per_step({passes}): at least 1 is needed")
         if passes > 1 and self._reducer._counts_samples:
@@ -79,8 +78,7 @@ class ReducedOptimizer(Wrapped):
 
     def set_sample_count(self, count: int) -> None:
         """With average_by="samples", call it once before each backward: this rank's loss is the mean of `count`
-        samples; 0 if it has none left, and its gradients do not count. Raises ValueError for a count that has no
-        meaning."""
+        samples; 0 if it has none left, and its gradients do not count. Raises ValueError for other counts."""
         self._reducer.set_sample_count(count)
 
     def synchronize(self) -> None:

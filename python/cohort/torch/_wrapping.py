@@ -48,8 +48,7 @@ class Wrapped:
     def _stepped(self) -> None:
         """Called when the optimizer has stepped."""
         count_step()
-        # A schedule made before the optimizer was wrapped refers to the original, and checks there whether it has
-        # stepped.
+        # A schedule made before the optimizer was wrapped refers to the original, and checks whether that has stepped.
         before: Any = self._made_of()
         if before is not None:
             before._opt_called = True

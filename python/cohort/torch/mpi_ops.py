@@ -29,8 +29,7 @@ __all__ = [
 
 
 def cuda_built() -> bool:
-    """Returns True if this process sees a GPU supported by these operations. Asks CUDA's driver: do not call before a
-    fork."""
+    """Returns True if this process sees a GPU supported by these operations. Asks CUDA's driver: not before a fork."""
     return _core.gpu_count() > 0
 
 

@@ -33,8 +33,7 @@ class SyncBatchNorm(OverRanks):
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module,
                                process_set: ProcessSet = global_process_set) -> torch.nn.Module:  # fmt: skip
-        """Returns the module with every batch normalization replaced by this one, with its parameters and
-        statistics."""
+        """Returns the module with every batch normalization replaced by this one, keeping parameters and statistics."""
         return replaced(module, SyncBatchNorm, lambda one: cls(one.num_features, one.eps, one.momentum, one.affine,
                                                                one.track_running_stats, process_set))  # fmt: skip
 

@@ -55,8 +55,7 @@ class HybridOptimizer(torch.optim.Optimizer):
 
     `step` pushes the tables' gradients, steps the dense part, and ends this worker's clock. Pushes take effect only
     with the clock, so a process that dies in between leaves nothing of its step on the servers (tables with Async: it
-    may). Its steps of the dense part are lost as well, and the training continues from a checkpoint of both:
-    CheckpointFolder.
+    may). Its steps of the dense part are lost as well, and the training continues from a CheckpointFolder.
 
     `param_groups` are the dense optimizer's and one for each table (with "lr", and its name as "table"), so
     learning-rate schedules work on both; with Sync the lowest worker's rate counts. A closure is called once.
@@ -174,8 +173,7 @@ class HybridOptimizer(torch.optim.Optimizer):
                 step.group["lr"] = rates[step.table.name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the dense optimizer's state and the tables' learning rates; rows and their optimizer state are on
-        servers."""
+        """Returns the dense optimizer's state and the tables' learning rates; rows and their state are on servers."""
         return {"dense": self.dense.state_dict(), "tables": self.table_rates()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
