@@ -140,7 +140,7 @@ class LocalSteps:
         self._steps = 0
         self._since = 0  # steps since the last synchronisation
         self._turn = 0  # number of synchronisations due so far
-        # Under way.
+        # The synchronisation under way.
         self._under_way: Optional[int] = None
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None

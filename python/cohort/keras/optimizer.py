@@ -27,7 +27,6 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     compression                   the format in which gradients travel: hvd.Compression.none, fp16, bf16
     sparse_as_dense               reduce gradients of embeddings as dense ones
     gradient_predivide_factor     f: with hvd.Average, gradients are divided by f before the sum, and by size / f after
-                                  it
     op                            hvd.Average or hvd.Sum
     backward_passes_per_step      number of batches whose gradients are summed on each rank before a reduction; the same
                                   as Keras 3's gradient_accumulation_steps

@@ -13,7 +13,7 @@ import torch
 from cohort import Communicator
 from cohort.errors import Error, InvalidArgument, Timeout
 
-# (state, bucket) -> a torch.futures.Future of the average.
+# A function of (state, bucket) that returns a torch.futures.Future of the average.
 Hook = Callable[[Any, Any], Any]
 
 
