@@ -6,7 +6,7 @@
     world.all_reduce(tensor, op="average")
 
 Arrays are torch tensors, NumPy arrays, or anything with the buffer protocol or DLPack, in the host's memory; they are
-used where they lie, never copied. This package imports neither torch nor NumPy.
+used in place, never copied. This package imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from cohort._threads import run_on_threads
     from cohort.distributor import Distributor
 
-# Imported when they are asked for: what starts processes costs a rank milliseconds, and no rank needs it; some of the
-# modules import torch.
+# Modules that are imported when first used: those that start processes cost milliseconds, which no rank needs to pay,
+# and some of them import torch.
 _LATER = {
     "Distributor": "cohort.distributor",
     "Rows": "cohort._spark.rows",
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> object:
             value = getattr(importlib.import_module(_LATER[name]), name)
             globals()[name] = value
             return value
-    except ImportError as error:  # `hasattr` and `help` ask; an import of the module says it as an ImportError
+    except ImportError as error:  # `hasattr` and `help` look up names, too; importing the module shows the ImportError
         raise AttributeError(f"cohort.{name} cannot be used here -- {error}") from error
     raise AttributeError(f"module 'cohort' has no attribute {name!r}")
 

@@ -1,6 +1,6 @@
 """`python -m cohort`: the command `cohort` of this package.
 
-`--prefix` prints the folder with include/, lib/ and share/ for C++ programs; `--cmake-dir` that of cohortConfig.cmake:
+`--prefix` prints the folder with include/, lib/ and share/ for C++ programs, `--cmake-dir` that of cohortConfig.cmake:
     cmake -B build -Dcohort_DIR=$(python -m cohort --cmake-dir)
 """
 
@@ -15,13 +15,13 @@ from cohort import _command
 
 
 def main(words: list[str]) -> None:
-    """Becomes the command, or prints a folder. Raises SystemExit where there is none."""
+    """Replaces this process by the command, or prints a folder. Raises SystemExit if either is missing."""
     command = _command.find()
     if words != ["--cmake-dir"]:
         os.execv(command, [command, *words])
     asked = subprocess.run([command, "--prefix"], stdout=subprocess.PIPE, text=True)
     if asked.returncode:
-        raise SystemExit(asked.returncode)  # it has said why
+        raise SystemExit(asked.returncode)  # the command has printed the reason
     prefix = pathlib.Path(asked.stdout.rstrip("\n"))
     print(next(prefix.glob("lib*/**/cmake/cohort/cohortConfig.cmake")).parent)
 

@@ -1,5 +1,4 @@
-"""Batch normalization with the mean and variance of all ranks' batches: what cohort.torch and cohort.chainermn
-share.
+"""Batch normalization with the mean and variance of all ranks' batches: common to cohort.torch and cohort.chainermn.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ class Ranks:
     name = ""  # the layer's, for errors
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
-        """The rows of all ranks that take part, one of each."""
+        """Returns one row from each rank that takes part."""
         raise NotImplementedError
 
     def add_up(self, sums: Tensor, channels: int) -> Tensor:
-        """The sum over the ranks."""
+        """Returns the sum over the ranks."""
         raise NotImplementedError
 
 
@@ -34,7 +33,7 @@ def _like_channels(vector: Tensor, input: Tensor) -> Tensor:
 
 class Normalize(torch.autograd.Function):
     """Statistics are combined from each rank's count, mean and sum of squared deviations: sums of squares would lose
-    digits where the mean is large."""
+    digits if the mean is large."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
@@ -54,7 +53,7 @@ class Normalize(torch.autograd.Function):
         total = counts.sum()
         if total == 1:
             raise ValueError(f"{ranks.name}: more than one value per channel is needed in training, over all ranks")
-        empty = not total  # on all ranks: as torch's of an empty batch, an empty result and no new statistics
+        empty = not total  # on all ranks: like torch's for an empty batch, an empty result and no new statistics
         mean = (means * counts).sum(0) / total.clamp_min(1)
         squared = (squares + counts * (means - mean).square()).sum(0)
         if running_mean is not None and running_var is not None and not empty:
@@ -89,10 +88,10 @@ class Normalize(torch.autograd.Function):
 
 
 class OverRanks(_BatchNorm):
-    """The base of layers that are normalized so."""
+    """The base of layers that normalize over ranks."""
 
     def over(self, ranks: Ranks, input: Tensor, momentum: Optional[float]) -> Tensor:
-        """In training. momentum: None averages over the batches so far."""
+        """Normalizes in training. momentum: None averages over the batches so far."""
         if input.size(1) != self.num_features:
             raise InvalidArgument(f"{ranks.name}: {self.num_features} channels are needed, not {input.size(1)}")
         if self.track_running_stats and self.num_batches_tracked is not None:
@@ -107,7 +106,7 @@ class OverRanks(_BatchNorm):
             raise ValueError(f"{type(self).__name__}: at least 2 dimensions are needed, (N, C, ...), not {input.dim()}")
 
 
-# Classes whose forward is known.
+# Classes whose forward can be replaced.
 _ORDINARY = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm, OverRanks)
 
 
@@ -129,9 +128,9 @@ def _is_converted(name: str, module: torch.nn.Module, kind: type) -> bool:
 
 
 def replaced(module: torch.nn.Module, kind: type, make: Callable[[_BatchNorm], OverRanks]) -> torch.nn.Module:
-    """The module with what `make` makes, of this kind, in the place of each batch normalization in it, with its parameters,
-    statistics and hooks. One that stands in several places stays one. Raises InvalidArgument, before anything is changed,
-    for one that cannot be replaced without losing something."""
+    """Replaces each batch normalization in the module by the result of `make`, which is of class `kind`, with its
+    parameters, statistics and hooks. A shared layer remains shared. Raises InvalidArgument, before changing anything,
+    for a layer whose replacement would lose something."""
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for name, part in module.named_modules():
         if _is_converted(name, part, kind):
@@ -145,7 +144,7 @@ def replaced(module: torch.nn.Module, kind: type, make: Callable[[_BatchNorm], O
 
 def _like(result: OverRanks, module: torch.nn.Module) -> OverRanks:
     for name, value in module.__dict__.items():
-        # Hooks and their kinds as they are, so that handles go on removing them.
+        # Hooks and their kinds are kept, so that handles can still remove them.
         if "_hooks" in name or name in ("training", "_is_full_backward_hook", "_non_persistent_buffers_set"):
             result.__dict__[name] = value
         else:

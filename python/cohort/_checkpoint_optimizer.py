@@ -1,5 +1,5 @@
-"""The state of torch's optimizers as named tensors, as the C++ optimizers' is saved: "state/PARAMETER/exp_avg" and
-"group/0/lr", numbers as tensors without dimensions, so that every bit survives. To add an optimizer: add its Kind."""
+"""The state of torch's optimizers as named tensors, in the format of the C++ optimizers: "state/PARAMETER/exp_avg" and
+"group/0/lr", numbers as tensors without dimensions, so that every bit is kept. To add an optimizer: add its Kind."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cohort.errors import Corrupt, InvalidArgument
 
 _log = logging.getLogger("cohort.checkpoint")
 _NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
-# Options unknown in C++ that change the arithmetic: part of the type's name, so that no other type takes the state.
+# Options without C++ counterpart that change the arithmetic: part of the type's name, so other types refuse it.
 _VARIANTS = ("maximize", "decoupled_weight_decay")
-# Entries of a group, besides its kind's options, that are not for other programs.
+# Entries of a group, besides its kind's options, that are not saved for other programs.
 _NOT_SAVED = ("params", "param_names", "betas", "foreach", "fused", "capturable", "differentiable", *_VARIANTS)
-# Metadata key: what the program or a schedule has added to each group ("initial_lr"), as JSON.
+# Metadata key: values that the program or a schedule has added to each group ("initial_lr"), as JSON.
 _ADDED = "group_values"
 _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Names are libtorch's. A field's kind: "float", "int", "bool", "tensor", "list" (of tensors), "text"; "count": what
-    is a whole number in C++ and a tensor here. With "?": may be missing."""
+    """Names are libtorch's. A field's kind: "float", "int", "bool", "tensor", "list" (of tensors), "text"; "count": a
+    whole number in C++ and a tensor here. With "?": may be missing."""
 
     name: str
     options: Mapping[str, str]
@@ -51,7 +51,7 @@ _KINDS = (
             {"momentum_buffer": "tensor?"},
         ),
     ),
-    (torch.optim.AdamW, _Kind("AdamW", _ADAM, _ADAM_STATE)),  # before Adam, which it is one of in newer versions
+    (torch.optim.AdamW, _Kind("AdamW", _ADAM, _ADAM_STATE)),  # before Adam, its base class in newer versions
     (torch.optim.Adam, _Kind("Adam", _ADAM, _ADAM_STATE)),
     (
         torch.optim.Adagrad,
@@ -153,7 +153,7 @@ def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
 
 
 def _added(group: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
-    """Returns what a group has besides its kind's options: numbers, text and bools. Warns once of other values."""
+    """Returns a group's entries besides its kind's options: numbers, text and bools. Warns once of other values."""
     added: dict[str, Any] = {}
     for name, value in group.items():
         if name in kind.options or name in _NOT_SAVED or not isinstance(name, str):
@@ -200,7 +200,7 @@ class _Saver:
         elif kind == "text":
             self.metadata[name] = str(value)
         elif kind == "tensor":
-            # LBFGS has numbers where C++ has tensors.
+            # LBFGS has numbers, but tensors in C++.
             self.tensors.append(to_entry(name, value if isinstance(value, torch.Tensor) else torch.tensor(float(value))))
         else:
             kind = "int" if kind == "count" else kind
@@ -209,10 +209,10 @@ class _Saver:
 
 
 def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
-    """Returns its tensors, and text: type, names of each group's parameters, options that are text.
+    """Returns the optimizer's tensors, and text: type, names of each group's parameters, options that are text.
 
-    Raises InvalidArgument if the optimizer is not one of those above, keeps more than that does, or has parameters that
-    are not the module's.
+    Raises InvalidArgument if the optimizer is not one of those above, has state beyond its kind's, or has parameters
+    that are not the module's.
     """
     kind, names, out = _kind_of(optimizer), _names_of(module), _Saver()
     out.metadata["groups"] = _group_names(optimizer, names)
@@ -246,28 +246,28 @@ class _Place:
     """Target of a parameter's loaded state."""
 
     device: torch.device = torch.device("cpu")
-    like: torch.Tensor | None = None  # the parameter, whose shape tensors share; None: they have shapes of their own
-    count: torch.Tensor | None = None  # a count; None: it is Python's int
-    dtype: torch.dtype | None = None  # for tensors with fractions; None: as they were saved
+    like: torch.Tensor | None = None  # the parameter, whose shape the tensors have; None: own shapes
+    count: torch.Tensor | None = None  # a count; None: the count is Python's int
+    dtype: torch.dtype | None = None  # for floating-point tensors; None: as saved
 
 
 def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, masters: bool) -> _Place:
     count = None
     if not kind.plain_counts:
-        # As torch makes it: where kernels read it, if they do.
+        # As torch creates it: on the device where kernels read it.
         double = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         on_device = group.get("fused") or group.get("capturable")
         count = torch.zeros(
             (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
         )
-    # The parameter's type, as torch's load_state_dict makes it: a module may have been cast since the optimizer's last step.
+    # The parameter's type, as in torch's load_state_dict: the module may have been cast since the last step.
     has_master = masters and parameter.dtype in (torch.float16, torch.bfloat16)
     dtype = (torch.float32 if has_master else parameter.dtype) if parameter.is_floating_point() else None
     return _Place(parameter.device, None if kind.own_shapes else parameter, count, dtype)
 
 
 def _plain_groups(text: str) -> str:
-    """Converts the groups of a file from before wrappers' parts were removed from names."""
+    """Converts the groups of a file written before wrappers' parts were removed from names."""
     try:
         groups = json.loads(text)
         plain = [[plain_name(name) for name in group] for group in groups]
@@ -321,7 +321,7 @@ class _Loader:
                 return tensor.to(place.device)
             if tensor.shape != like.shape:
                 raise self.corrupt(f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(like.shape)}")
-            # With the parameter's strides, as torch makes it: what is computed with it does not depend on the file.
+            # With the parameter's strides, as torch creates it: later results then do not depend on the file.
             dtype = place.dtype if place.dtype is not None and tensor.is_floating_point() else tensor.dtype
             return torch.empty_like(like, dtype=dtype).copy_(tensor)
         if kind == "count":
@@ -332,10 +332,10 @@ class _Loader:
 
 def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: Iterable[Entry],
             metadata: Mapping[str, str], source: str, *, masters: bool = False) -> Callable[[], None]:  # fmt: skip
-    """Returns a function that sets the optimizer to the state in the file and cannot fail any more. masters: parameters
+    """Returns a function that sets the optimizer to the state in the file and can no longer fail. masters: parameters
     of 16 bits are stepped in float32.
 
-    Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is
+    Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if an entry is
     missing or misshapen; nothing is changed then.
     """
     kind, names = _kind_of(optimizer), _names_of(module)
@@ -352,7 +352,7 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
             f"{source}: does not fit the optimizer -- it is of {metadata.get('type', '')}, and this one is "
             f"{_type_of(optimizer, kind)} -- use that, or pass None to start with a fresh one"
         )
-    # A sharded optimizer's values in more bits than its parameters have.
+    # A sharded optimizer's master weights, with more bits than its parameters.
     loader = _Loader([_plain_entry(one) for one in entries if not one[0].endswith("/master")], metadata, source)
     options = _restored_added(metadata, len(optimizer.param_groups), source)
     states: list[tuple[torch.Tensor, dict[str, Any]]] = []
@@ -377,8 +377,8 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
             for name, value in loaded.items():
                 old = group.get(name)
                 if isinstance(old, torch.Tensor) and isinstance(value, (int, float)):
-                    old.fill_(value)  # a rate that is a tensor stays the same one
-                elif not (isinstance(old, (bool, int, float, tuple)) and old == value):  # a 0 stays one, and is not 0.0
+                    old.fill_(value)  # a rate that is a tensor stays the same tensor
+                elif not (isinstance(old, (bool, int, float, tuple)) and old == value):  # keeps an integer 0
                     group[name] = value
         put_states(optimizer.state, dict(states))
 

@@ -1,4 +1,4 @@
-"""The states of torch's generators from which a rank draws: the CPU's, and those of the GPUs that its module is on."""
+"""The states of a rank's torch generators: the CPU's, and those of the GPUs that its module is on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.errors import InvalidArgument
 
 
 def _gpus(module: torch.nn.Module) -> Iterator[tuple[str, torch.device]]:
-    """By ascending index: "cuda/0" is the first of them, whichever that is."""
+    """Yields GPUs by ascending index: "cuda/0" is the module's first GPU, whatever its index."""
     tensors = itertools.chain(module.parameters(), module.buffers())
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     for number, device in enumerate(sorted(devices, key=lambda device: device.index)):
@@ -28,8 +28,8 @@ def random_states(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def restored_random_states(
     module: torch.nn.Module, saved: Mapping[str, torch.Tensor], source: str
 ) -> Callable[[], None]:
-    """Returns a function that sets the generators that `saved` has states of. Raises InvalidArgument if a GPU's state
-    is not in the format of this torch."""
+    """Returns a function that restores the generators whose states are in `saved`. Raises InvalidArgument if a GPU's
+    state is not in the format of this torch."""
     gpus = [(device, saved[name]) for name, device in _gpus(module) if name in saved]
     for device, state in gpus:
         if state.shape != torch.cuda.get_rng_state(device).shape:

@@ -1,4 +1,4 @@
-"""Between torch's tensors and those of files: (name, type as torch calls it, shape, bytes)."""
+"""Converts between torch's tensors and those of files: (name, type as torch calls it, shape, bytes)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Entry = tuple[str, str, Sequence[int], Any]
 
 _log = logging.getLogger("cohort.checkpoint")
 _PREFIX = "module."
-# Parts of names that wrappers within a module add: torch.compile's, activation checkpointing's, FSDP's.
+# Parts added to names by wrappers within a module: torch.compile's, activation checkpointing's, FSDP's.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _SHOWN = 20
-# From each type, those that have all of its values.
+# For each type, the types that can hold all of its values.
 _FLOATS = ("float32", "float64")
 _EXACT = {
     "float8_e4m3fn": ("float16", "bfloat16", *_FLOATS),
@@ -37,7 +37,7 @@ def type_name(tensor: torch.Tensor) -> str:
 
 
 def to_entry(name: str, tensor: torch.Tensor) -> Entry:
-    """The tensor's elements, without a copy where they are dense and on the CPU."""
+    """Returns an entry with the tensor's elements, without a copy if they are dense and on the CPU."""
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"cannot save tensor '{name}' -- it is sparse -- make it dense first")
     dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
@@ -45,7 +45,7 @@ def to_entry(name: str, tensor: torch.Tensor) -> Entry:
 
 
 def to_tensor(entry: Entry) -> torch.Tensor:
-    """A copy of a file's tensor."""
+    """Returns a copy of a file's tensor."""
     name, kind, shape, data = entry
     dtype = getattr(torch, kind, None)
     if dtype is None:
@@ -88,14 +88,14 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """The name that a tensor has where nothing within the module is wrapped."""
+    """Returns the name that a tensor would have without wrappers within the module."""
     if not any(one in name for one in _WRAPPERS):
         return name
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, as without wrappers: the tensors themselves."""
+    """Returns parameters and persistent buffers by name, as without wrappers: the tensors themselves."""
     tensors: dict[str, torch.Tensor] = {}
     for whole_name, value in unwrapped(module).state_dict(keep_vars=True).items():
         name = plain_name(whole_name)
@@ -112,14 +112,14 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """True if several elements share memory, as those of an expanded tensor: nothing can be copied into it."""
+    """Returns whether elements share memory, as in an expanded tensor: nothing can be copied into it."""
     return tensor.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())
     )
 
 
 def module_entries(module: torch.nn.Module) -> list[Entry]:
-    """Returns a checkpoint's entries for a module. Raises InvalidArgument for what could not be loaded again."""
+    """Returns a checkpoint's entries for a module. Raises InvalidArgument for tensors that cannot be loaded."""
     tensors = named_tensors(module)
     for name, tensor in tensors.items():
         if overlaps(tensor):
@@ -136,7 +136,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 class Assignment:
-    """Copies that are to be made, once everything has been found to fit."""
+    """Copies to make after everything has been found to fit."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], weights: Iterable[Entry], source: str, *, strict: bool, exact: bool
@@ -185,7 +185,7 @@ class Assignment:
                 )
 
     def prepared(self) -> Callable[[], None]:
-        """Returns a function that overwrites the tensors: every byte has been checked before."""
+        """Returns a function that overwrites the tensors; every byte has been checked before."""
         pairs = [(to, to_tensor(entry)) for to, entry in self._copies]
 
         def apply() -> None:

@@ -1,4 +1,4 @@
-"""Weights alone, in one file of safetensors or .pt: what cohort.checkpoint.load_weights and save_weights are."""
+"""Weights alone, in one file of safetensors or .pt: implements cohort.checkpoint.load_weights and save_weights."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class LoadedWeights:
 def load_weights(
     module: torch.nn.Module, path: Path, *, match: str = "strict", convert: str = "exact", key: str = ""
 ) -> LoadedWeights:
-    """Copies weights from a safetensors file or a .pt, told apart by content, into parameters and buffers. Not collective.
+    """Copies weights from a safetensors or .pt file, detected by content, into parameters and buffers. Not collective.
 
-    match    "strict": the file has to hold exactly the module's; "subset": names that only one side has are passed over
+    match    "strict": the file has to hold exactly the module's names; "subset": names on only one side are skipped
     convert  "exact": only where no value can change, as from bfloat16 to float32; "any": rounding allowed
-    key      in a .pt whose top level is not the weights: the key that they are under ("model"); nested: "a/b"
+    key      for a .pt whose top level is not the weights: the key of the weights ("model"); nested: "a/b"
 
     A prefix "module." on all names is removed, and so are the parts that torch.compile and other wrappers add to names.
-    Nothing in the file is executed. Raises Unavailable or Io if the file cannot be read, Corrupt if it is damaged or holds
-    anything else, InvalidArgument with all differences in one message if it does not fit; the module is then as before.
+    Nothing in the file is executed. Raises Unavailable or Io if the file cannot be read, Corrupt if it is damaged or of
+    another format, InvalidArgument with all differences in one message if it does not fit; the module is then
+    unchanged.
     """
     _one_of("match", match, ("strict", "subset"))
     _one_of("convert", convert, ("exact", "any"))
@@ -47,9 +48,9 @@ def load_weights(
 
 
 def save_weights(module: torch.nn.Module, path: Path, format: str = "safetensors") -> None:
-    """Writes parameters and buffers under their names; replaces the file as a whole. Not collective: one rank calls it.
+    """Writes parameters and buffers by name; replaces the whole file atomically. Not collective: one rank calls it.
 
-    format  "safetensors", or "pt": what torch.load(path, weights_only=True) opens
+    format  "safetensors", or "pt": readable by torch.load(path, weights_only=True)
     """
     _one_of("format", format, ("safetensors", "pt"))
     entries = [to_entry(name, tensor) for name, tensor in named_tensors(module).items()]

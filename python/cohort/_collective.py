@@ -1,5 +1,5 @@
-"""Communication for parts of the package: bytes of different lengths, and errors, so that all ranks go on or all raise.
-Collective, and waits; one thread per rank. None stands for a world of one."""
+"""Communication within the package: exchanges bytes of different lengths, and errors, so that either all ranks go on or
+all raise. Collective, and waits; one thread per rank. None stands for a world of one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def size_of(comm: Communicator | None) -> int:
 
 
 def all_gather_bytes(comm: Communicator | None, mine: bytes | bytearray) -> list[memoryview]:
-    """All ranks' bytes, by rank."""
+    """Returns all ranks' bytes, by rank."""
     if comm is None:
         return [memoryview(mine)]
     sizes = array.array("q", bytes(8 * comm.size()))
@@ -39,7 +39,7 @@ def cut(together: bytearray, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def broadcast_bytes(comm: Communicator | None, mine: bytes | bytearray, root: int = 0) -> bytes | bytearray:
-    """The root's bytes, on all ranks."""
+    """Returns the root's bytes, on all ranks."""
     if comm is None or comm.size() == 1:
         return mine
     size = array.array("q", [len(mine)])
@@ -54,7 +54,7 @@ def broadcast_bytes(comm: Communicator | None, mine: bytes | bytearray, root: in
 
 
 def attempt(work: Callable[[], object]) -> errors.Error | None:
-    """Runs `work` and returns what it raises: cohort.Error as it is, anything else as Internal, with its cause."""
+    """Runs `work` and returns the exception it raises: cohort.Error unchanged, others as Internal, with their cause."""
     try:
         work()
     except errors.Error as error:
@@ -73,7 +73,7 @@ def attempt(work: Callable[[], object]) -> errors.Error | None:
 
 
 def agree(comm: Communicator | None, error: errors.Error | None) -> None:
-    """Raises on all ranks if any rank has an error: that of the lowest such rank."""
+    """Raises on all ranks if any rank has an error: the error of the lowest such rank."""
     if comm is None or comm.size() == 1:
         if error is not None:
             raise error
@@ -85,7 +85,7 @@ def agree(comm: Communicator | None, error: errors.Error | None) -> None:
 
 
 def share(comm: Communicator | None, mine: bytes, error: errors.Error | None = None) -> bytes | bytearray:
-    """Rank 0's bytes; or raises rank 0's error, on all ranks."""
+    """Returns rank 0's bytes, or raises rank 0's error, on all ranks."""
     if comm is None or comm.size() == 1:
         if error is not None:
             raise error

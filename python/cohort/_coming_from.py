@@ -1,8 +1,8 @@
-"""`cohort doctor --horovod PROGRAM` and `--torchrun`: what a program uses of the two, and whether it is here.
+"""`cohort doctor --horovod PROGRAM` and `--torchrun`: lists a program's uses of these, and whether Cohort has each.
 
     python -m cohort._coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
-Programs are read and not run. Names are looked up in Cohort's modules (and torch's own), with frameworks made up for
+Programs are read, not run. Names are looked up in Cohort's modules (and torch's own), with fake frameworks for
 Horovod's; variables and options are those of the command. _coming_from_notes.py has the differences.
 """
 
@@ -92,21 +92,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module).update(__version__="99.0", __getattr__=lambda name: getattr(_MadeUp, name))
 
 
-# --- what a name is ---
+# --- the object of a name ---
 
 
 class Missing(Exception):
-    """There is no such name."""
+    """Raised if there is no such name."""
 
 
 class Untold(Exception):
-    """It may be a name of the framework's, or of an object that was given."""
+    """Raised if the name may be a framework's, or belong to an object passed in."""
 
 
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception:  # a framework's own complaints, too
+    except Exception:  # includes errors of a framework
         return None
 
 
@@ -118,7 +118,7 @@ def _source(one: Any) -> ast.AST:
 
 
 def _made_by(one: Any) -> list[type]:
-    """The classes of what calling it gives, as far as its source tells."""
+    """Returns the classes of the object's call result, as far as its source tells."""
     if inspect.isclass(one):
         return [one]
     calls = [part.value.func for part in ast.walk(_source(one)) if isinstance(part, ast.Return) and isinstance(part.value, ast.Call)]
@@ -128,7 +128,7 @@ def _made_by(one: Any) -> list[type]:
 
 
 def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
-    """Returns a member of an object of one of these classes; `surely`: of no class derived from them."""
+    """Returns a member of an object of one of these classes; `surely`: the object is of no derived class."""
     bases = [base for maker in makers for base in maker.__mro__ if base is not object]
     own = [base for base in bases if base.__module__.split(".")[0] in ("cohort", "horovod", "torch")]
     for base in own:
@@ -141,7 +141,7 @@ def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
 
 
 def find(path: str) -> Any:
-    """Returns the object of a dotted name; "()" behind a part is its call's result. Raises Missing or Untold."""
+    """Returns the object of a dotted name; "()" after a part means its call's result. Raises Missing or Untold."""
     parts = path.split(".")
     one = _module(parts[0])
     made: Optional[tuple[list[type], bool]] = None  # by the part before
@@ -163,7 +163,7 @@ def find(path: str) -> Any:
     return one
 
 
-# --- what a program uses ---
+# --- uses in a program ---
 
 
 @dataclasses.dataclass
@@ -175,19 +175,19 @@ class Use:
 
 
 class Program:
-    """The uses in files, by name; the command that starts it here."""
+    """The uses in a program's files, by name, and the command that starts it with Cohort."""
 
     def __init__(self, name: str, cohort: str) -> None:
         self.name_of_kind, self.kind, self.cohort = name, _KINDS[name], cohort
         self.uses: dict[str, Use] = {}
         self.errors: list[str] = []
         self.commands: list[str] = []
-        self.modules: dict[pathlib.Path, dict[str, Optional[str]]] = {}  # files of Python's that were read: their names
+        self.modules: dict[pathlib.Path, dict[str, Optional[str]]] = {}  # Python files that were read: their names
         self.variables = set(re.findall(r"^  (\w+)=", self.ask("env"), re.MULTILINE))
         listed = re.findall(r"^  (-\S+)( [A-Z]\S*)?", self.ask("run", "--help-all"), re.MULTILINE)
         self.options = {one: value for names, value in listed for one in names.split(",")}
         if name == "horovod":
-            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # they say what they lack
+            names, _, _ = (importlib.import_module(f"horovod.{part}") for part in ("_names", "ray", "spark"))  # they list gaps
             options = importlib.import_module("horovod.runner._options")
             self.not_here, self.no_meaning = names._NOT_HERE, options.NO_MEANING
             self.horovodrun = options.make_parser()._option_string_actions
@@ -200,7 +200,7 @@ class Program:
         return path is not None and any((path + ".").startswith((root + ".", root + "(")) for root in self.kind.roots)
 
     def add(self, what: str, where: str, state: str = "here", note: str = "") -> None:
-        """Once for each name; what is noted of it goes before what was found."""
+        """Adds a use, once for each name; a note on the name takes precedence over the finding."""
         use = self.uses.setdefault(what, Use(what, []))
         if where not in use.where:
             use.where.append(where)
@@ -244,7 +244,7 @@ class Program:
             self.add(f"{shown}(...)", where, "missing", f"{len(call.args)} arguments, and it takes {len(names)}")
 
     def word(self, text: str, where: str) -> None:
-        """A variable's name, if it is one."""
+        """Adds a variable, if the text is a variable's name."""
         if not re.fullmatch(self.kind.variables, text):
             return
         if text in self.variables:
@@ -256,7 +256,7 @@ class Program:
             why = [why for name, why in self.no_meaning.items() if name.startswith(plain) or plain.startswith(name)]
             self.add(text, where, "differs", "ignored: " + (why + ["it means nothing here"])[0])
 
-    # --- launchers' lines ---
+    # --- launchers' command lines ---
 
     def shell(self, text: str, file: str, number: int) -> None:
         for line in text.replace("\\\n", "\0").split("\n"):
@@ -264,7 +264,7 @@ class Program:
             lexer.whitespace_split = True
             try:
                 words = list(lexer)
-            except ValueError:  # a quotation that goes on in the next line
+            except ValueError:  # a quotation that continues in the next line
                 words = line.split("#")[0].split()
             for word in words:
                 for name in re.findall(r"(?<![\w$])[A-Z][A-Z_0-9]+(?==|$)", word):
@@ -283,7 +283,7 @@ class Program:
             self.add(words[0].rsplit("/", 1)[-1], where)
 
     def launch(self, command: str, words: list[str], where: str) -> None:
-        """Looks at its options, and keeps what the same is here."""
+        """Checks a launcher's options, and keeps the equivalent command."""
         self.add(command, where)
         kept = [] if command == "torchrun" else ["-np", "N"]
         while words and words[0].startswith("-") and words[0] not in ("-", "--"):
@@ -302,7 +302,7 @@ class Program:
             self.commands.append(f"cohort run {' '.join(kept)}{self.kind.option} {' '.join(program)}")
 
     def option(self, word: str, after: str) -> tuple[int, str, str, str]:
-        """(words that follow, state, note, its whole name)"""
+        """Returns (words that follow, state, note, the option's full name)."""
         if self.name_of_kind == "horovod":
             near = [one for one in self.horovodrun if one == word or (word.startswith("--") and one.startswith(word))]
             if not near:
@@ -346,11 +346,11 @@ class Program:
         except (SyntaxError, ValueError) as error:
             return self.errors.append(_why(path, text, error))
         reader.go()
-        reader.go()  # functions, with what they are called with
+        reader.go()  # functions, with their arguments
         names.update((name, one) for name, one in reader.scopes[0].items() if self.wanted(one))
 
     def cells(self, notebook: Any, path: pathlib.Path) -> str:
-        """A notebook's code, without what only Jupyter knows; its lines are counted over all cells of code."""
+        """Returns a notebook's code, without Jupyter's own syntax; lines are counted over all cells of code."""
         lines: list[str] = []
         for cell in notebook["cells"]:
             own = "".join(cell["source"]).splitlines() if cell["cell_type"] == "code" else []
@@ -391,13 +391,13 @@ def _why(path: pathlib.Path, text: str, error: Exception) -> str:
 
 
 class _Reader(ast.NodeVisitor):
-    """Follows names through a file: what is imported, given to other names, and to functions of the file.
+    """Follows names through a file: imports, assignments to other names, and arguments of the file's functions.
 
-    A module that is used in another way than these and `module.name` is reported as not seen."""
+    Any other use of a module, except `module.name`, is reported as not seen."""
 
     def __init__(self, program: Program, path: pathlib.Path, tree: ast.Module) -> None:
         self.program, self.path, self.tree = program, path, tree
-        self.given: dict[tuple[str, str], str] = {}  # (function, parameter): what it is called with
+        self.given: dict[tuple[str, str], str] = {}  # (function, parameter): the argument's name
         self.functions = {part.name: part for part in ast.walk(tree) if isinstance(part, ast.FunctionDef)}
         self.outer = {name for part in ast.walk(tree) if isinstance(part, (ast.Global, ast.Nonlocal)) for name in part.names}
         self.parents = {inner: part for part in ast.walk(tree) for inner in ast.iter_child_nodes(part)}
@@ -408,7 +408,7 @@ class _Reader(ast.NodeVisitor):
         module = {name: path for name, path in self.scopes[0].items() if name in self.outer}  # by functions, as it begins
         self.scopes = [module]
         self.visit(self.tree)
-        while self.later:  # as when it runs: functions after the module
+        while self.later:  # as at run time: functions after the module
             function, self.scopes = self.later.pop(0)
             for one in function.body:
                 self.visit(one)
@@ -421,7 +421,7 @@ class _Reader(ast.NodeVisitor):
         return f"{self.path}:{node.lineno}"
 
     def path_of(self, node: Any) -> Optional[str]:
-        """The dotted name of an expression."""
+        """Returns the dotted name of an expression."""
         if isinstance(node, ast.Name):
             return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), None)
         if isinstance(node, ast.Attribute):
@@ -460,7 +460,7 @@ class _Reader(ast.NodeVisitor):
             self.scopes[0][ast.unparse(target)] = path  # self.x
 
     def followed(self, node: Any) -> bool:
-        """That what is done with a module is seen."""
+        """Returns whether uses of a module are visible here."""
         outer = self.parents[node]
         if isinstance(outer, (ast.Attribute, ast.Compare, ast.UnaryOp, ast.Expr, ast.If, ast.While, ast.Assert, ast.Delete)):
             return True
@@ -499,7 +499,7 @@ class _Reader(ast.NodeVisitor):
                              "it is given on here, and what is done with it there is not followed")  # fmt: skip
 
     def sibling(self, module: Optional[str], level: int) -> Optional[dict[str, Optional[str]]]:
-        """The names of a file beside this one, which is read then."""
+        """Returns the names of a file beside this one, after reading it."""
         folder = self.path.parents[level - 1] if 0 < level <= len(self.path.parents) else self.path.parent
         *outer, last = (module or "").split(".")
         places = folder.joinpath(*outer, f"{last}.py"), folder.joinpath(*outer, last, "__init__.py")
@@ -510,7 +510,7 @@ class _Reader(ast.NodeVisitor):
         return self.program.modules.get(path.resolve(), {})
 
     def module(self, name: str, module: str, level: int) -> None:
-        """A file beside this one has become `name`."""
+        """Records that a file beside this one was imported as `name`."""
         names = self.sibling(module, level) or {}
         self.scopes[0].update((f"{name}.{one}", path) for one, path in names.items())
 

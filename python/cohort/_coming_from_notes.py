@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Optional
 
-# (a pattern of names, what differs). A name that ends with (ARGUMENT) is that argument's.
+# (pattern of names, difference). A name that ends with (ARGUMENT) stands for that argument.
 NOTES = {
     "horovod": [
         ("horovod.*.DistributedOptimizer(gradient_predivide_factor)",
@@ -55,7 +55,7 @@ NOTES = {
 
 
 def note_on(kind: str, name: str) -> Optional[tuple[str, str]]:
-    """(state, note) of a name, where there is one."""
+    """Returns (state, note) of a name; None if there is no note."""
     for pattern, note in NOTES[kind]:
         if fnmatch.fnmatchcase(name, pattern) and name.endswith(")") == pattern.endswith(")"):
             return ("missing" if note.startswith("not ") else "differs"), note
@@ -63,6 +63,6 @@ def note_on(kind: str, name: str) -> Optional[tuple[str, str]]:
 
 
 def table(kind: str) -> str:
-    """For the page of docs/coming-from."""
+    """Returns the table for the page in docs/coming-from."""
     rows = [f"| `{pattern}` | {note} |" for pattern, note in NOTES[kind]]
     return "\n".join(["| name | what differs |", "|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""Finds the command `cohort` that belongs to this package, runs it, and shows its output as it comes."""
+"""Finds the command `cohort` that belongs to this package, runs it, and shows its output immediately."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# The command gives its ranks a few seconds to end, and kills what is left; this is for a command that does not.
+# The command gives its ranks a few seconds to end, then kills them; this limit is for a command that hangs.
 _SECONDS_TO_END = 45.0
 
 
 def _beside_package() -> Iterator[pathlib.Path]:
     package = pathlib.Path(__file__).resolve().parent
-    # A build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so ask the module.
+    # In a build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so resolve one.
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
-    yield package.parent / "bin" / "cohort"  # from `pip install --target`
+    yield package.parent / "bin" / "cohort"  # for `pip install --target`
     # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
     for parent in package.parents:
         if parent.name in ("lib", "lib64"):
@@ -56,10 +56,10 @@ def _version_of(command: pathlib.Path) -> str:
 
 
 def find() -> str:
-    """The path of the command: beside the package, or of the package's version in the scripts folders of this Python or on
-    PATH.
+    """Returns the path of the command: beside the package, or of the package's version in the scripts folders of this
+    Python or on PATH.
 
-    Raises Unavailable, which names where it looked.
+    Raises Unavailable, naming the places searched.
     """
     looked = {}
     for is_beside, paths in ((True, _beside_package()), (False, _elsewhere())):
@@ -80,7 +80,7 @@ def find() -> str:
 
 
 class _Stream:
-    """One of the command's two streams, on its way to sys.stdout or sys.stderr of now (a notebook's cell has its own)."""
+    """One of the command's two streams, copied to the current sys.stdout or sys.stderr (as of a notebook's cell)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -100,13 +100,13 @@ class _Stream:
 
 
 class Job:
-    """A `cohort run`. Its output appears while `run` waits for it, in the thread that waits."""
+    """A `cohort run`. Its output appears while `run` waits, in the waiting thread."""
 
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str], *, agents: int = 0
     ) -> None:
-        """`words`: options and program. `folder`: the caller removes it, the command if the caller dies before. `agents`: so
-        many are the caller's to start, with what `invitation` gives it."""
+        """`words`: options and program. `folder`: removed by the caller, or by the command if the caller dies before.
+        `agents`: the number of agents that the caller starts, with the line from `invitation`."""
         own = ["--owner", str(os.getpid()), "--owner-folder", os.fspath(folder)]
         self._invitation, self._inherited = -1, -1
         if agents:
@@ -127,13 +127,13 @@ class Job:
             return ""
 
     def invitation(self) -> str:
-        """Waits, in another thread than `run`, for the command's line for agents, which holds the job's secret. Empty:
-        the command has ended before."""
+        """Waits, in another thread than `run`, for the command's line for agents, which holds the job's secret. Empty
+        if the command has ended before."""
         with open(self._invitation, encoding="ascii") as pipe:
             return pipe.read()
 
     def stop(self) -> None:
-        """Ends it while another thread is in `run`, as SIGTERM to the command does."""
+        """Ends the command while another thread is in `run`, as SIGTERM to the command does."""
         process = self._process
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -143,18 +143,18 @@ class Job:
         return process is not None and process.poll() is None
 
     def be_silent(self) -> None:
-        """Silences its output from now on: the job will be started again."""
+        """Hides the command's output from now on: the job will be started again."""
         for stream in self._streams:
             stream.is_silent = True
 
     def run(self) -> int:
-        """Starts it and shows the output until it has ended. Returns the command's exit status (128 + signal where one killed it).
+        """Runs the command and shows its output. Returns its exit status (128 + signal if a signal killed it).
 
-        An exception during the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again
-        once nothing of the job is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
+        An exception during the wait (a KeyboardInterrupt, an error of sys.stdout) ends the job and is raised again when
+        no process of the job is left; a second KeyboardInterrupt sends the ranks SIGTERM, a third one kills them.
         """
         try:
-            # A session of its own: a Ctrl-C at the terminal comes to this process alone, which hands it on once.
+            # In its own session: Ctrl-C at the terminal then reaches only this process, which forwards it once.
             self._process = subprocess.Popen(
                 self._command,
                 env=self._environment,
@@ -191,11 +191,11 @@ class Job:
             except KeyboardInterrupt:
                 process.send_signal(signal.SIGINT)
             except subprocess.TimeoutExpired:
-                process.kill()  # its guard ends the ranks
+                process.kill()  # the command's guard ends the ranks
                 process.wait()
                 break
             except Exception:
-                # Nobody here takes the output; the command need not wait for that.
+                # Nobody here reads the output any more; the command should not block on it.
                 for pipe in (process.stdout, process.stderr):
                     if pipe is not None:
                         pipe.close()

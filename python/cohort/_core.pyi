@@ -209,8 +209,8 @@ def rendezvous_method(rank: int, world_size: int) -> str: ...
 def form_thread_world(size: int, timeout: Limit, across: Optional[Communicator]) -> list[Communicator]: ...
 def leave_all(grace: Limit, reason: str, failed: bool) -> None: ...
 
-# For the package itself: files of tensors, and folders of checkpoints. A tensor is (name, type as torch calls it, shape,
-# bytes); what is written are arrays of uint8.
+# For the package itself: files of tensors, and folders of checkpoints. A tensor is (name, type as torch calls it,
+# shape, bytes); tensors to write are arrays of uint8.
 _NamedBytes = tuple[str, str, list[int], "Bytes"]
 
 class Bytes:

@@ -1,4 +1,4 @@
-"""Ends training once a value gets better no more: C++'s cohort::EarlyStopping, with the same promises."""
+"""Ends training when a value no longer improves: C++'s cohort::EarlyStopping, with the same guarantees."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping:
-    """Ends training on all ranks in the same step, once a value that is watched gets better no more.
+    """Ends training on all ranks in the same step, when a watched value no longer improves.
 
         early = cohort.EarlyStopping(patience=3)
         for epoch in range(epochs):
-            ...                                               # train, and valid_loss over all of the validation data
+            ...                                               # train; valid_loss over all validation data
             stop = early.should_stop(valid_loss)
             checkpoints.save(model, optimizer, epoch=epoch + 1, values={"valid_loss": valid_loss, "early": early.state()})
             if stop:
                 break
 
-    patience   values in a row that are no improvement, after which training ends; at least 1
-    min_delta  an improvement is better than the best by more than this; at least 0
-    mode       "min": lower is better, as of a loss; "max": higher, as of an accuracy
+    patience   number of consecutive values without improvement after which training ends; at least 1
+    min_delta  a value is an improvement if better than the best by more than this; at least 0
+    mode       "min": lower is better, as for a loss; "max": higher, as for an accuracy
 
     Raises InvalidArgument for other values. One thread per rank.
     """
@@ -33,12 +33,12 @@ class EarlyStopping:
         self._core = _core.EarlyStopping(patience, min_delta, mode)
 
     def should_stop(self, value: float, comm: Optional[Communicator] = None) -> bool:
-        """True if training is to end: collective, the same answer on all ranks.
+        """Returns True if training is to end; collective, with the same answer on all ranks.
 
-        value  rank 0's counts: of one that ranks have their own of, give the mean. NaN and infinite values are no improvement
-        comm   default: the default world; where there is none, this process alone
+        value  rank 0's is used: if ranks' values differ, pass the mean. NaN and infinite values are no improvement
+        comm   default: the default world; without one, this process alone
 
-        A broadcast of 32 bytes; raises what that raises.
+        A broadcast of 32 bytes; raises the errors of a broadcast.
         """
         if comm is None and _world.is_initialized():
             comm = _world.world()
@@ -46,12 +46,12 @@ class EarlyStopping:
 
     @property
     def best(self) -> float:
-        """The best value so far; NaN before there is one."""
+        """The best value so far; NaN if there is none."""
         return self._core.best
 
     @property
     def waited(self) -> int:
-        """Number of values since the best one that are no improvement."""
+        """Number of consecutive values without improvement since the best one."""
         return self._core.waited
 
     @property
@@ -60,10 +60,10 @@ class EarlyStopping:
         return self._core.improved
 
     def state(self) -> str:
-        """A text to go on from, to be saved among a checkpoint's values."""
+        """Returns a text to continue from, to be saved among a checkpoint's values."""
         return self._core.state()
 
     def load_state(self, text: str) -> None:
-        """Goes on from what `state` gave. Raises InvalidArgument for any other text, or of another mode; nothing is
-        changed then."""
+        """Continues from the text of `state`. Raises InvalidArgument for any other text, or one of another mode;
+        nothing is changed then."""
         self._core.load_state(text)

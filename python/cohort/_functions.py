@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     Processes = Union[int, str]
     Hosts = Union[str, Sequence[str], Mapping[str, int]]
 
-# Sources of notebook cells are for tracebacks only; no notebook has more.
+# Limit for the sources of notebook cells, which only serve tracebacks; no notebook has more.
 _MOST_SOURCE = 4 << 20
-# On Spark's workers, which start JVMs and Pythons first, and fetch Cohort where it is missing.
+# For Spark's workers, which first start JVMs and Pythons, and fetch Cohort if they lack it.
 SECONDS_TO_START = 120.0
-# For ranks that may be on other hosts: nothing but this text is there.
+# For ranks that may be on other hosts, which receive nothing but this text.
 _SENT_BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
@@ -55,36 +55,38 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
         env: Mapping[str, str] | None = None, timeout: float | None = None, start_timeout: float | None = None,
         prefix: str = "rank", quiet: bool = False, run_dir: str | os.PathLike[str] | None = None,
         executable: str | None = None, options: Sequence[str] = (), on: str | None = None) -> list[Any]:  # fmt: skip
-    """Calls `fn(*args, **kwargs)` on `np` new processes and returns what each returned, by rank.
+    """Calls `fn(*args, **kwargs)` on `np` new processes and returns their results, by rank.
 
-    fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle installed it is sent
-                   by value, with the globals it uses; without, it has to be importable from a module
+    fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle it is sent
+                   by value, with the globals it uses; without, the function must be importable from a module
     args, kwargs   its arguments, sent to each rank
-    np             the number of processes, or "auto": one for each core that this process may use; with hosts: as many as
-                   they take
-    hosts          on these hosts, as `cohort run -H`: "a:4,b:4", ["a:4", "b:4"] or {"a": 4, "b": 4}; default: this one, or
-                   those of the Slurm allocation that this process is in
-    hostfile       a file of them instead, as `cohort run --hostfile`
-    env            variables for the ranks, over this process's environment, which they inherit whole
+    np             the number of processes, or "auto": one for each core that this process may use; with hosts: all
+                   their slots
+    hosts          on these hosts, as `cohort run -H`: "a:4,b:4", ["a:4", "b:4"] or {"a": 4, "b": 4}; default: this
+                   host, or those of this process's Slurm allocation
+    hostfile       a file of hosts instead, as `cohort run --hostfile`
+    env            variables for the ranks, added to this process's environment, which they inherit entirely
     timeout        seconds for the whole job; default: none
     start_timeout  seconds for all ranks to be running; default: 30, on Spark's workers 120
-    prefix         what stands before each line that a rank prints: "rank" (host:rank), "full" (time and stream too), "none"
+    prefix         prefix of each line that a rank prints: "rank" (host:rank), "full" (time and stream too), "none"
     quiet          print only what the ranks print, and failures
-    run_dir        where the record of the run and the complete output of each rank are kept; default: nowhere, but what
-                   `cohort.track.log` has logged is kept in runs/cohort-run-NAME, and a line says so
+    run_dir        folder for the record of the run and the complete output of each rank; default: none, but values
+                   logged by `cohort.track.log` are kept in runs/cohort-run-NAME, and a line says so
     executable     the Python to run; default: this one, with this one's sys.path
     options        more options of `cohort run`
-    on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; their Python, folder
-                   and environment are Spark's, and `env` goes over that. docs/reference/functions.md has the rest
+    on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; Python,
+                   folder and environment are Spark's, and `env` is added to that. docs/reference/functions.md has the
+                   rest
 
     The ranks are fresh processes (nothing is forked) under `cohort run`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-    MASTER_PORT are set, `cohort.init()` finds the others. What they print appears here as it comes. A KeyboardInterrupt
-    ends them all, and so does the end of this process. Other hosts need the same Python and the same modules at the same
-    paths, and this folder; nothing else is shared: function, arguments and results travel through the job's own connections.
+    MASTER_PORT are set, and `cohort.init()` finds the other ranks. Their output appears here immediately. A
+    KeyboardInterrupt ends them all, and so does the end of this process. Other hosts need the same Python, the same
+    modules at the same paths, and this folder; nothing else is shared: function, arguments and results travel through
+    the job's own connections.
 
-    Raises what `fn` raised on the first rank to fail, from a RankFailed that has that rank's traceback; RankFailed itself
-    where the exception cannot be sent, the rank was killed or left no result; Timeout; InvalidArgument for arguments that
-    have no meaning or cannot be sent; Unavailable where nothing can be started.
+    Raises the exception of the first rank to fail, from a RankFailed that has that rank's traceback; RankFailed itself
+    if the exception cannot be sent, or if the rank was killed or left no result; Timeout; InvalidArgument for arguments
+    that have no meaning or cannot be sent; Unavailable if nothing can be started.
     """
     environment = environment_of(env)
     if not callable(fn):
@@ -129,7 +131,7 @@ def _stage_for(
 def call_on_stage(stage: Stage, fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], *,
                   words: Sequence[str], env: Mapping[str, str] | None = None,
                   run_dir: str | os.PathLike[str] | None = None, all_values: bool) -> list[Outcome]:  # fmt: skip
-    """As `call_on_ranks`, for ranks on Spark's workers, whose number the stage knows."""
+    """Like `call_on_ranks`, for ranks on Spark's workers; the stage knows their number."""
     stage.wait_for_slots()
     try:
         return call_on_ranks(
@@ -150,7 +152,7 @@ def call_on_stage(stage: Stage, fn: Callable[..., Any], args: Iterable[Any], kwa
 
 
 def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> list[str]:
-    """The options of `cohort run` that say where. Raises InvalidArgument."""
+    """Returns the options of `cohort run` that name hosts. Raises InvalidArgument."""
     if hosts is not None and hostfile is not None:
         raise InvalidArgument("run: hosts and hostfile are both given -- one of them says where the ranks run")
     if hostfile is not None:
@@ -170,8 +172,8 @@ def host_words(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None) -> 
 
 def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, options: Sequence[str],
                environment: Mapping[str, str]) -> bool:  # fmt: skip
-    """True if ranks may be on other hosts: by the arguments, by options, by a file of them, or in a Slurm allocation.
-    `environment`: the one that the command gets."""
+    """Returns True if ranks may be on other hosts: by the arguments, by options, by a file of options, or in a Slurm
+    allocation. `environment`: the command's environment."""
     return (
         hosts is not None
         or hostfile is not None
@@ -184,7 +186,7 @@ def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, opt
 def goes_elsewhere(
     hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
 ) -> bool:
-    """True if ranks will probably be on other hosts, whose GPUs are not this one's: hosts are named, or a Slurm
+    """Returns True if ranks will probably be on other hosts, with GPUs of their own: hosts are named, or a Slurm
     allocation has several nodes."""
     if hosts is not None or hostfile is not None:
         return True
@@ -210,8 +212,8 @@ def _number_of(np: Processes) -> Processes:
 
 def job_words(np: Processes | None = None, timeout: float | None = None, start_timeout: float | None = None,
               prefix: str = "rank", quiet: bool = False, options: Sequence[str] = ()) -> list[str]:  # fmt: skip
-    """The options of `cohort run`; `np` None: without that. Raises InvalidArgument for wrong ones that it could only complain
-    of later."""
+    """Returns the options of `cohort run`; `np` None: without `-np`. Raises InvalidArgument for wrong values, which the
+    command would report only later."""
     if np is not None:
         np = _number_of(np)
     if prefix not in ("rank", "full", "none"):
@@ -229,7 +231,7 @@ def job_words(np: Processes | None = None, timeout: float | None = None, start_t
 
 
 def environment_of(more: Mapping[str, str] | None) -> dict[str, str]:
-    """This process's environment and more."""
+    """Returns this process's environment with `more` added."""
     environment = dict(os.environ)
     for name, value in (more or {}).items():
         environment[str(name)] = str(value)
@@ -240,8 +242,8 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
                   environment: Mapping[str, str], run_dir: str | os.PathLike[str] | None = None,
                   executable: str | None = None, all_values: bool, travels: bool = False,
                   stage: Stage | None = None) -> list[Outcome]:  # fmt: skip
-    """The ranks' outcomes, all of them good; `all_values` False: only rank 0's has a value. `travels`: the ranks may be on
-    other hosts, which cannot read the folder. `stage`: they are on those. Raises as `run`."""
+    """Returns the ranks' outcomes if all succeeded; `all_values` False: only rank 0's has a value. `travels`: the ranks
+    may be on other hosts, which cannot read the folder. `stage`: the ranks run on its workers. Raises as `run`."""
     environment = dict(environment)
     _mlflow.hand_on(environment)
     travels = travels or stage is not None
@@ -249,7 +251,7 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
     name = re.sub(r"\W+", "-", getattr(fn, "__name__", "") or "function").strip("-")[:40] or "function"
     folder = pathlib.Path(tempfile.mkdtemp(prefix="cohort-run-"))  # 0700
     try:
-        files = folder / TO_RANKS if travels else folder  # the command carries what is there to other hosts
+        files = folder / TO_RANKS if travels else folder  # the command sends this folder to other hosts
         files.mkdir(exist_ok=True)
         write_private(files / "call", call)
         write_private(files / "sources", pickle.dumps(_notebook_sources()))
@@ -279,7 +281,7 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
 
 
 def _keep_record(folder: pathlib.Path) -> None:
-    """Moves what the function has logged out of the run's folder, which nobody has asked to be kept."""
+    """Moves logged values out of the run's folder, which nobody asked to keep."""
     record = folder / "run" / "run.jsonl"
     if not record.exists():
         return
@@ -296,14 +298,14 @@ def _keep_record(folder: pathlib.Path) -> None:
 
 
 def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:
-    """Returns the run's folder when nobody asked for one: within `folder`, which is removed; but one that stays for a
-    tracked record, since its receiver may be unreachable."""
+    """Returns the run's folder if nobody asked for one: within `folder`, which is removed. For a tracked record it is a
+    folder that stays, since the receiver may be unreachable."""
     tracked = environment.get("COHORT_RUN_TRACK") or any(word.split("=")[0] == "--track" for word in words)
     return pathlib.Path("runs", folder.name) if tracked else folder / "run"
 
 
 def _search_path(executable: str | None) -> list[str]:
-    """Returns the ranks' search path for modules: this process's, so that they find what is known here by name."""
+    """Returns the ranks' search path for modules: this process's, so that ranks find the same modules by name."""
     here = os.getcwd()
     package = str(pathlib.Path(sys.modules["cohort"].__file__ or "").absolute().parent.parent)
     if executable is not None and executable != sys.executable:
@@ -315,7 +317,7 @@ def _search_path(executable: str | None) -> list[str]:
 def _notebook_sources() -> dict[str, list[str]]:
     sources: dict[str, list[str]] = {}
     size = 0
-    for name, entry in linecache.cache.copy().items():  # other threads fill it
+    for name, entry in linecache.cache.copy().items():  # other threads change the cache
         if len(entry) != 4 or os.path.exists(name) or not entry[2]:
             continue
         size += sum(map(len, entry[2]))
@@ -349,10 +351,10 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, refus
             )
         return [outcomes[rank] for rank in range(size)]
     if verdict is not None and verdict["rank"] not in failed:
-        # Killed, or ended in native code: there is no exception.
+        # The rank was killed, or ended in native code: there is no exception.
         raise job_failure(status, refusal, record)
     if failed:
-        # Clocks of several hosts cannot be compared: there the command knows who was first.
+        # Clocks of several hosts cannot be compared: the command then knows which rank failed first.
         first = verdict["rank"] if verdict is not None and len(record.get("hosts", ())) > 1 else None
         rank = min(failed, key=lambda one: (failed[one]["follows"], one != first, failed[one]["at"]))
         host = _host_of(record, rank)
@@ -368,9 +370,9 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
 
 
 def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Exception:
-    """The exception for a job that ended with this status and without an exception of Python's that could be sent."""
+    """Returns the exception for a job that ended with this status and sent no exception of Python's."""
     if refusal:
-        record = {}  # it is an earlier run's, in the same folder
+        record = {}  # the record is an earlier run's, in the same folder
     last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
     verdict = record.get("failure")
     if verdict is not None:
@@ -385,7 +387,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
         )
     if status == 124:
         return Timeout(f"run: {last}")
-    if status == 2:  # the command's own; a rank's is in the verdict
+    if status == 2:  # the command's own status; a rank's is in the verdict
         return InvalidArgument(f"run: {last}")
     if status == 127:
         return Unavailable(f"run: {last}")
@@ -397,7 +399,7 @@ def _rank_exception(rank: int, size: int, host: str | None, outcome: Outcome, st
     where = f"rank {rank} of {size}" + (f" (host {host})" if host else "")
     text = outcome["traceback"].rstrip()
     if outcome["where"] == "load":
-        same = set(_search_path(None)) <= set(outcome["path"])  # an executor of Spark's has its own
+        same = set(_search_path(None)) <= set(outcome["path"])  # an executor of Spark's has its own path
         path = "this process's sys.path" if same else "its host's sys.path, not this process's (on Spark, the executor's)"
         message = (
             f"{where} cannot read the call -- {outcome['error']} -- it runs {outcome['python']} with {path}; "

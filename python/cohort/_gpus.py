@@ -17,7 +17,7 @@ _SECONDS_FOR_SMI = 20.0
 
 
 def of_host() -> int:
-    """The number of GPUs of this host: as nvidia-smi lists them, else as device files."""
+    """Returns the number of GPUs of this host, from nvidia-smi, else from device files."""
     command = shutil.which("nvidia-smi")
     if command is not None:
         try:
@@ -32,7 +32,7 @@ def of_host() -> int:
 
 
 def usable(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; in the order in which CUDA numbers them."""
+    """Returns the GPUs that this process may use, as named in CUDA_VISIBLE_DEVICES; in CUDA's order."""
     count = of_host()
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not count:

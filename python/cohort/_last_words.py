@@ -1,7 +1,7 @@
-"""Reports to the agent that started this process: why the process dies, and its stacks when it is asked for them.
+"""Reports to the agent that started this process why the process dies, and its stacks on request.
 
-Does nothing without such an agent. The program is not changed: `sys.excepthook` calls the one before, and signals
-are handled only where nobody handles them.
+Does nothing without such an agent. The program's behaviour is unchanged: `sys.excepthook` calls the previous hook, and
+signals are handled only if they have no other handler.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _asked = False
 
 
 def watch_exceptions() -> None:
-    """From now on an exception that ends the program is reported with its traceback."""
+    """Makes an exception that ends the program be reported with its traceback from now on."""
     global _before
-    # The page is this process's once it joins, or fails: not by the mere import.
+    # The page belongs to this process when it joins a world, or fails: not by the mere import.
     if _before is not None or "COHORT_STATUS_FD" not in os.environ:
         return
     _before = sys.excepthook
@@ -34,14 +34,14 @@ def _excepthook(kind, error, trace) -> None:
 
 
 def tell_at_exit() -> None:
-    """For programs whose `sys.excepthook` is another by now: Python keeps the exception that ends it."""
+    """For programs that have replaced `sys.excepthook` since: Python keeps the exception that ends the program."""
     if _before is not None:
         error = getattr(sys, "last_value", None)
         _say(error, getattr(error, "__traceback__", None))
 
 
 def _say(error, trace) -> None:
-    # At a prompt an exception is not the end.
+    # In an interactive session an exception is not the end.
     if not isinstance(error, BaseException) or isinstance(error, (KeyboardInterrupt, SystemExit)) or hasattr(sys, "ps1"):
         return
     try:
@@ -50,7 +50,7 @@ def _say(error, trace) -> None:
         text = "".join(traceback.format_exception(type(error), error, trace))
     except Exception:  # out of memory, or an exception that cannot be shown
         text = f"uncaught exception {type(error).__qualname__}"
-    # The end says most.
+    # The end of the text is most informative.
     words = text.encode("utf-8", "replace")[-_MOST_BYTES:].decode("utf-8", "ignore")
     _core.say_last_words(words, _cause(error))
 
@@ -60,7 +60,7 @@ def _cause(error: BaseException) -> BaseException | None:
     from cohort.errors import Aborted, Error, PeerLost
 
     at: BaseException | None = error
-    for _ in range(100):  # a chain may lead back into itself
+    for _ in range(100):  # the chain may be a cycle
         if at is None or isinstance(at, (PeerLost, Aborted)):
             break
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
@@ -70,9 +70,9 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 def tell_stacks() -> None:
-    """From now on SIGQUIT writes the stacks of all threads to the agent, and of a crash the agent learns where it was.
+    """Makes SIGQUIT send the stacks of all threads to the agent from now on, and a crash report its location.
 
-    For the main thread: there a stack overflow is reported.
+    Call it on the main thread: stack overflows are reported there.
     """
     global _asked
     fd = _core.status_fd()
@@ -82,23 +82,23 @@ def tell_stacks() -> None:
     _core.keep_last_words()
     try:
         import faulthandler
-    except ImportError:  # the C++ core's handler will do
+    except ImportError:  # the C++ core's handler is sufficient
         return
     if not faulthandler.is_enabled():
-        # It hands over to the core's handlers, which were there before, and they take what it has written.
+        # faulthandler calls the core's earlier handlers, which read the text that it has written.
         crash = os.memfd_create("cohort-crash")
         faulthandler.enable(file=crash, all_threads=False)
         _core.add_to_last_words(crash)
         os.register_at_fork(after_in_child=lambda: _part_from(crash))
     if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL:
         faulthandler.register(signal.SIGQUIT, file=fd, all_threads=True, chain=False)
-        # For a fork of this process SIGQUIT means what it always does.
+        # In a fork of this process SIGQUIT keeps its default meaning.
         os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGQUIT))
         _core.announce_stacks()
 
 
 def _part_from(crash: int) -> None:
-    # The crash of a fork is not its parent's.
+    # A fork's crash is not its parent's.
     try:
         own = os.memfd_create("cohort-crash")
         os.dup2(own, crash, inheritable=False)

@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo, which cohort.optim has. C++'s are the same (<cohort/torch/local_sgd.h>), to the bit."""
+"""LocalSGD and DiLoCo, for cohort.optim. C++'s (<cohort/torch/local_sgd.h>) give the same bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _places(tensors: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor, and its elements in `flat`, in its shape."""
+    """Yields each tensor with its elements in `flat`, in its shape."""
     begin = 0
     for tensor in tensors:
         yield tensor, flat[begin : begin + tensor.numel()].view(tensor.shape)
@@ -47,22 +47,22 @@ def _flatten(tensors: Sequence[Tensor]) -> Tensor:
 @dataclass
 class Fragment:
     parameters: list[Tensor]
-    outer: Tensor  # 1-D: what all ranks had after the last synchronisation
-    # Alike on all ranks.
+    outer: Tensor  # 1-D: all ranks' parameters after the last synchronisation
+    # The same on all ranks.
     synchronisations: int = 0
-    synchronised_at: int = 0  # steps that the last one has been of
-    sent_at: int = 0  # and the one under way is of
-    # This rank's.
-    samples: float = 0.0  # since the last one
-    sent: float = 0.0  # of these, those before the one under way
-    # Versions of its parameters, as autograd counts changes in place, while they are those that all ranks have.
+    synchronised_at: int = 0  # steps included in the last one
+    sent_at: int = 0  # steps included in the one under way
+    # This rank's own.
+    samples: float = 0.0  # samples since the last one
+    sent: float = 0.0  # of these, the samples before the one under way
+    # Versions of the parameters, as autograd counts changes in place, while their values are those of all ranks.
     versions: Optional[list[int]] = None
 
     def note(self) -> None:
         self.versions = [one._version for one in self.parameters]
 
     def written(self) -> bool:
-        """Whether they have been changed since, by others than the inner optimizer."""
+        """Returns whether others than the inner optimizer have changed the parameters since."""
         if self.versions is None or self.versions == [one._version for one in self.parameters]:
             return False
         with torch.no_grad():
@@ -70,7 +70,7 @@ class Fragment:
 
 
 def _cut(trained: list[Tensor], parts: int) -> list[list[Tensor]]:
-    """In order, into parts of about one size."""
+    """Divides the list, in order, into parts of about equal size."""
     _require(parts <= len(trained), "there are more fragments than parameters")
     whole, seen = sum(one.numel() for one in trained), 0
     cut: list[list[Tensor]] = []
@@ -85,7 +85,7 @@ def _cut(trained: list[Tensor], parts: int) -> list[list[Tensor]]:
 
 
 class LocalSteps:
-    """Common base of LocalSGD and DiLoCo. All ranks call everything here alike, unless marked as not collective."""
+    """Common base of LocalSGD and DiLoCo. All ranks make the same calls, except those marked as not collective."""
 
     def __init__(self, model_fragments: Union[torch.nn.Module, Sequence[torch.nn.Module]],
                  inner_optimizer: torch.optim.Optimizer, outer_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
@@ -107,7 +107,7 @@ class LocalSteps:
             "fragment_sync_delay is 0 or more, and less than the steps between two synchronisations",
         )
         _require(0 <= alpha <= 1, "fragment_update_alpha is between 0 and 1")
-        seen: set[int] = set()  # a parameter may be in several modules
+        seen: set[int] = set()  # several modules may share a parameter
 
         def trained_of(module: torch.nn.Module) -> list[Tensor]:
             trained = [one for one in module.parameters() if one.requires_grad and id(one) not in seen]
@@ -136,22 +136,22 @@ class LocalSteps:
         self._make_outer = lambda: outer_optimizer([one.outer for one in self._fragments])
         self.outer_optimizer = self._make_outer()
         self._begin()
-        # Alike on all ranks.
+        # The same on all ranks.
         self._steps = 0
         self._since = 0  # steps since the last synchronisation
-        self._turn = 0  # synchronisations that were due
-        # Under way.
+        self._turn = 0  # number of synchronisations due so far
+        # The synchronisation under way.
         self._under_way: Optional[int] = None
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None
         self._works: list[Work] = []
-        # This rank's: a number of samples that cannot be, which all ranks are to hear of; empty: none. And that under way.
+        # This rank's invalid number of samples, to be reported to all ranks; empty: none. And the one under way.
         self._fault = self._fault_sent = ""
-        self._advance: Optional[Callable[[], None]] = None  # an elastic State's: then it is its step that synchronises
+        self._advance: Optional[Callable[[], None]] = None  # an elastic State's: its step then synchronises
         self._version = 0
         self._entered = False
         self._sees_inner_steps = False
-        if getattr(inner_optimizer, "_optimizer_step_pre_hooks", None) is not None:  # since torch 2.0
+        if getattr(inner_optimizer, "_optimizer_step_pre_hooks", None) is not None:  # in torch 2.0 and later
             self_ref = weakref.ref(self)
 
             def before(*_: Any) -> None:
@@ -171,21 +171,21 @@ class LocalSteps:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """All ranks have rank 0's parameters, which are the last synchronised ones, and the outer optimizer no momentum."""
+        """Gives all ranks rank 0's parameters as the last synchronised ones, and the outer optimizer no momentum."""
         if self._comm is not None:
             broadcast_tensors(self._comm, list(named_tensors(self._module).values()))
         for fragment in self._fragments:
             for own, place in _places(fragment.parameters, fragment.outer):
                 place.copy_(own)
             fragment.note()
-        for group in self.outer_optimizer.param_groups:  # so that it is there to be saved, and sent
+        for group in self.outer_optimizer.param_groups:  # exists early so that it can be saved, and sent
             for one in group["params"] if isinstance(self.outer_optimizer, torch.optim.SGD) and group["momentum"] else ():
                 self.outer_optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
 
     def parameters_written(self) -> None:
-        """Weights were loaded (load_state_dict): training goes on from rank 0's parameters and buffers on all ranks, and the
-        outer optimizer has no momentum yet. What others than the inner optimizer write to parameters counts as a step
-        of training otherwise. Collective, where there is a world."""
+        """Call it after loading weights (load_state_dict): training continues from rank 0's parameters and buffers on
+        all ranks, and the outer optimizer has no momentum yet. Otherwise, changes to parameters not by the inner
+        optimizer count as a step of training. Collective, if there is a world."""
         self._require_held("parameters_written")
         self._drop()
         self.outer_optimizer.state.clear()
@@ -199,7 +199,7 @@ class LocalSteps:
         self._version += 1
 
     def _require_held(self, where: str) -> None:
-        """Raises InvalidArgument for parameters that are trained and would never be averaged."""
+        """Raises InvalidArgument for trained parameters that would never be averaged."""
         who = f"{type(self).__name__} ({where})"
         advice = (
             "is trained and in no fragment, so that it would never be the same on all ranks: parameters were unfrozen, replaced "
@@ -219,14 +219,14 @@ class LocalSteps:
                     )
         if same:
             return self._transaction.unchanged()
-        # Others than those that are averaged are each rank's own.
+        # Other parameters than those averaged are each rank's own.
         advice = f"it would never be the same on all ranks: synchronize() first, and then make a new {type(self).__name__}"
         self._transaction.update([one for one in shown if one[1] in self._held], who, advice)
         self._others = [one for one in self._module.parameters() if id(one) not in self._held]
         self._slots = Slots(self._module, "_parameters", "_modules")
 
     def _require_unwritten(self, where: str) -> None:
-        # An average has what was loaded; an outer optimizer would go on in that direction.
+        # An average includes loaded values; an outer optimizer would continue in their direction.
         if where == "step" and isinstance(self, LocalSGD):
             return
         if any(one.written() for one in self._fragments):
@@ -242,22 +242,23 @@ class LocalSteps:
             one.versions = None
 
     def step(self, samples: float = 1.0) -> None:
-        """The inner optimizer has taken a step: as often on all ranks. Synchronises where that is due.
+        """Tells that the inner optimizer has taken a step; equally often on all ranks. Synchronises if due.
 
-        samples  how much this rank's part of the next average counts for it, such as its batch's size; 0: it had none
+        samples  weight of this rank's part in the next average for this step, such as its batch's size; 0: no samples
 
-        Raises what all_reduce does, Mismatch where ranks have different options, and NonFinite on all ranks, which names the
-        parameter, where the average would be NaN or infinite: the last synchronised parameters stay. A number of samples that
-        is negative or not finite is an error on all ranks, once they synchronise: Mismatch, or InvalidArgument if all had it.
+        Raises the errors of all_reduce, Mismatch if ranks have different options, and NonFinite on all ranks, naming
+        the parameter, if the average would be NaN or infinite: the last synchronised parameters then stay. A number of
+        samples that is negative or not finite is an error on all ranks at their next synchronisation: Mismatch, or
+        InvalidArgument if all had it.
         """
         if not 0 <= samples < math.inf:
             fault = f"{samples} in step {self._steps + 1}"
             if self._comm is None or self._comm.size() == 1:
                 self._raise_fault(fault)
-            # Others may be on their way to an average: they hear of it from what travels with that.
+            # Others may already be averaging: they learn of the fault from the data sent with the average.
             self._fault, samples = self._fault or fault, 0.0
         self._require_held("step")
-        if self._sees_inner_steps:  # else what has changed may be its
+        if self._sees_inner_steps:  # otherwise changes may be the inner optimizer's
             self._require_unwritten("step")
         for one in self._fragments:
             one.versions = None
@@ -272,13 +273,14 @@ class LocalSteps:
         raise InvalidArgument(f"{type(self).__name__}: a number of samples is 0 or more, not {fault}")
 
     def synchronize(self) -> None:
-        """Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit."""
+        """Synchronises all fragments now: parameters and floating-point buffers are then the same on all ranks, to the
+        bit."""
         self._require_held("synchronize")
         if self._under_way is not None:
             self._complete(0.0)
         self._require_unwritten("synchronize")
         for number, one in enumerate(self._fragments):
-            # Without a step since, each rank may have kept a part of a fragment; the outer momentum would go on.
+            # Without a step since, each rank may have kept part of a fragment; the outer momentum would continue.
             if one.synchronised_at == self._steps:
                 self._take(one, 0.0)
             else:
@@ -288,11 +290,11 @@ class LocalSteps:
 
     @property
     def steps_left(self) -> int:
-        """Until the next synchronisation of a fragment."""
+        """Returns the number of steps until the next synchronisation of a fragment."""
         return max(0, self._period(self._steps + 1) - self._since)
 
     def __enter__(self) -> LocalSteps:
-        """Within it each step of the inner optimizer is followed by `step()`."""
+        """Makes each step of the inner optimizer call `step()` while the context lasts."""
         own = vars(self.inner_optimizer).get("step")
         inner = self.inner_optimizer.step
 
@@ -302,7 +304,7 @@ class LocalSteps:
             self.step()
             return result
 
-        self.inner_optimizer.step = types.MethodType(step, self.inner_optimizer)  # schedules take its __func__
+        self.inner_optimizer.step = types.MethodType(step, self.inner_optimizer)  # schedules use its __func__
         self._own_step = own
         return self
 
@@ -335,7 +337,7 @@ class LocalSteps:
             place.sub_(own)
         self._difference = difference.float() if self._wire is not None else difference
         fragment.sent, fragment.sent_at = fragment.samples, self._steps
-        # An outer optimizer's options may be any objects, and change.
+        # An outer optimizer's options may be any objects, and may change.
         outer, who = self.outer_optimizer, type(self).__name__
         options = [(who, name, str(value)) for name, value in (*self._told, ("outer optimizer", type(outer).__qualname__))]
         options += [
@@ -355,7 +357,7 @@ class LocalSteps:
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
-        """Values averaged besides a fragment: a one (0 where no rank had samples), and buffers with the first."""
+        """Returns values averaged with a fragment: a one (0 if no rank had samples), and buffers with the first."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
         return _flatten([one, *(self._buffers() if number == 0 else ())])
 
@@ -369,10 +371,10 @@ class LocalSteps:
             for work in self._works:
                 work.wait()
         except Error as error:
-            self._drop()  # the others of it are not to be said as well
+            self._drop()  # other fragments of this synchronisation are not reported as well
             self._transaction.end("error", False)
             if not isinstance(error, Mismatch):
-                self._fault = self._fault_sent  # nobody has heard of it
+                self._fault = self._fault_sent  # no other rank has learned of it
             elif self._comm is not None:
                 self._transaction.explain(self._comm, error)
             raise
@@ -390,7 +392,7 @@ class LocalSteps:
             fragment.outer.grad = self._difference.to(fragment.outer.dtype)
             self.outer_optimizer.step()
             fragment.outer.grad = None
-        else:  # no rank had samples: they count alike for the buffers
+        else:  # no rank had samples: ranks count equally for the buffers
             assert self._comm is not None
             self._rest = self._besides(self._under_way)
             self._comm.all_reduce(self._rest, op="average")
@@ -408,7 +410,7 @@ class LocalSteps:
             self._advance()
 
     def _raise_non_finite(self, fragment: Fragment) -> None:
-        """On all ranks: who has parameters that are NaN or infinite, or too large for the average."""
+        """Raises NonFinite on all ranks, naming those whose parameters are NaN, infinite, or too large to average."""
         assert self._comm is not None
         names = {id(one): name for name, one in self._module.named_parameters()}
         bad = [names.get(id(one), "?") for one in fragment.parameters if not bool(torch.isfinite(one).all())]
@@ -422,7 +424,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _take(self, fragment: Fragment, alpha: float) -> None:
-        """This rank's parameters become the synchronised ones, but for so much of its own."""
+        """Sets this rank's parameters to the synchronised ones, keeping the fraction `alpha` of its own."""
         for own, outer in _places(fragment.parameters, fragment.outer):
             own.copy_(outer if alpha == 0 else outer.lerp(own.to(outer.dtype), alpha))
         fragment.versions = None
@@ -430,11 +432,11 @@ class LocalSteps:
             fragment.note()
 
     def _drop(self) -> None:
-        """Drops what was under way, as if it had not begun."""
+        """Drops the synchronisation under way, as if it had not begun."""
         for work in self._works:
             try:
                 work.wait()
-            except Error:  # its world is gone
+            except Error:  # its world has ended
                 pass
         self._works.clear()
         self._difference = self._rest = self._under_way = None
@@ -449,8 +451,8 @@ class LocalSteps:
         return fresh and self._since > 0
 
     def _assign(self, fragments: Sequence[int]) -> None:
-        """The outer parameters are another rank's, with so many synchronisations. A rank that has been in a world already
-        lacks one at most, and keeps its steps in all else."""
+        """Sets the outer parameters to another rank's, with that rank's synchronisation count. A rank that was in an
+        earlier world lacks at most one synchronisation, and keeps its steps in other fragments."""
         for fragment, there in zip(self._fragments, fragments):
             if fragment.synchronisations != there or not self._entered:
                 fragment.synchronisations = there
@@ -470,7 +472,7 @@ class LocalSteps:
             fragment.synchronised_at, fragment.sent_at = at, sent_at
 
     def _outer(self) -> dict[str, Tensor]:
-        """State that all ranks have alike: the tensors themselves."""
+        """Returns state that is the same on all ranks: the tensors themselves."""
         tensors = {}
         for number, fragment in enumerate(self._fragments):
             tensors[f"outer/parameters/{number}"] = fragment.outer
@@ -480,10 +482,10 @@ class LocalSteps:
         return tensors
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State that this rank needs to go on from here, to the bit, also between synchronisations: parameters,
-        buffers, the inner optimizer's state and what all ranks have alike. For torch.save in a file of each rank, or as
-        `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in use. Waits for
-        what is under way. Not collective."""
+        """Returns the state from which this rank can continue, to the bit, even between synchronisations: parameters,
+        buffers, the inner optimizer's state and state that is the same on all ranks. For torch.save in a file for each
+        rank, or as `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in
+        use. Waits for a synchronisation under way. Not collective."""
         for work in self._works:
             work.wait()
         if self._fault:
@@ -503,9 +505,9 @@ class LocalSteps:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *, own: bool = True) -> None:
-        """The same rank's. Of another rank's (a world has become larger): with own=False, which takes what all ranks have
-        alike, and that rank's buffers, and begins from there. Raises InvalidArgument for what does not fit. Not
-        collective."""
+        """Loads the same rank's state. For another rank's (if the world has become larger) use own=False, which loads
+        the state common to all ranks and that rank's buffers, and begins from there. Raises InvalidArgument for state
+        that does not fit. Not collective."""
 
         def get(name: str, shape: Sequence[int]) -> Tensor:
             found = state_dict.get(name)
@@ -550,7 +552,7 @@ class LocalSteps:
             get(f"inner/{name}", one.shape)
         if own:
             entries = [to_entry(name[10:], one) for name, one in state_dict.items() if name.startswith("optimizer/")]
-            # As bytes of a file are.
+            # In the form of a file's bytes.
             moments = [(*one, (ctypes.c_char * data.numel()).from_address(data.data_ptr())) for *one, data in entries]
             optimizer = self.inner_optimizer
             _, metadata = _checkpoint_optimizer.snapshot(optimizer, self._module)
@@ -574,34 +576,34 @@ class LocalSteps:
                 self._take(fragment, 0.0)
         self._version += 1
         restore_optimizer()
-        if under_way >= 0:  # it has come to all ranks
+        if under_way >= 0:  # it has reached all ranks
             self._under_way, self._difference, self._rest = under_way, difference, rest
             self._transaction.resume()
 
 
 class LocalSGD(LocalSteps):
-    """Parameters averaged each `sync_every` steps (Stich 2018, arXiv 1805.09767); in between every rank steps its own.
+    """Averages parameters each `sync_every` steps (Stich 2018, arXiv 1805.09767); in between every rank steps its own.
 
         with cohort.optim.LocalSGD(model, optimizer, sync_every=10) as local:
             ...  loss.backward(); optimizer.step()
-        local.synchronize()             # at the end, and where all ranks need the same parameters
+        local.synchronize()             # at the end, and when all ranks need the same parameters
 
-    Without `with`, call `local.step()` after each `optimizer.step()` (so with a GradScaler, which may leave steps out).
+    Without `with`, call `local.step()` after each `optimizer.step()` (also with a GradScaler, which may skip steps).
 
-    model          a module, not in a DistributedDataParallel of all ranks; or in one of a host's ranks, whose `comm` here is
-                   that over hosts
-    optimizer      any of torch's over its parameters. Its state stays each rank's
+    model          a module, not in a DistributedDataParallel of all ranks; it may be in one of a host's ranks, if
+                   `comm` is then the communicator over hosts
+    optimizer      any torch optimizer of its parameters. Its state stays each rank's own
     sync_every     steps from one synchronisation to the next
-    warm_up_steps  the first so many steps are all synchronised
-    wire_format    "bfloat16", "int8", "int4" or "float8_e4m3": what differences from the last synchronised parameters travel
-                   as between hosts
-    comm           default: the default world, or that of each world of an elastic job
+    warm_up_steps  number of first steps that are all synchronised
+    wire_format    "bfloat16", "int8", "int4" or "float8_e4m3": format between hosts of differences from the last
+                   synchronised parameters
+    comm           default: the default world, or in an elastic job each of its worlds
 
-    Begins with rank 0's parameters and buffers (collective, where there is a world). Parameters that need no gradient, and
-    those that are no floating numbers, stay each rank's. Buffers of floating types (statistics of BatchNorm) are averaged.
-    One thread per rank. Raises InvalidArgument for options without a meaning, and where the optimizer steps parameters that
-    no module here has; `step` and `synchronize` do for parameters that were unfrozen, replaced or added since, and where
-    weights were loaded since the last synchronisation that would be lost (see `parameters_written`).
+    Begins with rank 0's parameters and buffers (collective, if there is a world). Parameters that need no gradient, and
+    those that are not floating-point, stay each rank's own. Floating-point buffers (statistics of BatchNorm) are
+    averaged. One thread per rank. Raises InvalidArgument for options that have no meaning, and if the optimizer steps
+    parameters of no module here. `step` and `synchronize` raise it for parameters that were unfrozen, replaced or added
+    since, and if weights loaded since the last synchronisation would be lost (see `parameters_written`).
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, sync_every: int = 10, *,
@@ -611,9 +613,9 @@ class LocalSGD(LocalSteps):
 
 
 class DiLoCo(LocalSteps):
-    """LocalSGD with an outer optimizer, to which the average over ranks of last synchronised minus own parameters is a
-    gradient (Douillard et al. 2023, arXiv 2311.08105). The model may be synchronised in fragments, in turns, while training
-    goes on (Streaming DiLoCo, arXiv 2501.18512).
+    """LocalSGD with an outer optimizer, whose gradient is the average over ranks of last synchronised minus own
+    parameters (Douillard et al. 2023, arXiv 2311.08105). The model may be synchronised in fragments, in turn, while
+    training continues (Streaming DiLoCo, arXiv 2501.18512).
 
         diloco = cohort.optim.DiLoCo(model, torch.optim.AdamW(model.parameters(), 4e-4), sync_every=100)
         ...  loss.backward(); optimizer.step(); diloco.step()
@@ -621,24 +623,24 @@ class DiLoCo(LocalSteps):
 
     Names are torchft's, where they mean the same; there is no manager.
 
-    model_fragments        a module; or a list of them, each of which is a fragment
-    inner_optimizer        any of torch's over their parameters. Its state stays each rank's
+    model_fragments        a module; or a list of modules, each of which is a fragment
+    inner_optimizer        any torch optimizer of their parameters. Its state stays each rank's own
     outer_optimizer        a function that gets the outer parameters, one flat tensor for each fragment, and returns an
                            optimizer of torch: lambda flat: torch.optim.SGD(flat, 0.7, momentum=0.9, nesterov=True) is the
                            default, with the rate and momentum of
     outer_learning_rate, outer_momentum, nesterov
     sync_every             H: steps from one synchronisation of a parameter to the next
-    fragments              of one module: so many parts of about one size, in the order of its parameters. One is synchronised
-                           each sync_every / fragments steps, which has to be a whole number
-    fragment_sync_delay    tau: a synchronisation travels during so many steps, and its result is taken after them. Less than
-                           the steps from one to the next. 0: `step` waits for it
-    fragment_update_alpha  how much of this rank's own parameters stays in the result, 0 to 1: 0 takes what all ranks agree
-                           on, and drops what the steps of the delay have changed. Streaming DiLoCo has 0.5 with a delay
-    wire_format            "bfloat16", "int8", "int4" or "float8_e4m3": what pseudo-gradients travel as between hosts
-    comm                   default: the default world, or that of each world of an elastic job
+    fragments              for one module: number of parts of about equal size, in the order of its parameters. One is
+                           synchronised each sync_every / fragments steps, which has to be a whole number
+    fragment_sync_delay    tau: number of steps during which a synchronisation is under way, before its result is used.
+                           Less than the steps between synchronisations. 0: `step` waits for the result
+    fragment_update_alpha  fraction of this rank's own parameters in the result, 0 to 1: 0 uses the synchronised
+                           parameters alone, and drops the changes by the steps of the delay. Streaming DiLoCo uses 0.5
+                           with a delay
+    wire_format            "bfloat16", "int8", "int4" or "float8_e4m3": format of pseudo-gradients between hosts
+    comm                   default: the default world, or in an elastic job each of its worlds
 
-    Outer parameters are float32, or float64 where a parameter is, whatever the parameters' types. Everything else as
-    LocalSGD.
+    Outer parameters are float32, or float64 if a parameter is, whatever the parameters' types. Otherwise like LocalSGD.
     """
 
     def __init__(self, model_fragments: Union[torch.nn.Module, Sequence[torch.nn.Module]],

@@ -1,6 +1,6 @@
-"""MLflow's run of the driver, for the ranks of `cohort.run` and `Distributor`: what their environment says of it.
+"""Passes the driver's MLflow run to the ranks of `cohort.run` and `Distributor`, by their environment.
 
-MLflow itself hands nothing on: the default store is one of the working directory, ranks that begin at the same time make
+MLflow itself passes nothing on: the default store is in the working directory, ranks that begin at the same time create
 a new database several times, and a process that joins a run by MLFLOW_RUN_ID ends it. The other half is `_mlflow_rank`.
 """
 
@@ -16,9 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-GUARD = "COHORT_MLFLOW"  # 0: MLflow is left alone
+GUARD = "COHORT_MLFLOW"  # 0: MLflow is not changed
 RUN = "COHORT_MLFLOW_RUN"  # the driver's run
-SAID = "COHORT_MLFLOW_URI"  # the driver's store, as the driver has it: perhaps a path from its working directory
+SAID = "COHORT_MLFLOW_URI"  # the driver's store, as given there: perhaps a path relative to its working directory
 
 _PARENT = "mlflow.parentRunId"
 
@@ -28,7 +28,7 @@ def wanted(environment: dict[str, str]) -> bool:
 
 
 def absolute_uri(uri: str, folder: str) -> str:
-    """Returns a URI of the same store for any working directory. `folder`: the base of relative ones."""
+    """Returns a URI of the same store for any working directory. `folder`: the base of relative URIs."""
     if found := re.fullmatch(r"(sqlite(?:\+\w+)?:///)([^/].*)", uri):
         return uri if found[2].startswith(":memory:") else found[1] + os.path.join(folder, found[2])
     if found := re.fullmatch(r"(?:file:)?([^/:]+(?:/[^:]*)?)", uri):
@@ -37,8 +37,8 @@ def absolute_uri(uri: str, folder: str) -> str:
 
 
 def hand_on(environment: dict[str, str]) -> None:
-    """Adds what the ranks have to know. Imports nothing: where the driver has no MLflow, there is no run of it. A new
-    database is made here, once, before there are ranks."""
+    """Adds the variables that the ranks need. Imports nothing: without MLflow in the driver there is no run. A new
+    database is created here, once, before ranks exist."""
     if not wanted(environment):
         return
     environment[GUARD] = "1"
@@ -48,7 +48,7 @@ def hand_on(environment: dict[str, str]) -> None:
     mlflow = sys.modules.get("mlflow")
     chosen = environment.get("MLFLOW_TRACKING_URI")
     if mlflow is None or not hasattr(mlflow, "active_run") or chosen != os.environ.get("MLFLOW_TRACKING_URI"):
-        # Another store was asked for than the driver's, or the driver has none.
+        # Another store than the driver's was selected, or the driver has none.
         if chosen:
             environment["MLFLOW_TRACKING_URI"] = absolute_uri(chosen, here)
         return
@@ -64,7 +64,7 @@ def hand_on(environment: dict[str, str]) -> None:
         environment["MLFLOW_EXPERIMENT_ID"] = run.info.experiment_id
         for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
             environment.pop(name, None)
-        # For programs that have not imported cohort: their runs are children of this one.
+        # For programs that do not import cohort: their runs are children of this one.
         context: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
             context = dict(json.loads(environment.get("MLFLOW_RUN_CONTEXT", "{}")))
@@ -76,13 +76,13 @@ def hand_on(environment: dict[str, str]) -> None:
 def _make_database(mlflow: Any, uri: str) -> None:
     if uri.startswith(("http:", "https:", "databricks", "file:")):
         return
-    # A store that cannot be had is the ranks' to complain of, if they use it.
+    # Ranks report an inaccessible store, if they use it.
     with contextlib.suppress(Exception):
         mlflow.MlflowClient(uri).search_experiments(max_results=1)
 
 
 def _hand_on_databricks(environment: dict[str, str], uri: str) -> None:
-    """Hands on a Databricks notebook's credentials: MLflow has them there from outside of the environment, but not in
+    """Passes on a Databricks notebook's credentials, which MLflow finds there outside of the environment, but not in
     ranks."""
     if environment.get("DATABRICKS_TOKEN") and environment.get("DATABRICKS_HOST"):
         return

@@ -1,5 +1,5 @@
-"""MLflow in the ranks of `cohort.run` and `Distributor`: rank 0 writes into the driver's run, and does not end it; on
-other ranks what writes does nothing. Imports MLflow never: it changes MLflow's functions once the program has imported it.
+"""MLflow in the ranks of `cohort.run` and `Distributor`: rank 0 writes to the driver's run, and does not end it; on
+other ranks writing functions do nothing. Never imports MLflow: changes its functions after the program has imported it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable
 
-# Besides all that begins with log_.
+# In addition to all functions whose names begin with log_.
 _WRITERS = (
     "set_tag",
     "set_tags",
@@ -36,7 +36,7 @@ _told = False
 
 
 def install() -> None:
-    """Before the program imports MLflow, or after."""
+    """Call it before or after the program imports MLflow."""
     rank = int(os.environ.get("RANK", "0"))
     if rank != 0:
         when_imported("mlflow", lambda module: _on_other_ranks(module, rank))
@@ -48,16 +48,16 @@ def install() -> None:
 
 
 def _in_both(mlflow: ModuleType, name: str, value: Any) -> None:
-    """In mlflow, and where its own functions find each other."""
+    """Sets a name in mlflow, and in the module through which its own functions find each other."""
     setattr(mlflow, name, value)
     setattr(mlflow.tracking.fluent, name, value)
 
 
 def _use_absolute_store(mlflow: Any) -> None:
-    """The driver's store is one path, whatever this process's working directory is when the program names it."""
+    """Makes the driver's store one absolute path, even if this process's working directory changes."""
     said, uri = os.environ.get(_mlflow.SAID), os.environ.get("MLFLOW_TRACKING_URI")
     if not said:
-        # The driver has not imported MLflow: its default store is that of the directory in which the ranks begin.
+        # The driver has not imported MLflow: its default store is in the directory in which the ranks begin.
         if not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(mlflow.get_tracking_uri())
         return
@@ -108,7 +108,7 @@ def _on_rank_0(mlflow: ModuleType) -> bool:
 
     @functools.wraps(original_end)
     def set_terminated(self: Any, run_id: str, *args: Any, **kwargs: Any) -> None:
-        if run_id != run:  # the driver's is the driver's to end
+        if run_id != run:  # only the driver ends its run
             original_end(self, run_id, *args, **kwargs)
 
     _in_both(mlflow, "start_run", start_run)
@@ -142,7 +142,7 @@ def _watch_forwards(kind: type) -> bool:
 
 
 def _shapes(value: Any) -> Any:
-    """(shape, type) of a tensor, or of each in a dict; None for anything else. The first dimension is the batch's."""
+    """Returns (shape, type) of a tensor, or of each in a dict; None for others. The first dimension is the batch's."""
     if isinstance(value, dict):
         found = {str(name): _shapes(one) for name, one in value.items()}
         return None if any(one is None or isinstance(one, dict) for one in found.values()) else found
@@ -160,7 +160,7 @@ def _log_bare_models(flavor: ModuleType) -> bool:
 def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
     import inspect
 
-    # MLflow exports the graph, by an example, since it does not trust pickles any more.
+    # MLflow exports the graph, using an example, since it no longer trusts pickles.
     takes_example = "serialization_format" in inspect.signature(original).parameters
 
     @functools.wraps(original)
@@ -170,7 +170,7 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(bare, *args, **kwargs)
         if kwargs.get("signature") is None and kwargs.get("input_example") is None:
             kwargs.update(_signature_and_example(bare, takes_example and kwargs.get("serialization_format") != "pickle"))
-        # An exported model keeps its current mode for ever.
+        # An exported model keeps its current mode forever.
         modes = {module: module.training for module in bare.modules()}
         bare.eval()
         try:
@@ -183,7 +183,7 @@ def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bare(model: Any) -> Any:
-    """Returns the model without its distributed wrapper, which a program that loads it does not have."""
+    """Returns the model without its distributed wrapper, which a program that loads the model may lack."""
     wrappers = {"DistributedDataParallel", "DataParallel"}
     while hasattr(model, "module") and any(kind.__name__ in wrappers for kind in type(model).__mro__):
         model = model.module
@@ -191,8 +191,8 @@ def _bare(model: Any) -> Any:
 
 
 def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
-    """Derived from the first forward's inputs and outputs. An example has zeros: nobody's data goes to MLflow
-    unasked."""
+    """Returns arguments derived from the first forward's inputs and outputs. An example has zeros: no data is sent to
+    MLflow without request."""
     inputs, outputs = _forwards.get(bare, (None, None))
     if inputs is None:
         return {}
@@ -213,10 +213,10 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
 
     try:
         found: dict[str, Any] = {"signature": ModelSignature(inputs=schema(inputs), outputs=schema(outputs))}
-    except TypeError:  # a type that NumPy does not have
+    except TypeError:  # NumPy does not have the type
         return {}
     if wants_example and not isinstance(inputs, dict):
-        # Two samples: a dimension of one would be taken for a constant.
+        # Two samples: a dimension of size one would count as a constant.
         found["input_example"] = numpy.zeros((2, *inputs[0][1:]), numpy_type(inputs))
     return found
 
@@ -225,7 +225,7 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
 
 
 class _StandIn:
-    """Result of `start_run` where nothing is written; its id is that of the driver's run, if there is one."""
+    """The result of `start_run` if nothing is written; its id is that of the driver's run, if there is one."""
 
     def __init__(self) -> None:
         self.info = types.SimpleNamespace(
@@ -256,7 +256,7 @@ def _on_other_ranks(mlflow: ModuleType, rank: int) -> bool:
     stand_in = _StandIn().info
     experiment = types.SimpleNamespace(experiment_id=stand_in.experiment_id, name="", artifact_location="", tags={})
     _in_both(mlflow, "set_experiment", _nothing(fluent.set_experiment, "mlflow.set_experiment", rank, lambda: experiment))
-    # Called by log_model of every flavor.
+    # log_model of every flavor calls this.
     from mlflow.models import Model
 
     Model.log = _nothing(Model.log, "mlflow's log_model", rank)
@@ -266,7 +266,7 @@ def _on_other_ranks(mlflow: ModuleType, rank: int) -> bool:
 def _nothing(original: Any, shown: str, rank: int, result: Callable[[], Any] = lambda: None) -> Callable[..., Any]:
     @functools.wraps(original)
     def do_nothing(*args: Any, **kwargs: Any) -> Any:
-        if rank == 1:  # one says it for all
+        if rank == 1:  # rank 1 reports for all
             _say(f"{shown}: MLflow's run is written on rank 0; on other ranks this does nothing (COHORT_MLFLOW=0: it does)")
         return result()
 

@@ -1,8 +1,8 @@
-"""The state of any of torch's optimizers, taken as it is and put back as it was.
+"""Takes the state of any torch optimizer and restores it unchanged.
 
-Others may hold an optimizer's groups and states (a schedule made before the optimizer was wrapped, a wrapper, a running
-average), so those stay the same objects, and so do tensors that fit. torch's `load_state_dict` replaces them, and casts
-what it loads to the type of its parameter.
+Other objects may refer to an optimizer's groups and states (a schedule made before the optimizer was wrapped, a
+wrapper, a running average), so these stay the same objects, and so do tensors that fit. torch's `load_state_dict`
+replaces them, and casts loaded values to the type of the parameter.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Returns the state, in the form that `put` takes. Its tensors are the optimizer's own.
+    """Returns the state, in the form for `put`. Its tensors are the optimizer's own.
 
-    sizes       parameters of each group
+    sizes       number of parameters in each group
     groups      the options of each group
-    parameters  the state of each parameter that has one, by its number
-    others      the state that is under other keys
-    own         `state_dict()` of an optimizer that has its own kind of it, which may hold more
-    within      the same of optimizers that it has, by the attribute: it may be a wrapper around another
+    parameters  the state of each parameter with a state, by its number
+    others      state with other keys
+    own         `state_dict()` of an optimizer with its own version of that, which may hold more
+    within      the same for inner optimizers, by attribute: the optimizer may be a wrapper
     """
     numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(optimizer))}
     state = optimizer.state
@@ -43,14 +43,14 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def is_empty(taken: Mapping[str, Any]) -> bool:
-    """True if the optimizer, and those within it, had no state yet."""
+    """Returns whether the optimizer, and inner ones, had no state yet."""
     return not taken["parameters"] and not taken["others"] and all(map(is_empty, taken["within"].values()))
 
 
 def put(optimizer: torch.optim.Optimizer, taken: Mapping[str, Any]) -> None:
-    """Gives the optimizer the state that `take` took of one with the same groups; options that were not there stay.
+    """Sets the optimizer to the state that `take` returned for one with the same groups; other options stay.
 
-    Raises ValueError where the groups differ.
+    Raises ValueError if the groups differ.
     """
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     if sizes != taken["sizes"]:
@@ -71,7 +71,7 @@ def put(optimizer: torch.optim.Optimizer, taken: Mapping[str, Any]) -> None:
 
 
 def load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """`load_state_dict` that casts nothing, into the same groups and states."""
+    """Like `load_state_dict`, but casts nothing, and keeps the same groups and states."""
     with same_objects(optimizer):
         optimizer.load_state_dict(state_dict)
         for number, parameter in enumerate(parameters_of(optimizer)):
@@ -83,9 +83,9 @@ def load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
 
 @contextlib.contextmanager
 def same_objects(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it `load_state_dict` keeps the groups and states that there are, with the new values; also those of
-    optimizers that the optimizer has, and as seen by what an optimizer's own load_state_dict does after torch's."""
-    if "__setstate__" in vars(optimizer):  # a wrapped optimizer's load_state_dict, within this
+    """Makes `load_state_dict` keep the existing groups and states, with the new values, while the context lasts; also
+    those of inner optimizers, and for code in an optimizer's own load_state_dict that follows torch's."""
+    if "__setstate__" in vars(optimizer):  # within this, a wrapped optimizer's load_state_dict
         yield
         return
     groups, state = optimizer.param_groups, optimizer.state
@@ -103,7 +103,7 @@ def same_objects(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         put_states(state, fresh_state)
         optimizer.state = state
 
-    def set_state(new: Any) -> None:  # torch's load_state_dict hands over by it what it has made
+    def set_state(new: Any) -> None:  # torch's load_state_dict calls it with the new state
         type(optimizer).__setstate__(optimizer, new)
         restore()
 
@@ -123,7 +123,7 @@ def _within(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer
 
 
 def put_items(mine: MutableMapping[Any, Any], items: Mapping[Any, Any], keep: Container[Any] = ()) -> None:
-    """Gives a dict these items alone, and what it has under `keep`. Tensors that fit take the values."""
+    """Makes a dict hold only these items, and those in `keep`. Tensors that fit are filled in place."""
     for key in [key for key in mine if key not in items and key not in keep]:
         del mine[key]
     for key, value in items.items():
@@ -136,7 +136,7 @@ def put_items(mine: MutableMapping[Any, Any], items: Mapping[Any, Any], keep: Co
 
 
 def put_states(state: MutableMapping[Any, Any], fresh: Mapping[Any, Any]) -> None:
-    """Gives an optimizer's state these values alone, each in the dict that was there."""
+    """Makes an optimizer's state hold only these values, each in the existing dict."""
     old = dict(state)
     state.clear()
     for key, value in fresh.items():
@@ -159,7 +159,7 @@ def _fits(old: Any, value: Any) -> bool:
 
 
 def _class_of(optimizer: torch.optim.Optimizer) -> Any:
-    """The optimizer's class; of one that is wrapped for ranks, the class below that."""
+    """Returns the optimizer's class; for one that is wrapped for ranks, the original class."""
     return next(one for one in type(optimizer).__mro__ if not getattr(one, "wraps_for_ranks", False))
 
 

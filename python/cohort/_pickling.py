@@ -1,7 +1,6 @@
-"""Pickles functions, arguments, results and exceptions between a driver and the ranks it starts: by cloudpickle
-where it is installed, else by pickle, which knows functions and classes only by the module they can be imported from.
-And how objects travel between ranks, which run one program: by pickle where it can, since what the program has a name
-for is there."""
+"""Pickles functions, arguments, results and exceptions between a driver and the ranks it starts: by cloudpickle if
+installed, else by pickle, which finds functions and classes only by their importable module. Also pickles objects
+between ranks, which run one program: by pickle if possible, since named objects of the program exist on all ranks."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ _GET_CLOUDPICKLE = "install cloudpickle (`pip install cloudpickle`; Debian: pyth
 
 
 class NotImportable(pickle.PicklingError):
-    """A function or class that exists in the running program only."""
+    """A function or class that exists only in the running program."""
 
 
 class _ByReference(pickle.Pickler):
-    """pickle would write `__main__.train` without a word, and the rank's own `__main__` has no such thing."""
+    """Refuses names in `__main__`: pickle would write `__main__.train` silently, which a rank's `__main__` lacks."""
 
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, (types.FunctionType, type)):
@@ -40,7 +39,7 @@ class _ByReference(pickle.Pickler):
 
 
 def _by_value(cloudpickle: Any, value: object) -> bytes:
-    """cloudpickle.dumps, but code keeps the name of its file, from which tracebacks show its lines: 3.1.3 drops it."""
+    """Like cloudpickle.dumps, but code keeps its file's name, so tracebacks show its lines: 3.1.3 drops the name."""
     table = cloudpickle.CloudPickler.dispatch_table
     reduce_code = table[types.CodeType]
 
@@ -57,7 +56,7 @@ def _by_value(cloudpickle: Any, value: object) -> bytes:
 
 
 def find_cloudpickle() -> Any:
-    """cloudpickle, under this name: the installed one, or Spark's copy of it, without the rest of Spark. None: neither."""
+    """Returns cloudpickle: the installed one, or Spark's copy without the rest of Spark. None if there is neither."""
     try:
         import cloudpickle
     except ImportError:
@@ -75,8 +74,8 @@ def find_cloudpickle() -> Any:
 
 
 def dumps(value: object) -> bytes:
-    """The value as bytes for another process. Raises whatever pickling it raises; NotImportable where only cloudpickle,
-    which is not installed, could do it."""
+    """Returns the value as bytes for another process. Raises any error of pickling; NotImportable if only cloudpickle,
+    which is not installed, could pickle it."""
     cloudpickle = find_cloudpickle()
     if cloudpickle is None:
         buffer = io.BytesIO()
@@ -86,8 +85,8 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_ranks(value: object) -> bytes:
-    """The value as bytes for a rank of the same job, which runs the same program: the program's own objects are sent
-    by name, so that a class is the same class there. Objects without a name go by cloudpickle, where it is
+    """Returns the value as bytes for a rank of the same job, which runs the same program: the program's own objects are
+    sent by name, so that classes stay the same classes. Objects without a name are sent by cloudpickle, if
     installed."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -102,13 +101,13 @@ def dumps_for_ranks(value: object) -> bytes:
 
 
 def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
-    """The opposite. Only bytes of ranks of this job may get here: each has shown the job's secret, and messages of
-    uint8 are authenticated on their way."""
+    """Loads bytes from `dumps_for_ranks`. Only bytes of this job's ranks may get here: each has proved that it has the
+    job's secret, and messages of uint8 are authenticated."""
     return pickle.loads(data)
 
 
 def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object]) -> bytes:
-    """(function, args, kwargs) as bytes. Raises InvalidArgument, which names the part that cannot be sent, and why."""
+    """Returns (function, args, kwargs) as bytes. Raises InvalidArgument, naming a part that cannot be sent and why."""
     args = tuple(args)
     try:
         return dumps((function, args, kwargs))
@@ -124,7 +123,7 @@ def dump_call(function: object, args: Iterable[object], kwargs: dict[str, object
 
 def load_call(data: bytes) -> Any:
     """Loads the result of `dump_call`, made by this job's driver."""
-    find_cloudpickle()  # the bytes name it
+    find_cloudpickle()  # the bytes refer to it
     return pickle.loads(data)
 
 

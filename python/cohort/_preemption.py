@@ -1,4 +1,4 @@
-"""Ends a preempted job in good order: C++'s cohort::Preemption, with the same promises."""
+"""Ends a preempted job in order: C++'s cohort::Preemption, with the same guarantees."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ REQUEUE_STATUS: int = _core.REQUEUE_STATUS
 
 
 class Preemption:
-    """Signals ask this job to save and end, whichever rank they come to; all ranks learn of it at the same step.
+    """Handles signals that ask this job, through any rank, to save and end; all ranks learn of it at the same step.
 
-        preemption = cohort.Preemption()                      # early: before it is there a signal ends the process
+        preemption = cohort.Preemption()                      # early: without it a signal ends the process
         for batch in loader:
             ...; optimizer.step(); sampler.step()
             if preemption.requested():
                 checkpoints.save(net, optimizer, step=step, epoch=sampler.epoch, sampler=sampler)
-                sys.exit(cohort.REQUEUE_STATUS)               # to `cohort run` no failure; see docs/reference/run.md
+                sys.exit(cohort.REQUEUE_STATUS)               # no failure for `cohort run`; see docs/reference/run.md
 
-    signals  which; default SIGUSR1 and SIGTERM. Handlers that were there before are called as well. One that is installed
-             later with `signal.signal` takes the place of this one: such signals are not noticed any more
-    every    the other ranks are asked at every so many-th call of `requested` only
+    signals  the signals; default SIGUSR1 and SIGTERM. Earlier handlers are called as well. A handler installed later
+             with `signal.signal` replaces this one: these signals are then no longer noticed
+    every    ask the other ranks only at every so many-th call of `requested`
     timeout  seconds for a question; default: the communicator's
 
-    Under `cohort run` a rank that has one is given --preempt-grace instead of --grace when the job is told to end by SIGTERM,
-    and SIGUSR1 waits until there is one. Raises InvalidArgument for no signals, signals that cannot be handled, `every`
-    below 1. One thread at a time. The handlers go when the object does; but once `requested` has said yes, or `received` has
-    named a signal, they stay, since a rank that ends may be told once more: SIGTERM does not end such a process any more.
+    Under `cohort run` a rank with a Preemption gets --preempt-grace instead of --grace when SIGTERM tells the job to
+    end, and SIGUSR1 waits until there is a Preemption. Raises InvalidArgument for no signals, signals that cannot be
+    handled, and `every` below 1. One thread at a time. The handlers are removed with the object; but after `requested`
+    has returned True, or `received` a signal, they stay, since a rank that is ending may be signalled again: SIGTERM
+    then no longer ends the process.
     """
 
     def __init__(self, signals: Sequence[int] = (signal.SIGUSR1, signal.SIGTERM), *, every: int = 1,
@@ -48,14 +49,14 @@ class Preemption:
         self._every = every
         self._timeout = timeout
         self._calls = 0
-        self._signal = 0  # the answer's
+        self._signal = 0  # the signal in the answer
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
-        """True if the job is to save and end: collective, the same answer on all ranks, to be asked once per step.
+        """Returns True if the job is to save and end; collective, the same on all ranks. Call it once per step.
 
-        comm  default: the default world; where there is none, this process alone decides
+        comm  default: the default world; without one, this process alone decides
 
-        Once it is True it stays so, and nobody is asked any more. An all_reduce of 4 bytes; raises what that raises.
+        After it has returned True, it always does, without communication. An all_reduce of 4 bytes; raises its errors.
         """
         if self._signal:
             return True
@@ -79,9 +80,9 @@ class Preemption:
 
     @property
     def signal(self) -> int:
-        """The signal because of which `requested` said yes, the highest of all ranks'; 0 before that."""
+        """The signal for which `requested` returned True, the highest of all ranks'; 0 before that."""
         return self._signal
 
     def received(self) -> int:
-        """The first of `signals` that this process has received since this object was made, or 0. Not collective."""
+        """Returns the first of `signals` received by this process since this object was made, or 0. Not collective."""
         return self._signals.received()

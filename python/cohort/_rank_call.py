@@ -2,10 +2,10 @@
 outcome in the folder.
 
 The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, for
-each rank that has got so far, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
+each rank that has reached its end, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
 
-Ranks that may be on other hosts have no folder: the command puts the files of `to-ranks` there into the job's store,
-and the ranks' entries of the store into `from-ranks`.
+Ranks that may be on other hosts have no folder: the command puts its files in `to-ranks` into the job's store, and the
+ranks' entries of the store into `from-ranks`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from typing import NoReturn, Optional, TypedDict
 
     class Outcome(TypedDict, total=False):
-        value: Optional[bytes]  # pickled; None where nobody wants it
-        error: str  # "ValueError: text", where it failed
+        value: Optional[bytes]  # pickled; None if nobody needs it
+        error: str  # "ValueError: text", if it failed
         where: str  # "call", "load" (of the call) or "result" (pickling it)
         kind: str  # the exception's qualified class
         traceback: str
-        exception: Optional[bytes]  # pickled, where that is possible
-        python: str  # that the rank runs
+        exception: Optional[bytes]  # pickled, if possible
+        python: str  # the rank's version
         path: list[str]  # its search path for modules
-        follows: bool  # it failed because another rank had
+        follows: bool  # failed because of another rank's failure
         at: float  # time.monotonic(), one clock for all processes of a host
 
 
 TO_RANKS, FROM_RANKS = "to-ranks", "from-ranks"
 _SECONDS_TO_TRAVEL = 600.0  # for results of gigabytes over a slow network
 
-# Failures of a rank that report another one's.
+# Failures of a rank that result from another rank's.
 _FOLLOWING = {"PeerLost", "Aborted", "HorovodInternalError"}
 
 
 def write_private(path: pathlib.Path, data: bytes) -> None:
-    """A whole file or none."""
+    """Writes a whole file or none."""
     aside = path.with_name(f".{path.name}.new")
     with open(aside, "wb") as file:
         file.write(data)
@@ -75,7 +75,7 @@ class _Folder:
 
 
 class _Elsewhere:
-    """The job's store, which is reached from every host."""
+    """The job's store, which every host can reach."""
 
     def read(self, name: str) -> bytes | None:
         return _core.JobStore(_SECONDS_TO_TRAVEL).get(f"owner/{TO_RANKS}/{name}", _SECONDS_TO_TRAVEL)
@@ -85,7 +85,7 @@ class _Elsewhere:
 
 
 def main(folder_name: str) -> int:
-    """Returns the exit status of the rank."""
+    """Runs the call. Returns the exit status of the rank."""
     folder = pathlib.Path(folder_name)
     info = folder.stat()
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
@@ -96,13 +96,13 @@ def main(folder_name: str) -> int:
 
 
 def main_elsewhere(name: str) -> int:
-    """The same where the folder may be another host's. `name`: what stands for the program in sys.argv."""
+    """Like `main`, if the folder may be on another host. `name`: the program's name in sys.argv."""
     sys.argv = [name]
     return _call(_Elsewhere())
 
 
 def run_script(path: str, source: bytes, arguments: list[str]) -> None:
-    """The script of that path, which may not be there, as this rank's main program."""
+    """Runs a script, given by its source since the path may not exist here, as this rank's main program."""
     import runpy
     import tempfile
 
@@ -117,13 +117,13 @@ def run_script(path: str, source: bytes, arguments: list[str]) -> None:
 
 
 def end(status: int) -> NoReturn:
-    """Ends the process: as sys.exit does, but where torch is loaded Python is not taken down, as in processes of
-    multiprocessing. A thread of torch's own that still drops what a collective held (gloo's do, after the collective) would
-    then be ended inside of C++ destructors, which aborts the process: a job that has its results would have failed."""
+    """Ends the process like sys.exit; but if torch is loaded, Python is not finalized, as in processes of
+    multiprocessing. A torch thread that still releases a collective's memory (gloo's do, after the collective) would
+    otherwise be ended inside of C++ destructors, which aborts the process: a job that has its results would fail."""
     if "torch" not in sys.modules:
         sys.exit(status)
     for step in (threading._shutdown, atexit._run_exitfuncs, _flush_files):  # type: ignore[attr-defined]
-        with contextlib.suppress(BaseException):  # as when Python is taken down: it changes nothing
+        with contextlib.suppress(BaseException):  # as in Python's finalization: errors change nothing
             step()
     os._exit(status)
 
@@ -155,7 +155,7 @@ def _call(folder: _Folder | _Elsewhere) -> int:
     try:
         value = function(*args, **kwargs)
     except KeyboardInterrupt:
-        return 130  # the driver knows; a traceback from each rank would tell nobody anything
+        return 130  # the driver reports it; tracebacks from all ranks would not help
     except SystemExit as ending:
         if ending.code not in (None, 0):
             return _failed(folder, rank, ending, "call")
@@ -173,7 +173,7 @@ def _call(folder: _Folder | _Elsewhere) -> int:
 def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where: str) -> int:
     own = error.__traceback__
     if where == "call" and own is not None:
-        own = own.tb_next  # begins in the user's function, not here
+        own = own.tb_next  # begins in the user's function, not in this module
     text = "".join(traceback.format_exception(type(error), error, own))
     if where == "result":
         text = ""  # all its lines would be pickle's
@@ -203,8 +203,8 @@ def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where
 
 
 def _exception_bytes(error: BaseException) -> bytes | None:
-    """None for what the driver should not raise as it is, and for what cannot be read again (a class whose __init__
-    wants more than `args`)."""
+    """Returns the pickled exception; None if the driver should not raise it itself, or cannot unpickle it (a class
+    whose __init__ needs more than `args`)."""
     if not isinstance(error, Exception):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A module's parameters, buffers and parts, held to find out cheaply whether they are still the same ones."""
+"""Detects cheaply whether a module's parameters, buffers and parts have been replaced."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from cohort import _core
 
 
 class Slots:
-    """The contents of a module's and all of its parts' attributes `kinds`: "_parameters", "_buffers" or "_modules"."""
+    """The contents of the attributes `kinds` ("_parameters", "_buffers" or "_modules") of a module and its parts."""
 
     def __init__(self, module: torch.nn.Module, *kinds: str) -> None:
         found = [getattr(part, kind) for part in module.modules() for kind in kinds]
         self._dicts = [slots for slots in found if isinstance(slots, dict)]
-        # Held, so that no other object gets the same address.
+        # Referenced, so that no other object gets the same address.
         self._values = [value for slots in self._dicts for value in dict.values(slots)]
 
     def changed(self) -> bool:
-        """True if anything was added, replaced or removed."""
+        """Returns whether anything was added, replaced or removed."""
         return not _core.holds_same(self._dicts, self._values)

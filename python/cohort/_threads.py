@@ -14,22 +14,21 @@ from cohort.errors import InvalidArgument
 def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[Any] = (),
                    kwargs: Optional[Mapping[str, Any]] = None, *, across: Optional[Communicator] = None,
                    timeout: Any = None) -> list[Any]:  # fmt: skip
-    """Calls `function(world, *args, **kwargs)` on so many threads, each of them a rank; returns what each returned, by
+    """Calls `function(world, *args, **kwargs)` on `threads` threads, each of them a rank; returns their results, by
     rank of this process.
 
-    world     that rank's Communicator, good until the function returns, and the default world of its thread meanwhile:
-              cohort.rank(), cohort.world() and whatever takes `comm` go by it
-    across    the world of this process, with one rank for each process: process P's threads are then ranks P * threads to
-              P * threads + threads - 1 of one world. So one task for each node of Slurm fills its node with threads. All
-              processes call it, with the same number. None: this process alone
+    world     that rank's Communicator, valid until the function returns, and meanwhile its thread's default world, used
+              by cohort.rank(), cohort.world() and functions with a `comm` argument
+    across    a world with one rank for each process: threads of process P are then ranks P * threads to P * threads +
+              threads - 1 of one world. One task per Slurm node can thus fill its node with threads. All processes call
+              it, with the same number. None: this process alone
     timeout   deadline in seconds of operations that give none of their own; default: that of `across`, else 1800
 
-    The first exception ends the world, and is raised here once all threads have ended; others get its text
-    (Aborted). An interrupt does so, too. Python code of threads runs in turn; what torch and Cohort compute does not.
-    torch's generator of random numbers on the CPU is one for all threads. A thread that the function starts is no rank:
-    asking for the default world is refused there (InvalidArgument), so give that thread `world`. Raises
-    InvalidArgument for a number below 1, Mismatch where processes give different ones, Unavailable where they are on
-    several hosts and have no secret.
+    The first exception ends the world, and is raised here after all threads have ended; other threads get its text
+    (Aborted). An interrupt has the same effect. Threads' Python code takes turns; computations of torch and Cohort run
+    in parallel. torch's CPU random number generator is shared by all threads. A thread started by the function is no
+    rank and has no default world (InvalidArgument), so pass `world` to it. Raises InvalidArgument for a number below 1,
+    Mismatch if processes give different ones, Unavailable if they are on several hosts and have no secret.
     """
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise InvalidArgument(f"run_on_threads: {threads!r} threads -- give a number from 1")

@@ -1,7 +1,7 @@
-"""Makes "cohort" a backend of torch.distributed, whenever torch comes. Imports no torch.
+"""Makes "cohort" a backend of torch.distributed as soon as torch is imported. Does not import torch.
 
 torch 2.5 and later finds `autoload` by the entry point of the wheel; for every other torch, `import cohort` is enough,
-before or after `import torch`: what waits for torch is an entry in sys.meta_path, which goes once it has been used.
+before or after `import torch`: an entry in sys.meta_path waits for torch, and is removed after use.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable, Iterator
 
-# The module's class Backend holds the registry. torch/distributed/__init__.py imports it.
+# The module whose class Backend holds the registry. torch/distributed/__init__.py imports it.
 _REGISTRY = "torch.distributed.distributed_c10d"
-# torch.compile's list of what it leaves alone, from torch 2.2 on.
+# torch.compile's list of code that it does not trace, from torch 2.2 on.
 _COMPILERS_RULES = "torch._dynamo.trace_rules"
 
 
@@ -27,7 +27,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _waiting(size: int, wait: Callable[[], Any]) -> Any:
-    """Returns the result of `wait`; meanwhile the launcher knows that this rank waits for the others of `size`."""
+    """Returns the result of `wait`; the launcher is told meanwhile that this rank waits for the others of `size`."""
     from cohort import _core
 
     _core.begin_join(size)
@@ -41,9 +41,9 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
 
 
 def _tell_of_rendezvous(registry: ModuleType) -> None:
-    """torch's own wait for all ranks, which comes before any backend, is known to the launcher, too."""
+    """Makes torch's own wait for all ranks, which precedes any backend, known to the launcher, too."""
     inner = getattr(registry, "rendezvous", None)
-    # In an elastic job joining reports it: a process that is no member yet waits for no ranks.
+    # In an elastic job, joining reports the wait: a process that is no member yet waits for no ranks.
     if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 
@@ -64,8 +64,8 @@ def _is_elastic() -> bool:
 
 
 def _wait_as_members(registry: ModuleType) -> None:
-    """torch's own wait for all ranks once a group is made (torch 1.13, later with TORCH_DIST_INIT_BARRIER=1) ends in an
-    elastic job when one is lost: it is the world's barrier instead."""
+    """Replaces torch's own wait for all ranks after making a group (torch 1.13, later with TORCH_DIST_INIT_BARRIER=1)
+    by the world's barrier, which in an elastic job ends when a rank is lost."""
     inner = getattr(registry, "_store_based_barrier", None)
     if inner is None or hasattr(inner, "_of_torch") or not _is_elastic():
         return
@@ -83,7 +83,7 @@ def _wait_as_members(registry: ModuleType) -> None:
 
 
 def register(registry: ModuleType | None = None) -> bool:
-    """Registers the backend with the torch that is imported. True if it is registered; doing so again does nothing."""
+    """Registers the backend with the imported torch. Returns True if it is registered; may be called repeatedly."""
     registry = registry or sys.modules.get(_REGISTRY)
     backend = getattr(registry, "Backend", None)
     if registry is None or backend is None or not hasattr(backend, "register_backend"):
@@ -93,7 +93,7 @@ def register(registry: ModuleType | None = None) -> bool:
     import inspect
 
     arguments: dict[str, Any] = {"extended_api": True}
-    # torch 1.13 knows neither devices nor several backends in one group.
+    # torch 1.13 has neither devices nor several backends in one group.
     if "devices" in inspect.signature(backend.register_backend).parameters:
         arguments["devices"] = ["cpu", "cuda"]
     backend.register_backend("cohort", _create, **arguments)
@@ -105,7 +105,7 @@ def register(registry: ModuleType | None = None) -> bool:
 
 
 def _backend_asked_for() -> str:
-    """Returns the backend given to init_process_group, which handlers are not told; "" without such a call."""
+    """Returns the backend given to init_process_group, which handlers do not receive; "" without such a call."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame.f_code.co_name == "init_process_group":
@@ -117,8 +117,8 @@ def _backend_asked_for() -> str:
 
 
 def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's handler of env://, but that for the backend "cohort" not all of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    need to be set: the launcher gives the missing ones. Nothing changes for other backends."""
+    """Wraps torch's handler of env://: for the backend "cohort" some of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    may be missing, and the launcher supplies these. Nothing changes for other backends."""
 
     def env(url: str, **options: Any) -> Any:
         if "cohort" in _backend_asked_for():
@@ -134,7 +134,7 @@ def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def autoload() -> None:
-    """Entry point for torch. A failure here must not keep torch from being imported."""
+    """Entry point for torch. A failure here must not prevent the import of torch."""
     try:
         wait_for_torch()
     except Exception as error:
@@ -144,8 +144,8 @@ def autoload() -> None:
 
 
 def keep_compiler_out(rules: Any = None) -> bool:
-    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and
-    they do no operations of torch's. True if the compiler has been told."""
+    """Tells torch.compile not to trace the methods of our process groups: DDP and compiled programs call them, and they
+    contain no torch operations. Returns True if the compiler has been told."""
     rules = rules or sys.modules.get(_COMPILERS_RULES)
     if not hasattr(rules, "add"):
         return False
@@ -155,19 +155,19 @@ def keep_compiler_out(rules: Any = None) -> bool:
     return True
 
 
-# Actions to take once a module of torch's has been imported.
+# Actions to take when a module of torch's has been imported.
 _AFTER = {_REGISTRY: register, _COMPILERS_RULES: keep_compiler_out}
 
 
 def wait_for_torch() -> None:
-    """Does all of it now, or as soon as torch has imported the module that it takes."""
+    """Takes all actions now, or as soon as torch has imported the module that each needs."""
     for module, act in _AFTER.items():
         if not act() and not any(isinstance(finder, _Finder) and finder.module == module for finder in sys.meta_path):
             sys.meta_path.insert(0, _Finder(module, act))
 
 
 def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
-    """Calls `act` once the module of this name has been executed: now, if it has."""
+    """Calls `act` when the module of this name has been executed: now, if it has already."""
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, act))
@@ -176,7 +176,7 @@ def when_imported(name: str, act: Callable[[ModuleType], object]) -> None:
 
 
 class _Finder:
-    """Lets the others find the module, and reads it once it has been executed."""
+    """Lets other finders find the module, and acts when the module has been executed."""
 
     def __init__(self, module: str, act: Callable[[ModuleType], object]) -> None:
         self.module, self.act = module, act
@@ -208,19 +208,19 @@ class _Finder:
 
                 warnings.warn(f"cohort does not work with this {self.module} as it should -- {error}", stacklevel=2)
 
-        # On this loader object only: it loads this one module.
+        # Only on this loader object, which loads this one module.
         loader.exec_module = exec_module
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """torch.distributed.monitored_barrier for the backend "cohort": returns once all ranks of the group have come.
+    """torch.distributed.monitored_barrier for the backend "cohort": returns when all ranks of the group have called it.
 
     group           a process group of torch.distributed; default: the world
-    timeout         seconds or a timedelta; default: the group's own; 0: ranks that are not here already are missing
-    wait_all_ranks  taken for torch's sake: every missing rank is named in any case
+    timeout         seconds or a timedelta; default: the group's own; 0: ranks that have not arrived already are missing
+    wait_all_ranks  accepted for torch's sake: every missing rank is named in any case
 
-    Raises cohort.Timeout on all who have come, naming the ranks (of the world) that have not; the group cannot be used
-    afterwards. A group of another backend is handed to torch's own function, which knows Gloo.
+    Raises cohort.Timeout on all ranks that have arrived, naming the missing ranks (of the world); the group cannot be
+    used afterwards. A group of another backend is passed to torch's own function, which supports Gloo.
     """
     from cohort.distributed.monitored import monitored_barrier as check
 

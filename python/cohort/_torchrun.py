@@ -1,7 +1,7 @@
-"""Meeting point of ranks that torchrun has started on several hosts: torch's store, kept by its agent at MASTER_PORT.
+"""Meeting of ranks that torchrun has started on several hosts: through torch's store, kept by its agent at MASTER_PORT.
 
-Anybody who reaches that port can read and write it, so the world is as safe as the store; with COHORT_SECRET_FILE no
-secret goes through it.
+Anyone who reaches that port can read and write the store, so the world is only as safe as the store; with
+COHORT_SECRET_FILE no secret goes through it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Share = Callable[[str, Optional[str], float], str]
 
 
 def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
-    """Returns the function to share by, its name, and this process's rank and world size, for `cohort.join`. Imports
+    """Returns the function for `share`, its name, and this process's rank and world size, for `cohort.join`. Imports
     torch."""
     import torch.distributed as dist
 
@@ -32,8 +32,8 @@ def meeting(join_timeout: Any) -> tuple[Share, str, int, int]:
 
 
 def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
-    """As `through`, of a rank above 0. Without an agent's store, rank 0 keeps it, and may be closing an earlier one (of
-    a group that is being destroyed): a store that is lost is looked for again until the time is over."""
+    """Like `through`, for a rank above 0. Without an agent's store, rank 0 keeps the store, and may be closing an
+    earlier one (of a group being destroyed): a lost store is looked for again until the time is over."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         deadline = time.monotonic() + seconds
@@ -41,7 +41,7 @@ def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
             left = deadline - time.monotonic()
             try:
                 return through(connect(left), rank)(key, mine, max(left, 0.1))
-            except RuntimeError:  # torch's errors of stores, timeouts too
+            except RuntimeError:  # torch's errors of stores, including timeouts
                 if deadline - time.monotonic() < 1:
                     raise
                 time.sleep(0.1)
@@ -50,7 +50,7 @@ def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
 
 
 def through(store: Any, rank: int) -> Share:
-    """For `cohort.join(share=...)`: what rank 0 puts into a store of torch's, every rank takes from it."""
+    """Returns a function for `cohort.join(share=...)`: every rank receives rank 0's text through a store of torch's."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         if rank == 0:

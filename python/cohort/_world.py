@@ -1,7 +1,7 @@
 """This process's default world: `init` forms it, `shutdown` leaves it, the process's end leaves every world.
 
-Any thread may call. On a thread of `run_on_threads` the default world is that thread's; while such threads run, another
-thread of the process has none, since nothing says which it would be. A forked child may ask who its parent is;
+Any thread may call. On a thread of `run_on_threads` the default world is that thread's; while such threads run, other
+threads of the process have no default world, since it would be ambiguous. A forked child may ask for its parent's rank;
 `shutdown` there forgets the parent's world without touching it.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:  # typing costs milliseconds to import
 
 _lock = threading.RLock()
 _world: Communicator | None = None
-_own = threading.local()  # `world`: of a thread that is a rank
+_own = threading.local()  # the `world` of each thread that is a rank
 _running = 0  # calls of run_on_threads
-# Called before the default world ends: they end what uses it in the background.
+# Called before the default world ends; each function stops what uses the world in the background.
 before_shutdown: list[Callable[[], None]] = []
 
-# Grace period, when a process ends in good order, for operations that nobody waited for.
+# Grace period, when a process ends normally, for operations that nobody waited for.
 _GRACE_AT_EXIT = 5.0
 
 
@@ -43,35 +43,35 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
          share_name: str = "") -> Communicator:  # fmt: skip
     """Meets the other ranks and returns a Communicator; each call forms a world of its own.
 
-    init_method   where to meet. "": COHORT_INIT, else what the launcher set up (`cohort run`, torchrun, mpirun, srun
-                  and others: docs/reference/launchers.md; else a world of one). "env://": RANK, WORLD_SIZE,
+    init_method   where to meet. "": COHORT_INIT, else the launcher's environment (`cohort run`, torchrun, mpirun, srun
+                  and others: docs/reference/launchers.md), else a world of one). "env://": RANK, WORLD_SIZE,
                   MASTER_ADDR and MASTER_PORT.
                   "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
                   "unix://NAME": one user's processes on one host, at a name that nobody else uses
     rank, world_size  required by tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address)
-    secret_file   a file of 0600 that holds the job's secret, for worlds without `cohort run`; default:
-                  COHORT_SECRET_FILE. Without one only processes of the same user on the same host are let in
+    secret_file   a file with mode 0600 that holds the job's secret, for worlds without `cohort run`; default:
+                  COHORT_SECRET_FILE. Without a secret only processes of the same user on the same host are let in
     group_name    several worlds of one process meet under different names
-    program       what this rank runs: ranks that say different things are refused. Default: COHORT_PROGRAM, else the
+    program       what this rank runs: ranks with different values are refused. Default: COHORT_PROGRAM, else the
                   script with its size and checksum. Programs that are meant to differ give a common text
     join_timeout  seconds for all ranks to appear; default: 300
     timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
-    alone         be a world of one on purpose, also under a launcher of more
-    trust_network  where ranks on several hosts meet at an address and have no secret: whoever reaches it may join. Also
+    alone         form a world of one rank on purpose, also under a launcher of more
+    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may join. Also
                   COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
                   program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
-                  on another thread: rank 0 passes a text, the others None, and all return that text, within so many
-                  seconds. It carries a fresh secret, too, unless the ranks have one: whoever reads it can join
-    share_name    what that channel is, for messages
+                  on another thread: rank 0 passes a text, the others None, and all return that text, within `seconds`
+                  seconds. It carries a fresh secret, too, unless the ranks have one: anyone who reads it can join
+    share_name    the channel's name, for messages
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
-    version of torch where it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there
-    is no secret and one is needed, PeerLost when a rank dies meanwhile. In an elastic job (`cohort run --min-np`) it
-    says which rank of how many this process is, those that are left form the next world where a rank dies meanwhile,
-    and Aborted says that the job has removed this process.
+    version of torch if it is loaded, build of Cohort), Timeout when ranks do not appear, Unavailable when there is no
+    secret and one is needed, PeerLost when a rank dies meanwhile. In an elastic job (`cohort run --min-np`) the job
+    assigns rank and size, the remaining ranks form the next world when a rank dies meanwhile, and Aborted means that
+    the job has removed this process.
     """
     _refuse_child_that_imports_main()
     _last_words.tell_stacks()
@@ -86,7 +86,7 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
 
 
 def _refuse_child_that_imports_main() -> None:
-    """A process of multiprocessing (spawn, forkserver) runs the script again, to find its functions: it is no rank."""
+    """Raises in a multiprocessing child (spawn, forkserver), which runs the script again to find functions: no rank."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
         raise Unavailable(
@@ -99,10 +99,10 @@ def _refuse_child_that_imports_main() -> None:
 def _own_program() -> str:
     """Identifies what the ranks of a job have in common: the script, by its name and content."""
     if os.environ.get("COHORT_PROGRAM"):
-        return ""  # it counts
+        return ""  # the variable is used instead
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
-    if path is None:  # typed in, `python -c`, a notebook
+    if path is None:  # interactive, `python -c`, a notebook
         return "python, without a script"
     try:
         with open(path, "rb") as script:
@@ -114,7 +114,7 @@ def _own_program() -> str:
 
 @contextlib.contextmanager
 def threads_run() -> Iterator[None]:
-    """Threads are ranks meanwhile."""
+    """Marks, while the context lasts, that threads are ranks."""
     global _running
     with _lock:
         _running += 1
@@ -127,7 +127,7 @@ def threads_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_is_rank(world: Communicator) -> Iterator[None]:
-    """Makes this thread a rank of that world, which is its default world meanwhile."""
+    """Makes this thread a rank of `world`, which is the thread's default world while the context lasts."""
     _own.world = world
     try:
         yield
@@ -136,13 +136,13 @@ def thread_is_rank(world: Communicator) -> Iterator[None]:
 
 
 def rank_thread() -> Communicator | None:
-    """The world of which this thread is a rank, if it is a thread of `run_on_threads`."""
+    """Returns the world of this thread; None if it is not a thread of `run_on_threads`."""
     own: Communicator | None = getattr(_own, "world", None)
     return own
 
 
 def _world_of_thread() -> Communicator | None:
-    """As `rank_thread`. Raises InvalidArgument on another thread while such threads run."""
+    """Like `rank_thread`, but raises InvalidArgument on another thread while such threads run."""
     own = rank_thread()
     if own is None and _running:
         raise InvalidArgument(
@@ -154,7 +154,7 @@ def _world_of_thread() -> Communicator | None:
 
 
 def refuse_on_threads(what: str) -> None:
-    """Raises InvalidArgument on a thread that is a rank, for what knows processes alone."""
+    """Raises InvalidArgument on a thread that is a rank; for functions that support only processes."""
     if rank_thread() is not None:
         raise InvalidArgument(
             f"{what}: this thread is a rank of run_on_threads, and Horovod's interface has one rank for each process -- use "
@@ -163,10 +163,10 @@ def refuse_on_threads(what: str) -> None:
 
 
 def init(init_method: str = "", **options: object) -> None:
-    """Forms this process's default world, with the arguments of `join`. Does nothing where there is one already, as on a
+    """Forms this process's default world, with the arguments of `join`. Does nothing if there is one already, as on a
     thread of `run_on_threads`.
 
-    Raises InvalidArgument if there is one and arguments are given: they could not be heeded.
+    Raises InvalidArgument if there is one and arguments are given, since they could have no effect.
     """
     global _world
     with _lock:
@@ -188,10 +188,10 @@ init.__wrapped__ = join  # type: ignore[attr-defined]  # help() shows its argume
 
 
 def shutdown() -> None:
-    """Leaves the default world, once its unfinished operations have ended; a KeyboardInterrupt aborts those.
+    """Leaves the default world as soon as its unfinished operations have ended; a KeyboardInterrupt aborts those.
 
-    Does nothing where there is none. `init` may be called again, as often as one likes. On a thread of `run_on_threads` it
-    leaves that thread's world.
+    Does nothing if there is none. `init` may be called again, any number of times. On a thread of `run_on_threads`
+    `shutdown` leaves that thread's world.
     """
     global _world
     own = rank_thread()
@@ -209,16 +209,16 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """True if there is a default world; in a forked child too: there it says who the parent is. Raises InvalidArgument
-    as `world` does on a thread that is no rank while threads of `run_on_threads` are."""
+    """True if there is a default world, also in a forked child: there it is the parent's. Raises InvalidArgument, as
+    `world` does, on a thread that is no rank while threads of `run_on_threads` run."""
     own = _world_of_thread()
     world = own if own is not None else _world
     return world is not None and not world.has_left
 
 
 def world() -> Communicator:
-    """The default world; on a thread of `run_on_threads` that thread's. Raises InvalidArgument (a ValueError) before `init` and
-    after `shutdown`, and while threads are ranks on a thread that is none."""
+    """Returns the default world; on a thread of `run_on_threads`, that thread's world. Raises InvalidArgument (a
+    ValueError) before `init`, after `shutdown`, and, while threads are ranks, on a thread that is no rank."""
     own = _world_of_thread()
     world = own if own is not None else _world
     if world is None or world.has_left:
@@ -237,8 +237,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number among those of its host. In an elastic job of `cohort run` it is LOCAL_RANK, which a process keeps
-    while others leave and come: it may be local_size() or more, and 0 may be missing."""
+    """This process's number among those of its host. In an elastic job of `cohort run` this is LOCAL_RANK, which a
+    process keeps while others leave and join: the number may be local_size() or more, and 0 may be missing."""
     return world().local_rank()
 
 
@@ -257,17 +257,17 @@ def cross_size() -> int:
     return world().cross_size()
 
 
-once_left: list[Callable[[], None]] = []  # called at the end of the process, when all worlds are left
+once_left: list[Callable[[], None]] = []  # called at the end of the process, after all worlds are left
 
 
 def _at_exit() -> None:
     _last_words.tell_at_exit()
-    # After an exception the others learn at once why this rank will not finish what it has started.
+    # After an exception the other ranks learn immediately why this rank will not finish its operations.
     failure = getattr(sys, "last_value", None)
     reason = "the program has ended before its operations had"
     if failure is not None:
         reason = f"the program has failed: {type(failure).__name__}"
-        with contextlib.suppress(Exception):  # the text of another's exception may fail itself: Py4J's asks a JVM
+        with contextlib.suppress(Exception):  # formatting another package's exception may raise: Py4J's asks a JVM
             reason += f": {failure}"
     try:
         _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)
@@ -278,11 +278,11 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held it; here there is none that could give it back.
+    # Another thread of the parent may have held the lock; that thread does not exist here and could not release it.
     global _lock, _running
     _lock = threading.RLock()
     if rank_thread() is None:
-        _running = 0  # the ranks are the parent's
+        _running = 0  # the threads that are ranks are the parent's
 
 
 atexit.register(_at_exit)

@@ -1,16 +1,16 @@
-"""Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, step and epoch, and of every
-rank its random state and whatever tensors it alone has, in a folder of safetensors and JSON that C++ programs read and
+"""Checkpoints that are either complete and checked or absent. Each holds model, optimizer, sampler position, step and
+epoch, and every rank's random state and own tensors, in a folder of safetensors and JSON that C++ programs read and
 write as well (docs/reference/checkpoint-format.md). Also: weights alone.
 
     checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
-    resumed = checkpoints.load_latest(model, optimizer)          # None: there is none yet
+    resumed = checkpoints.load_latest(model, optimizer)          # None: no checkpoint yet
     if resumed:
         sampler.load_state(resumed.progress.sampler)
     ...  checkpoints.save_async(model, optimizer, step=step, epoch=epoch, sampler=sampler)
     checkpoints.close()
 
-Saving and loading are collective; a save may go on in the background. One thread per rank. Needs torch. Python's and
-NumPy's generators are not saved: what they drew last is not known to any other program; seed them by epoch.
+Saving and loading are collective; a save may run in the background. One thread per rank. Needs torch. The generators of
+Python and NumPy are not saved, since no other program can read their state; seed them by epoch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TrainingProgress:
     step: int = 0  # optimizer steps taken
     epoch: int = 0  # epochs begun before this one
     sampler: Optional[SamplerState] = None
-    values: Mapping[str, Value] = field(default_factory=dict)  # the program's own: a scheduler's count, the best loss, ...
+    values: Mapping[str, Value] = field(default_factory=dict)  # the program's own: a scheduler's count, best loss, ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _info_of(stored: Any) -> CheckpointInfo:
 
 
 def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Python's own types for what NumPy and torch call a number."""
+    """Converts numbers of NumPy and torch to Python's own types."""
     plain: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, torch.Tensor) or type(value).__name__ == "bool_":
@@ -117,11 +117,11 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: a box of the whole, and of the box's elements in row-major order a range (None: all of them)."""
+    """A part of a tensor: a box of the whole, and a range of the box's elements, row-major (None: all)."""
 
-    sizes: Sequence[int]  # the whole tensor's
-    start: Sequence[int]  # the box's
-    extent: Sequence[int]  # the box's
+    sizes: Sequence[int]  # sizes of the whole tensor
+    start: Sequence[int]  # the box's first index in each dimension
+    extent: Sequence[int]  # the box's size in each dimension
     begin: int = 0
     count: Optional[int] = None
 
@@ -131,50 +131,50 @@ class Shard:
 
 
 class CheckpointSave:
-    """A save in the background. Any thread may ask."""
+    """A save in the background. Any thread may call its methods."""
 
     def __init__(self, pending: Any) -> None:
         self._pending = pending
 
     def done(self) -> bool:
-        """True once it is over on this rank, with or without an error."""
+        """Returns True if the save has ended on this rank, with or without an error."""
         return self._pending.done()
 
     def wait(self) -> CheckpointInfo:
-        """Waits until the checkpoint is on the disk; raises the error of the save, which the folder then does not raise again."""
+        """Waits until the checkpoint is on the disk. Raises the save's error instead of the folder."""
         return _info_of(self._pending.wait())
 
 
 class CheckpointFolder:
-    """The checkpoints of one training run. `module` is the module or its data-parallel wrapper; `optimizer` one of
-    torch's SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS, or None. All its parameters have to be the module's. One of these in
-    a cohort.optim.Sharded is saved by all ranks, each its part, and loads on any number of ranks and without sharding
-    (on its way each rank has the whole state in memory).
+    """The checkpoints of one training run. `module` is the module or its data-parallel wrapper; `optimizer` is one of
+    torch's SGD, Adam, AdamW, Adagrad, RMSprop, LBFGS, or None, and all its parameters have to be the module's. The
+    state of such an optimizer in a cohort.optim.Sharded is saved by all ranks, each its own part, and can be loaded on
+    any number of ranks and without sharding (while loading, each rank has the whole state in memory).
 
-    Errors on any rank reach every rank: all raise, disk errors (Io, Unavailable) and damage (Corrupt) included. Between an
-    error and the next save the folder holds what it held before.
+    Errors on any rank reach every rank: all raise, disk errors (Io, Unavailable) and damage (Corrupt) included. After
+    an error the folder's contents stay unchanged until the next save.
     """
 
     def __init__(self, folder: Path, keep: int = 3, comm: Optional[Communicator] = None, *, place: str = "rank0",
                  copies: int = 2, best_by: str = "", keep_best: int = 0, best_mode: str = "min") -> None:  # fmt: skip
-        """Not collective, touches nothing.
+        """Not collective; touches no file.
 
-        folder  made if it does not exist
-        keep    complete checkpoints to keep, at least 1; older ones go once a newer one is on the disk
+        folder  created if it does not exist
+        keep    complete checkpoints to keep, at least 1; older ones are removed when a newer one is on the disk
         comm    the ranks that save and load together; None: the default world, or this process alone
-        place   who writes, and whose disk the folder is on; the same on all ranks.
-                "rank0": rank 0's, and what belongs to other ranks travels there: no other rank needs to see the folder.
+        place   which ranks write, and on which disks; the same on all ranks.
+                "rank0": rank 0's disk; other ranks send their data to rank 0 and need not see the folder.
                 "shared": all ranks see it (NFS, Lustre, one host): every rank writes and reads its own part.
                 "local": a folder of this path on every host's own disk, with the parts of that host's ranks and copies
-                of another's; loading gathers them from whichever hosts have them
-        copies  for "local": on how many hosts' disks each file is, at least 1; on all of them if there are fewer. 2:
-                whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same
+                of another's; loading gathers them from all hosts
+        copies  for "local": number of hosts that store each file, at least 1, at most all. 2:
+                each host's files are also on the next host. 1: a checkpoint is lost with any host's disk. The same
                 on all ranks
         best_by     the checkpoints with the best number of this name among their `values` stay as well, across restarts
-                    too. One that has none, or NaN or an infinity there, is never among them; of equal ones the older is
-                    better. "": only `keep` counts. The same on all ranks
-        keep_best   so many of them; 0: 1 if there is a best_by
-        best_mode   "min": lower is better, as of a loss; "max": higher, as of an accuracy
+                    too. Checkpoints without a finite number of this name are never kept for it; among equals the older
+                    is better. "": only `keep` counts. The same on all ranks
+        keep_best   how many of these to keep; 0: 1 if there is a best_by
+        best_mode   "min": lower is better, as for a loss; "max": higher, as for an accuracy
         """
         self.folder = os.fspath(folder)
         self.keep = keep
@@ -196,20 +196,21 @@ class CheckpointFolder:
              sampler: Union[DistributedSampler, SamplerState, None] = None, values: Optional[Mapping[str, Any]] = None,
              state: Optional[Mapping[str, torch.Tensor]] = None,
              shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointInfo:  # fmt: skip
-        """Saves; collective, and returns on every rank once the checkpoint is on the disk.
+        """Saves the training; collective. Returns on every rank when the checkpoint is on the disk.
 
-        Model, optimizer and progress (or step, epoch, sampler and values) are rank 0's; the random state, of torch's CPU
-        generator and those of the GPUs that the module is on, and `state` (tensors of this rank alone, by any name) are
-        every rank's. A GPU's tensors are copied to the host, after what torch's current stream has. Written aside,
-        synced, its digests in a manifest that comes last, then renamed: killed at any moment, it leaves the folder as it
-        was but for a hidden remainder, which the next save removes. A save in the background ends first; its error,
-        unless its handle has raised it, is raised here, and nothing is saved. Raises InvalidArgument for place "shared"
-        where some hosts see another folder: they are named.
+        Model, optimizer and progress (or step, epoch, sampler and values) are saved from rank 0. Every rank saves its
+        random state (of torch's CPU generator and of the GPUs that the module is on) and `state`, tensors of this rank
+        alone by any name. A GPU's tensors are copied to the host after the work queued on torch's current stream. Files
+        are written to a hidden folder and synced, then a manifest with their digests, then the folder is renamed: a
+        process killed at any moment leaves the checkpoints unchanged and at most a hidden remainder, which the next
+        save removes. Waits first for a save in the background; if its error was not raised by its handle, raises it
+        here and saves nothing. Raises InvalidArgument for place "shared" if some hosts see another folder, and names
+        them.
 
-        `shards`, of every rank: parts of tensors of which no rank has all, by the name of the whole: "model/fc.weight",
-        "optimizer/state/fc.weight/exp_avg". They take the place of what rank 0's `module` and `optimizer` have by that name.
-        One rank contributes each element: else InvalidArgument on all ranks, which names the tensor, and nothing is
-        saved.
+        `shards`, given by every rank: parts of tensors that no single rank holds, by the name of the whole tensor:
+        "model/fc.weight", "optimizer/state/fc.weight/exp_avg". They replace rank 0's tensors of that name. Each element
+        has to come from exactly one rank; otherwise all ranks raise InvalidArgument, which names the tensor, and
+        nothing is saved.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -222,13 +223,13 @@ class CheckpointFolder:
                    values: Optional[Mapping[str, Any]] = None,
                    state: Optional[Mapping[str, torch.Tensor]] = None,
                    shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointSave:  # fmt: skip
-        """As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
-        the state's size is needed in all; for state on a GPU that much of the host's memory).
+        """Like save, but returns when all tensors have been copied into host memory. The next save uses that memory
+        again: in all, twice the state's size is needed (for state on a GPU, that much host memory).
 
-        The rest is done by a thread of low priority, without the GIL, over a communicator that the first call splits
-        off. One save at a time: a second call waits for the first. An error is logged at once (subsystem "checkpoint"),
-        and raised by the handle's wait, or else by the next save, save_async, load_latest or close. A process that
-        ends waits for its saves.
+        A thread of low priority writes the files, without the GIL, over a communicator that the first call splits off.
+        One save at a time: a second call waits for the first. An error is logged immediately (subsystem "checkpoint"),
+        and raised by the handle's wait, or else by the next save, save_async, load_latest or close. A process that ends
+        waits for its saves.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -237,13 +238,13 @@ class CheckpointFolder:
         return CheckpointSave(self._checkpoints.save_async(comm, bundle))
 
     def close(self) -> None:
-        """Waits for the save in the background, and raises its error unless its handle has. Not collective."""
+        """Waits for the save in the background; raises its error unless its handle has raised it. Not collective."""
         self._checkpoints.close()
 
     def _bundle(self, comm: Optional[Communicator], module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer],
                 progress: TrainingProgress, state: Optional[Mapping[str, torch.Tensor]],
                 shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]]) -> Any:  # fmt: skip
-        """Returns this rank's contribution; raises on all ranks if one cannot."""
+        """Returns this rank's contribution; if a rank cannot contribute, all ranks raise."""
         brought: list[Any] = []
         parts = dict(sorted({**_shards_of(optimizer), **(shards or {})}.items()))
 
@@ -280,31 +281,32 @@ class CheckpointFolder:
     def load_latest(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
     ) -> Optional[CheckpointInfo]:
-        """Loads the newest checkpoint that is whole; collective.
+        """Loads the newest undamaged checkpoint; collective.
 
-        Every file's digest is compared by a rank that sees it, and model and optimizer are sent to all. A damaged
-        checkpoint is passed over with a warning (logger "cohort.checkpoint") that says what is wrong, and the one before
-        is taken. None if there is none at all; raises Corrupt if there are some and all are damaged, InvalidArgument if a
-        newer Cohort saved the newest, or if it does not fit the model (missing, unexpected and misshapen tensors are
-        listed) or the optimizer. After these errors module, optimizer and random state are as before, on every rank.
-        With `optimizer` None its state in the checkpoint is left alone. Hyperparameters become the saved ones. Tensors
-        come to be on the device where the module has them, whichever they were saved from; an optimizer's on that of
-        their parameter. Rank r gets rank r's random state and state; ranks that the saved world did not have keep their
-        random state, and so do GPUs without one in the checkpoint. The place need not be the one it was saved with.
+        Every file's digest is checked by a rank that can read the file, and model and optimizer are sent to all ranks.
+        A damaged checkpoint is skipped with a warning (logger "cohort.checkpoint") that names the damage, and the
+        previous checkpoint is loaded. Returns None if there is no checkpoint. Raises Corrupt if all checkpoints are
+        damaged, and InvalidArgument if a newer Cohort saved the newest, or if it does not fit the model (missing,
+        unexpected and misshapen tensors are listed) or the optimizer. After these errors module, optimizer and random
+        state are as before, on every rank. If `optimizer` is None, the saved optimizer is not loaded. Hyperparameters
+        become the saved ones. Tensors are loaded to the module's devices, and an optimizer's to those of their
+        parameters, wherever they were saved. Rank r gets rank r's random state and `state`; ranks that the saved world
+        did not have keep their random state, and so do GPUs without one in the checkpoint. `place` need not be the one
+        used for saving.
         """
         return self._load(module, optimizer, None)
 
     def load_best(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
     ) -> Optional[CheckpointInfo]:
-        """As load_latest, of the best by `best_by`; where it is damaged, the next best. Raises InvalidArgument if there are
-        checkpoints and none has a finite number of this name."""
+        """Like load_latest, for the best checkpoint by `best_by`; if it is damaged, the next best. Raises
+        InvalidArgument if there are checkpoints but none has a finite number of this name."""
         return self._load(module, optimizer, None, best=True)
 
     def _load(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer], latest: Optional[int], best: bool = False
     ) -> Optional[CheckpointInfo]:
-        """`latest`: the last generation to consider, the same on all ranks; None: there is no such bound."""
+        """`latest`: the last generation to consider, the same on all ranks; None: no limit."""
         comm = self._comm
         self._checkpoints.settle(comm)
         stored, files, part, passed_over, all_damaged = self._checkpoints.load_newest(
@@ -323,9 +325,9 @@ class CheckpointFolder:
             applied = attempt(lambda: [step() for step in steps])
         agree(comm, applied)
         written = getattr(model, "parameters_written", None)
-        if written is not None:  # with sharding
+        if written is not None:  # if the optimizer is sharded
             written()
-            if optimizer is not None and hasattr(optimizer, "_masters_written"):  # it has them already
+            if optimizer is not None and hasattr(optimizer, "_masters_written"):  # has its masters already
                 optimizer._masters_written()
         self._loaded, self._rank_state = stored, state
         return _info_of(stored)
@@ -333,11 +335,11 @@ class CheckpointFolder:
     def load_shards(
         self, wanted: Mapping[str, Shard]
     ) -> Optional[tuple[CheckpointInfo, dict[str, torch.Tensor]]]:
-        """Loads this rank's parts of tensors from the newest checkpoint that is whole, by the names that `save` has for
-        `shards`, to the CPU: in the box's shape, or 1-D for a range. None if there is no checkpoint. Collective; each
-        rank asks for parts of its own, whether and however the tensors were divided when saved. Random state and module
-        stay as they are. Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes; else as
-        load_latest.
+        """Loads this rank's parts of tensors from the newest undamaged checkpoint, by the same names as `shards` of
+        `save`, to the CPU: in the box's shape, or 1-D for a range. Returns None if there is no checkpoint. Collective;
+        each rank asks for its own parts, whether and however the tensors were divided when saved. Random state and
+        module are not changed. Raises InvalidArgument on all ranks if a tensor was not saved or has other sizes;
+        otherwise the errors of load_latest.
         """
         comm = self._comm
         self._checkpoints.settle(comm)
@@ -385,28 +387,28 @@ class CheckpointFolder:
             state.update(_tensors_of(part, path, _STATE_PREFIX))
             random = _tensors_of(part, path, _RANDOM_PREFIX)
         elif _RANDOM in files:
-            # "rank/3" is the CPU generator's, "rank/3/cuda/0" that of a GPU.
+            # "rank/3" is the state of the CPU generator, "rank/3/cuda/0" that of a GPU's.
             for entry in parse(_RANDOM)[0]:
                 _, of, generator = (entry[0] + "//").split("/", 2)
                 if of == str(rank):
                     random[generator.rstrip("/") or "cpu"] = to_tensor(entry)
-        # The one step that may yet fail (the CPU generator's state of another torch) comes first.
+        # The only step that may still fail (if the CPU generator's state is from another torch) comes first.
         steps.insert(0, restored_random_states(module, random, stored.folder))
         if not random:
             _log.info("%s: saved by %d ranks; rank %d keeps its own random state", stored.folder, stored.world_size, rank)
         return steps
 
     def rank_state(self) -> dict[str, torch.Tensor]:
-        """Returns the `state` saved by the rank of this rank's number, in the checkpoint that load_latest has loaded;
-        empty if that world had no such rank. On the CPU. Not collective. Raises InvalidArgument before a load."""
+        """Returns the `state` that the rank with this rank's number saved in the checkpoint loaded by load_latest, on
+        the CPU; empty if that world had no such rank. Not collective. Raises InvalidArgument before a load."""
         if self._loaded is None:
             raise InvalidArgument("rank_state: no checkpoint has been loaded -- load_latest first")
         return self._rank_state
 
     def parts(self, saved_ranks: Optional[Iterable[int]] = None) -> dict[int, dict[str, torch.Tensor]]:
-        """Returns the `state` of other saved ranks, for worlds of another size: those that exist of the numbers given
-        (None: all of them), by saved rank. Collective; each rank may ask for others. Raises Corrupt if a part is
-        damaged or gone."""
+        """Returns the `state` of other saved ranks, by saved rank, for worlds of another size. Numbers in `saved_ranks`
+        that were not saved are left out (None: all ranks). Collective; each rank may ask for others. Raises Corrupt if
+        a part is damaged or missing."""
         comm = self._comm
         wanted: set[int] = set()
         parts: dict[int, dict[str, torch.Tensor]] = {}
@@ -426,15 +428,15 @@ class CheckpointFolder:
         return parts
 
     def list(self) -> list[CheckpointInfo]:
-        """The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged.
+        """Returns the checkpoints with a valid manifest, oldest first. Their files are not read and may be damaged.
 
-        Not collective; only as good as this rank's view of the disk.
+        Not collective; each rank lists what it can read on the disk.
         """
         return [_info_of(stored) for stored in _core.list_checkpoints(self.folder)]
 
 
 def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damaged: Optional[Exception]) -> None:
-    """Reports the checkpoints that a load has passed over; raises if all are damaged."""
+    """Reports the checkpoints that a load has skipped; raises if all are damaged."""
     if rank_of(comm) == 0:
         for reason in passed_over:
             _log.warning("passed over: %s", reason)
@@ -443,7 +445,7 @@ def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damage
 
 
 def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer of the module's parameters, where this one is of pieces (cohort.optim.Sharded)."""
+    """Returns the optimizer of the module's parameters if `optimizer` is one of pieces (cohort.optim.Sharded)."""
     return optimizer._whole() if hasattr(optimizer, "_whole") else optimizer
 
 
@@ -457,7 +459,7 @@ def _shards_of(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, tuple[to
     }
 
 
-# A process does not end in the midst of a save.
+# Saves under way: a process waits for them before it ends.
 _saving: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -467,7 +469,7 @@ def _finish_saves() -> None:
         try:
             checkpoints.close()
         except Error:
-            pass  # it has been logged
+            pass  # the error has been logged
 
 
 def _progress(
@@ -488,7 +490,7 @@ def _check(progress: TrainingProgress) -> None:
 
 
 def _tensors_of(part: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors in a part whose names begin so, by the rest of their names."""
+    """Returns the tensors in a part whose names begin with `prefix`, by the rest of their names."""
     entries = _core.parse_safetensors(part, path)[0]
     return {entry[0][len(prefix) :]: to_tensor(entry) for entry in entries if entry[0].startswith(prefix)}
 
@@ -504,7 +506,7 @@ def save(folder: Path, module: torch.nn.Module, optimizer: Optional[torch.optim.
 def resume(folder: Path, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
            sampler: Optional[DistributedSampler] = None, *, comm: Optional[Communicator] = None,
            place: str = "rank0") -> Optional[CheckpointInfo]:  # fmt: skip
-    """Loads the newest whole checkpoint, the sampler's position too if it has one; None if there is none. Collective."""
+    """Loads the newest undamaged checkpoint, with any sampler position; None if there is no checkpoint. Collective."""
     info = CheckpointFolder(folder, comm=comm, place=place).load_latest(module, optimizer)
     if info is not None and sampler is not None and info.progress.sampler is not None:
         sampler.load_state(info.progress.sampler)
@@ -512,33 +514,33 @@ def resume(folder: Path, module: torch.nn.Module, optimizer: Optional[torch.opti
 
 
 def latest(folder: Path) -> Optional[CheckpointInfo]:
-    """The newest checkpoint with a sound manifest; None if there is none. Not collective; its files are not read."""
+    """Returns the newest checkpoint with a valid manifest, or None. Not collective; does not read its files."""
     infos = CheckpointFolder(folder).list()
     return infos[-1] if infos else None
 
 
-# A signal, or Ctrl-C, is noticed as often.
+# Seconds between checks for a signal or Ctrl-C.
 _SLICE = 0.2
 
 
 def follow(
     folder: Path, *, after_generation: int = 0, look_every: float = 1.0, timeout: Optional[float] = None
 ) -> Iterator[CheckpointInfo]:
-    """The training's checkpoints as they come, for a process beside it; ends once training is over. Not collective.
+    """Yields the training's checkpoints as they appear, to a separate process, until it ends. Not collective.
 
         checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
         for info in cohort.checkpoint.follow("run/checkpoints"):
-            info = checkpoints.load_latest(model) or info         # may be a newer one yet
+            info = checkpoints.load_latest(model) or info         # may be an even newer one
             ...  evaluate
 
-    Each is the newest that has a sound manifest: a caller slower than the training skips some, and never the last.
-    SIGTERM means that training is over, as `cohort run` tells an evaluator once the ranks have ended; once the first
-    checkpoint is waited for, it does not end the process. Call it in the main thread or any other, one at a time.
+    Each is the newest one with a valid manifest: a caller slower than the training skips some, but never the last.
+    SIGTERM means that the training has ended (`cohort run` sends it to an evaluator after the ranks have ended); from
+    the first wait on, SIGTERM does not end the process. Call from the main thread or any other, one call at a time.
 
-    folder            of the checkpoints; it need not be there yet
+    folder            of the checkpoints; need not exist yet
     after_generation  checkpoints up to this one are left out
     look_every        seconds between reads of the folder
-    timeout           seconds for the next checkpoint to come, before Timeout is raised; None: without end
+    timeout           seconds to wait for the next checkpoint before Timeout is raised; None: no limit
     """
     follower = _core.CheckpointFollower(os.fspath(folder), after_generation, look_every, timeout)
     while True:
@@ -547,7 +549,7 @@ def follow(
             continue
         if generation is None:
             return
-        # (It may be gone already, where the training saves fast; then there is a newer one.)
+        # (The checkpoint may have been removed already if the training saves fast; then there is a newer one.)
         for stored in _core.list_checkpoints(os.fspath(folder)):
             if stored.generation == generation:
                 yield _info_of(stored)

@@ -1,4 +1,4 @@
-"""Assigns samples to ranks: the C++ sampler's order, to the bit, for torch's DataLoader or by itself.
+"""Assigns samples to ranks in the same order, to the bit, as the C++ sampler; for torch's DataLoader or without it.
 
 Pure arithmetic: no communication, and no torch. One thread at a time per sampler.
 """
@@ -19,7 +19,7 @@ __all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "p
 
 
 def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
-    """The order of an epoch's samples: an array of 64-bit integers, the same as C++'s for every platform and version."""
+    """Returns the order of an epoch's samples as an array of 64-bit integers, equal to C++'s on every platform."""
     order = array.array("q", bytes(8 * size))
     if size:
         _core.permute(order, seed % 2**64, epoch)
@@ -29,26 +29,26 @@ def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
 class Remainder(enum.Enum):
     """How to treat the last samples of an epoch when they do not fill a global batch."""
 
-    KEEP = "keep"  # they make a smaller step, spread over the ranks; some may get none
-    DROP = "drop"  # they are left out in this epoch
+    KEEP = "keep"  # the last samples make a smaller step, spread over the ranks; some ranks may get none
+    DROP = "drop"  # the last samples are left out in this epoch
     PAD = "pad"  # the step is filled up with the first samples of the epoch's permutation
 
 
 @dataclass(frozen=True)
 class SamplerState:
-    """All that is needed to go on, with any number of ranks and any batch size. Plain numbers, for checkpoints."""
+    """The state to continue from, with any number of ranks and any batch size. Plain numbers, for checkpoints."""
 
     seed: int = 0
     epoch: int = 0
     cursor: int = 0  # samples of this epoch that optimizer steps have used, over all ranks
-    size: int = 0  # the data set's
+    size: int = 0  # size of the data set
 
 
 class DistributedSampler:
     """This rank's part of a data set, epoch by epoch.
 
-    In batches, as C++'s sampler; the last step of an epoch is spread over the ranks, and DistributedDataParallel weights
-    what each has, if it is given the sampler:
+    In batches, as C++'s sampler: the last step of an epoch is spread over the ranks, and DistributedDataParallel, if
+    given the sampler, weights each rank by its number of samples:
 
         sampler = DistributedSampler(data, batch_size=32)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
@@ -57,30 +57,30 @@ class DistributedSampler:
             for x, y in loader:
                 ...; optimizer.step(); sampler.step()
 
-    step() is needed where the model is given the sampler, or its position is to be saved: once after each batch, also
-    where several are accumulated.
+    step() is needed if the model is given the sampler, or if the sampler's position is to be saved: once after each
+    batch, also while gradients of several batches are accumulated.
 
-    In single samples, in the place of torch's sampler and with its arguments: every rank gets equally many.
+    In single samples, as torch's sampler and with its arguments: every rank gets equally many.
 
         loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 
-    dataset        its length is what counts; or the length itself
-    num_replicas   default: the default world's size (1 where there is none)
+    dataset        a data set, of which only the length is used, or its length
+    num_replicas   default: the default world's size (1 without a world)
     rank           default: the default world's rank (0)
-    shuffle        a permutation of its own in every epoch, or the samples in order
+    shuffle        True: a new permutation in every epoch; False: the samples in order
     seed           of the permutation; an unsigned 64-bit integer
-    drop_last      without batch_size: drop what does not divide instead of padding
+    drop_last      without batch_size: drop the samples that do not divide evenly, instead of padding
     batch_size     samples per rank and step; with it, iterating gives lists
     remainder      "keep", "drop" or "pad"; default: "keep" with a batch_size, else "pad", or "drop" with drop_last
-    shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the ranks'
-                   number; "measured": by the speed at which each computes, found out and changed as training goes on, once
-                   DistributedDataParallel has been given the sampler (then step() is collective); "even". Default: as
-                   COHORT_SHARES says, where DistributedDataParallel has been given the sampler, else even. Uneven
-                   shares need averages by samples, as DistributedDataParallel with a sampler takes them
+    shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the
+                   number of ranks; "measured": by each rank's speed, measured during training by a
+                   DistributedDataParallel that has been given the sampler (step() is collective then); "even". Default:
+                   COHORT_SHARES if a DistributedDataParallel has been given the sampler, else even. Uneven shares need
+                   averages weighted by samples, as DistributedDataParallel with a sampler computes
     comm           takes rank and size from it instead
 
-    Iterating begins an epoch: it goes on at the cursor; if that epoch was used up, or drawn to its end without any
-    `step`, the next one begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler does the same.
+    Iterating begins an epoch at the cursor. If that epoch was used up, or drawn to its end without any `step`, the next
+    epoch begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler has the same effect.
 
     With "keep", a rank may get an empty list in the last step of an epoch; see EmptyBatches.
     """
@@ -89,7 +89,7 @@ class DistributedSampler:
                  shuffle: bool = True, seed: int = 0, drop_last: bool = False, *, batch_size: Optional[int] = None,
                  remainder: Union[Remainder, str, None] = None, shares: Union[str, Sequence[float], None] = None,
                  comm: Optional[Communicator] = None) -> None:  # fmt: skip
-        """Raises InvalidArgument for negative sizes, batch sizes below 1, a rank outside the world."""
+        """Raises InvalidArgument for negative sizes, batch sizes below 1, and a rank outside the world."""
         size = dataset if isinstance(dataset, int) else len(dataset)
         if comm is None and _world.is_initialized():
             comm = _world.world()
@@ -111,12 +111,12 @@ class DistributedSampler:
         self.remainder = Remainder(remainder)
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._full = (batch_size or 1) * self.num_replicas  # a whole step's samples
-        self._goes_on = False  # a new world has come, and the loop has not begun again
+        self._full = (batch_size or 1) * self.num_replicas  # samples of a whole step
+        self._goes_on = False  # a new world was set, and the loop has not begun again
         self._calls_of_step = 0
         self._share_text = _share_text(shares)
         self._own_shares = shares is not None
-        self._weighted = False  # a DistributedDataParallel has it
+        self._weighted = False  # a DistributedDataParallel weights by it
         # Without a batch_size all ranks have equally many.
         self._shares = None if batch_size is None or self._share_text == "even" else _core.SampleShares(self._share_text)
         if self._own_shares and self._share_text != "even":
@@ -125,17 +125,17 @@ class DistributedSampler:
             self._shares.require_world(self.num_replicas)
         self._state = SamplerState(seed=seed, size=size)
         self._drawn = 0  # samples of this epoch handed out, over all ranks
-        # Drawn, not stepped over: (cursor after it, samples of all ranks, of this one).
+        # Steps drawn but not stepped over: (cursor after the step, samples of all ranks, samples of this rank).
         self._steps: deque[tuple[int, int, int]] = deque()
-        # Batches that a DataLoader's loop has received and that are not stepped over, if these are counted, and this
-        # rank's samples of the last batch stepped over. A DataLoader draws ahead, so the drawn ones do not tell that.
+        # Batches that a DataLoader's loop has received and not stepped over (None: not counted), and this rank's
+        # samples of the last batch stepped over. A DataLoader draws ahead, so `_steps` does not tell these.
         self._received: Optional[int] = None
         self._own_of_last = -1
         self._order: Sequence[int] = ()  # the permutation of
         self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which have the shares that were asked for, and measure again."""
+        """For copies and pickles: they keep the shares that were asked for, and measure speeds again."""
         return {**self.__dict__, "_shares": self._shares is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ class DistributedSampler:
         self._shares = _core.SampleShares(self._share_text) if self._shares else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Lists of indices with a batch_size, else indices."""
+        """Yields lists of indices with a batch_size, else indices."""
         self.reset()
         while (batch := self.next_batch()) is not None:
             if self.batch_size is not None:
@@ -152,16 +152,16 @@ class DistributedSampler:
                 yield from batch
 
     def __len__(self) -> int:
-        """Number of items that iterating over a whole epoch gives on this rank."""
+        """Returns the number of items that iterating over a whole epoch gives on this rank."""
         if self.batch_size is not None or self.remainder is not Remainder.KEEP:
             return self.steps_per_epoch()
         return (self.size - self.rank + self.num_replicas - 1) // self.num_replicas
 
     def next_batch(self) -> Optional[list[int]]:
-        """This rank's samples of the next step, possibly none; None at the end of the epoch.
+        """Returns this rank's samples of the next step, possibly none; None at the end of the epoch.
 
-        Draws ahead of `step`: what has been drawn and not been stepped over is drawn again after `reset` or a restored
-        state.
+        Draws ahead of `step`: samples that have been drawn but not stepped over are drawn again after `reset` or a
+        restored state.
         """
         left = self.size - self._drawn
         if left <= 0 or (self.remainder is Remainder.DROP and left < self._full):
@@ -172,7 +172,7 @@ class DistributedSampler:
         if self._shares is not None and (self._weighted or self._own_shares):
             before, count = self._shares.part(together, self.rank, self.num_replicas, (self.epoch, self._drawn))
             begin = self._drawn + before
-        else:  # spread evenly; the first ranks get one more where it does not divide
+        else:  # the first ranks get one sample more if the number does not divide evenly
             each, more = divmod(together, self.num_replicas)
             begin = self._drawn + self.rank * each + min(self.rank, more)
             count = each + (self.rank < more)
@@ -183,8 +183,8 @@ class DistributedSampler:
         return [self._order[at % self.size] for at in range(begin, begin + count)]
 
     def step(self, steps: int = 1) -> None:
-        """The oldest step drawn has been used by the optimizer: the cursor moves on. Raises InvalidArgument if fewer were
-        drawn, or steps < 1. Without a batch_size a step is one sample per rank: give the number of the batch's samples."""
+        """Tells that the optimizer has used the oldest step drawn: the cursor advances. Raises InvalidArgument if fewer
+        steps were drawn, or steps < 1. Without a batch_size a step is one sample per rank: pass the batch's samples."""
         if not 1 <= steps <= len(self._steps):
             raise InvalidArgument(
                 f"DistributedSampler.step({steps}) where {len(self._steps)} batches are drawn -- call it once after each "
@@ -204,7 +204,7 @@ class DistributedSampler:
             _core.warn_of_unused_shares()
 
     def _bind(self, comm: Communicator) -> None:
-        """Called by DistributedDataParallel: it weights each rank's samples."""
+        """Called by DistributedDataParallel, which weights each rank's samples."""
         if self._shares is None:
             return
         self._shares.require_world(comm.size())
@@ -217,32 +217,31 @@ class DistributedSampler:
         self._weighted = True
 
     def _begin_step(self) -> None:
-        """Called by synchronising forwards: the ranks exchange their speeds, collectively, where shares are
-        measured."""
+        """Called by synchronising forwards: the ranks exchange their speeds, collectively, if shares are measured."""
         if self._shares is not None:
             self._shares.begin_step(self._full, (self.epoch, self._drawn))
 
     def _receive(self) -> None:
-        """The loop over a DataLoader has got a batch."""
+        """Called when the loop over a DataLoader has received a batch."""
         self._received = (self._received or 0) + 1
 
     def global_batch(self) -> int:
-        """Samples over all ranks of the oldest step drawn; 0 if none is."""
+        """Returns the samples over all ranks of the oldest step drawn; 0 if there is none."""
         return self._steps[0][1] if self._steps else 0
 
     def _samples_of_batch(self, trained_at: Optional[int]) -> int:
-        """Returns this rank's samples of the batch that a forward is for: the oldest drawn and not stepped over (a
+        """Returns this rank's samples of the batch that a forward is for: the oldest one drawn and not stepped over (a
         DataLoader with workers draws ahead); -1 if there is none.
 
-        trained_at: the cursor at which the model may have been trained on that one already. It does not matter as long as
-        all that are drawn have equally many samples.
+        trained_at: the cursor at which the model may already have been trained on that batch. Irrelevant while all
+        batches drawn have equally many samples.
         """
-        if self._received == 0:  # once more, as the second of two optimizers
+        if self._received == 0:  # the same batch again, for the second of two optimizers
             return self._own_of_last
         if not self._steps:
             return -1
         first, last = self._steps[0], self._steps[-1]
-        # The last of an epoch is the only one that is smaller.
+        # Only the last batch of an epoch is smaller.
         if trained_at == self.cursor and first[1:] != last[1:]:
             raise InvalidArgument(
                 f"DistributedSampler: {len(self._steps)} batches are drawn, the first of {first[2]} samples of this rank and "
@@ -251,7 +250,7 @@ class DistributedSampler:
         return first[2]
 
     def steps_left(self) -> int:
-        """Steps from the cursor to the end of the epoch."""
+        """Returns the number of steps from the cursor to the end of the epoch."""
         return self._steps_from(self.cursor)
 
     def steps_per_epoch(self) -> int:
@@ -263,12 +262,12 @@ class DistributedSampler:
 
     @property
     def cursor(self) -> int:
-        """Samples of this epoch that optimizer steps have used, over all ranks."""
+        """The samples of this epoch that optimizer steps have used, over all ranks."""
         return self._state.cursor
 
     @property
     def size(self) -> int:
-        """Samples of the data set."""
+        """The number of samples of the data set."""
         return self._state.size
 
     @property
@@ -276,8 +275,8 @@ class DistributedSampler:
         return self._state.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch. The first call in a new world (see `set_world`) keeps the position within the
-        epoch, and raises InvalidArgument for an earlier one: its samples have been used."""
+        """Moves to the beginning of an epoch. The first call in a new world (see `set_world`) keeps the position within
+        the epoch, and raises InvalidArgument for an earlier epoch, whose samples have been used."""
         if epoch < 0:
             raise InvalidArgument(f"DistributedSampler: epoch {epoch}")
         if self._goes_on and epoch < self.epoch:
@@ -295,10 +294,10 @@ class DistributedSampler:
         self.set_epoch(self.epoch + 1)
 
     def reset(self) -> None:
-        """Begins an iteration; see the class. In a new world an epoch that was used up is iterated once more, and gives
-        nothing, so that a loop ends it as it would have."""
+        """Begins an iteration; see the class. In a new world an epoch that was used up is iterated once more and yields
+        nothing, so that the loop ends the epoch normally."""
         goes_on, self._goes_on = self._goes_on, False
-        # A loop that never calls step() has no position worth keeping: its epochs follow each other.
+        # A loop that never calls step() has no position worth keeping: each iteration is the next epoch.
         used_up = self.steps_left() == 0 and self.cursor > 0
         if goes_on:
             self._rewind()
@@ -308,7 +307,7 @@ class DistributedSampler:
             self._rewind()
 
     def set_world(self, rank: int, size: int, global_batch: Optional[int] = None) -> None:
-        """Another world goes on from this position: what was drawn and not stepped over is drawn again, by whichever rank.
+        """Continues in another world from this position. Samples drawn, not stepped over, are drawn again by any rank.
 
         global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
 
@@ -335,7 +334,7 @@ class DistributedSampler:
         return self._state
 
     def load_state(self, state: SamplerState) -> None:
-        """Goes on from there. Raises InvalidArgument if it is of a data set of another size."""
+        """Continues from `state`. Raises InvalidArgument if the state is of a data set of another size."""
         if state.size != self.size:
             raise InvalidArgument(
                 f"a sampler's position in a data set of {state.size} samples cannot be used for one of {self.size} -- "
@@ -349,7 +348,7 @@ class DistributedSampler:
         self._rewind()
 
     def state_dict(self) -> dict[str, int]:
-        """`state` as a dict of numbers."""
+        """Returns `state` as a dict of numbers."""
         return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -379,7 +378,7 @@ def _share_text(shares: Union[str, Sequence[float], None]) -> str:
 
 
 class EmptyBatches:
-    """A collate_fn for DataLoader that also makes a batch of no sample, with the shapes of one:
+    """A collate_fn for DataLoader that can also make a batch of no samples, shaped like one with samples:
 
         DataLoader(data, batch_sampler=sampler, collate_fn=cohort.data.EmptyBatches(data))
 
@@ -388,7 +387,7 @@ class EmptyBatches:
     """
 
     def __init__(self, dataset: Any, collate_fn: Optional[Callable[[list], Any]] = None) -> None:
-        """collate_fn: what makes a batch of samples otherwise; default: torch's."""
+        """collate_fn: makes a batch of one or more samples; default: torch's."""
         self._dataset = dataset
         self._collate = collate_fn
 
@@ -403,7 +402,7 @@ class EmptyBatches:
 
 
 def _first(batch: Any, count: int) -> Any:
-    """The first samples of a batch, however it is nested."""
+    """Returns the first samples of a batch, which may be nested."""
     if isinstance(batch, dict):
         return type(batch)({key: _first(value, count) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -1,4 +1,4 @@
-"""`cohort.Distributor`: for those who come from Spark's TorchDistributor. The same calls, the same results."""
+"""`cohort.Distributor`: for programs that use Spark's TorchDistributor. The same calls, the same results."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Distributor:
 
     num_processes  how many processes, from 1
     local_mode     True: on this host. False: on the workers of the active SparkSession, where one task of a barrier job
-                   stands for each process, or for as many as it has GPUs (spark.task.resource.gpu.amount)
-    use_gpu        True: at most one process for each GPU that this one may use, more are not started; each rank sees the
-                   GPUs of the job and takes the one of its LOCAL_RANK. Without any GPU it says so and uses the CPU.
+                   runs one process, or as many as it has GPUs (spark.task.resource.gpu.amount)
+    use_gpu        True: at most one process for each GPU that this process may use, and no more are started; each rank
+                   sees the job's GPUs and uses the one of its LOCAL_RANK. Without any GPU, warns and uses the CPU.
                    False: the ranks see no GPU
 
-    hosts, hostfile  on these hosts, as `cohort.run` takes them (TorchDistributor has Spark's workers instead); default: this
-                   one, or those of the Slurm allocation that this process is in. On several hosts GPUs are each host's own:
-                   they are not counted here, and CUDA_VISIBLE_DEVICES is what it is there
+    hosts, hostfile  run on these hosts, as with `cohort.run` (TorchDistributor has Spark's workers instead); default:
+                   this host, or those of this process's Slurm allocation. On several hosts each host manages its own
+                   GPUs: they are not counted here, and each host's CUDA_VISIBLE_DEVICES applies
 
-    Fewer processes than asked for, and no GPU where one was asked for, are warnings (RuntimeWarning). `num_processes` is
-    then the number that will really run.
+    Warns (RuntimeWarning) if fewer processes run than were asked for, or if a GPU was asked for and there is none.
+    `num_processes` is then the number that will really run.
 
     Raises InvalidArgument (a ValueError) for a number of processes below 1.
     """
@@ -115,11 +115,11 @@ class Distributor:
             )
 
     def run_on_dataframe(self, train_function: Callable[..., Any], dataframe: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls `train_function(rows, *args, **kwargs)` on each rank, where `rows` are those of its partition of a Spark
+        """Calls `train_function(rows, *args, **kwargs)` on each rank, where `rows` is the rank's partition of a Spark
         DataFrame: a `cohort.Rows`, Arrow batches in memory. For local_mode=False.
 
-        A DataFrame of another number of partitions than there are tasks is repartitioned. Partitions may differ in size and
-        be empty: `rows` knows how many each rank has. Returns and raises as `run`.
+        A DataFrame whose number of partitions differs from that of tasks is repartitioned. Partitions may differ in
+        size and be empty: `rows` knows how many rows each rank has. Returns and raises as `run`.
         """
         if self.local_mode:
             raise InvalidArgument("Distributor.run_on_dataframe: partitions are on Spark's workers -- local_mode=False")
@@ -146,9 +146,9 @@ class Distributor:
     def run(self, train_object: TrainObject, *args: Any, **kwargs: Any) -> Any:
         """Runs a function, or a Python script, as `num_processes` ranks, and waits.
 
-        A function is called with `args` and `kwargs` on each rank; what it returns on rank 0 is returned here, what it
-        returns elsewhere is dropped. A path is run with `args` as its arguments, made text; keyword arguments have no
-        meaning then (InvalidArgument), and None is returned.
+        A function is called with `args` and `kwargs` on each rank; rank 0's result is returned here, other ranks' are
+        dropped. A path is run with `args`, converted to text, as its arguments; keyword arguments are then refused
+        (InvalidArgument), and None is returned.
 
         The ranks have RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT and this process's environment. Raises
         as `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
@@ -186,10 +186,10 @@ class Distributor:
         )
 
     def _words(self) -> list[str]:
-        """The options of `cohort run`."""
+        """Returns the options of `cohort run`."""
         words = [*self._where, *job_words(self.num_processes)]
         if not self.use_gpu:
-            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # only so do a host's settings go to others
+            words += ["--env", "CUDA_VISIBLE_DEVICES="]  # a host's settings go to other hosts only this way
         elif not self._elsewhere:
             words += ["--env", f"CUDA_VISIBLE_DEVICES={','.join(self._gpus)}"]
         return words

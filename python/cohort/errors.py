@@ -1,15 +1,15 @@
 """Exceptions of Cohort: one class for each of the C++ core's error codes, all of them `cohort.Error`.
 
-Each is also the built-in exception that a Python program would expect (`ValueError`, `TimeoutError`, ...). The message
-says what failed, where, why, and what to try; the same is in attributes, None where it does not apply:
+Each class is also the built-in exception that a Python program would expect (`ValueError`, `TimeoutError`, ...). The
+message says what failed, where, why, and what to try; attributes give the same, None if not applicable:
 
     rank       the rank that reports
     host       its host
-    peer       the rank that the operation failed with
+    peer       the rank with which the operation failed
     operation  e.g. "all_reduce(float32[1024], sum)"
     sequence   number of the operation on its communicator, from 1
     cause      errno's text, or the first failing rank's message
-    system_error  errno, where the operating system refused
+    system_error  errno, if the operating system refused
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """The root of all that Cohort raises. `code` is the name of the C++ core's ErrorCode."""
+    """The root of all exceptions that Cohort raises. `code` is the name of the C++ core's ErrorCode."""
 
     code: str = "Internal"
     rank: int | None = None
@@ -41,15 +41,15 @@ class Error(RuntimeError):
     sequence: int | None = None
     cause: str | None = None
     system_error: int | None = None
-    _tagged: bool = False  # of a Mismatch: all ranks had brought an operation with a tag
+    _tagged: bool = False  # for a Mismatch: all ranks had started an operation with a tag
 
     def __init_subclass__(cls) -> None:
-        if cls.__module__ == __name__:  # others' are of the code that they derive from
+        if cls.__module__ == __name__:  # subclasses defined elsewhere keep the code of the class that they derive from
             cls.code = cls.__name__
 
 
 class InvalidArgument(Error, ValueError):
-    """The caller asked for something that has no meaning; nothing was done."""
+    """An argument has no meaning; nothing was done."""
 
 
 class Unavailable(Error):
@@ -57,19 +57,19 @@ class Unavailable(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """A deadline passed; the communicator is unusable afterwards."""
+    """A deadline passed; the communicator cannot be used afterwards."""
 
 
 class PeerLost(Error, ConnectionError):
-    """A peer died or left; the communicator is unusable afterwards."""
+    """A peer died or left; the communicator cannot be used afterwards."""
 
 
 class Mismatch(Error):
-    """Ranks asked for different things; refused on all, the communicator stays usable."""
+    """Ranks asked for different operations; refused on all ranks, the communicator stays usable."""
 
 
 class Aborted(Error):
-    """Another rank failed first or `abort` was called; unusable afterwards."""
+    """Another rank failed first or `abort` was called; the communicator cannot be used afterwards."""
 
 
 class Io(Error, OSError):
@@ -81,7 +81,7 @@ class Corrupt(Error):
 
 
 class NonFinite(Error, ArithmeticError):
-    """A value is NaN or infinite that must not be; refused on all, the communicator stays usable."""
+    """A value that must be finite is NaN or infinite; refused on all ranks, the communicator stays usable."""
 
 
 class Internal(Error):
@@ -89,12 +89,12 @@ class Internal(Error):
 
 
 class RankFailed(Error):
-    """A rank that this program has started (`cohort.run`, `cohort.Distributor`) failed: raised itself, or the `__cause__`
-    of what the rank raised.
+    """A rank that this program has started (`cohort.run`, `cohort.Distributor`) failed. This class is raised itself, or
+    is the `__cause__` of the exception that the rank raised.
 
-    rank       which one; None where it is not known
+    rank       the rank that failed; None if not known
     status     the job's exit status: the rank's code, or 128 + signal
-    traceback  the rank's traceback as text; None where it ended without one
+    traceback  the rank's traceback as text; None if the rank ended without one
     """
 
     status: int | None = None

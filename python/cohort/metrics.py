@@ -1,4 +1,4 @@
-"""Averages over ranks that are right for uneven parts: sums and counts are added, and divided once. Needs no torch."""
+"""Averages over ranks, right for uneven parts: sums and counts are added, then divided. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Averages", "Mean", "average"]
 
 
 class Mean(NamedTuple):
-    """One mean over what this rank has seen or, with `reduce`, over what all ranks have."""
+    """One mean over this rank's samples or, with `reduce`, over those of all ranks."""
 
     value: float  # 0.0 if there were no samples
     count: float  # type: ignore[assignment]  # tuples have a method of that name
@@ -26,13 +26,13 @@ class Averages:
     """Named means, all reduced in one collective.
 
         averages = cohort.metrics.Averages(["loss", "accuracy"])
-        averages.add("loss", loss.item(), len(batch))      # a mean over so many samples
+        averages.add("loss", loss.item(), len(batch))      # the batch's mean and its number of samples
         result = averages.reduce()                         # the same on all ranks
         result["loss"].value
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        """All ranks give the same names in the same order. Raises InvalidArgument if one stands there twice."""
+        """All ranks give the same names in the same order. Raises InvalidArgument if a name occurs twice."""
         self._names = list(names)
         if len(set(self._names)) != len(self._names):
             raise InvalidArgument("metrics.Averages: a name stands there twice")
@@ -40,7 +40,7 @@ class Averages:
         self.clear()
 
     def add(self, name: str, mean: float, samples: int = 1) -> None:
-        """`mean` over `samples` samples. With 0 samples the value is ignored, NaN too.
+        """Adds a `mean` over `samples` samples. With 0 samples the value is ignored, NaN too.
 
         Raises InvalidArgument for an unknown name or a negative number.
         """
@@ -55,13 +55,13 @@ class Averages:
         self._sums[len(self._names) + index] += samples
 
     def local(self) -> dict[str, Mean]:
-        """Means of this rank's values."""
+        """Returns the means of this rank's values."""
         return self._means(self._sums)
 
     def reduce(self, comm: Communicator | None = None) -> dict[str, Mean]:
-        """Means over all ranks of `comm` (None: the default world); collective, waits. This rank's sums stay.
+        """Returns means over all ranks of `comm` (None: the default world); collective, waits. Keeps this rank's sums.
 
-        Raises Mismatch on every rank if the ranks gave different names, or the same in another order.
+        Raises Mismatch on every rank if the ranks gave different names, or a different order.
         """
         sums = self._sums[:]
         (comm if comm is not None else world()).all_reduce(sums, tag=zlib.crc32(repr(self._names).encode()))
@@ -83,11 +83,11 @@ def average(mean: float, samples: int = 1, comm: Communicator | None = None) -> 
 @overload
 def average(mean: Mapping[str, Any], *, comm: Communicator | None = None) -> dict[str, Any]: ...
 def average(mean: float | Mapping[str, Any], samples: int = 1, comm: Communicator | None = None) -> Any:
-    """The mean of one number over all ranks of `comm` (None: the default world), weighted by `samples`; collective.
+    """Returns a number's mean over all ranks of `comm` (None: the default world), weighted by `samples`; collective.
 
-    Turns a dict, the findings of an evaluation on each rank, into the dict of the means over all ranks: of numbers, of
-    which every rank's weighs the same, or of Mean (as Averages.local() gives), which are weighted by their counts and
-    so exact for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
+    For a dict, such as each rank's results of an evaluation, returns the dict of the means over all ranks. Plain
+    numbers count equally for every rank; values of class Mean (as Averages.local() gives) are weighted by their counts
+    and so exact for uneven parts. Raises Mismatch on every rank if the ranks' dicts have different names.
     """
     if isinstance(mean, Mapping):
         return _average_of(mean, comm if comm is not None else world())

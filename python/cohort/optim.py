@@ -1,5 +1,5 @@
-"""Optimizers of which each rank does its part (ZeRO; Rajbhandari et al. 2020, arXiv 1910.02054); training with fewer
-synchronisations (LocalSGD, DiLoCo); and the learning rate of N ranks: N times the batch wants a larger rate, reached
+"""Optimizers divided over the ranks (ZeRO; Rajbhandari et al. 2020, arXiv 1910.02054); training with fewer
+synchronisations (LocalSGD, DiLoCo); and the learning rate for N ranks: N times the batch needs a larger rate, reached
 gradually (Goyal et al. 2017, arXiv 1706.02677). The optimizers themselves are torch's. Needs torch."""
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _log = logging.getLogger("cohort.optim")
 
 
 class Scaling(enum.Enum):
-    """How the rate grows with the number of ranks, n."""
+    """How the learning rate grows with the number of ranks, n."""
 
     LINEAR = "linear"  # times n: for SGD, while the batch is far smaller than the data
-    SQUARE_ROOT = "square_root"  # times sqrt(n): often better for Adam and its kin
+    SQUARE_ROOT = "square_root"  # times sqrt(n): often better for Adam and similar optimizers
     NONE = "none"  # unchanged: also for a global batch that does not grow with n
 
 
 def scale_factor(scaling: Union[Scaling, str], world_size: int) -> float:
-    """The factor that `scaling` gives for `world_size` ranks. Raises InvalidArgument for a world below 1."""
+    """Returns the factor that `scaling` gives for `world_size` ranks. Raises InvalidArgument for a world below 1."""
     if world_size < 1:
         raise InvalidArgument(f"learning rate for a world of {world_size} ranks")
     kind = Scaling(scaling)
@@ -43,7 +43,7 @@ def scale_factor(scaling: Union[Scaling, str], world_size: int) -> float:
 
 
 class WarmupScheduler(LambdaLR):
-    """Sets the optimizer's rate at once, for step 0, and after each `step()`.
+    """Sets the optimizer's rate immediately, for step 0, and after each `step()`.
 
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)      # the rate of one rank
         schedule = cohort.optim.WarmupScheduler(optimizer, warmup_steps=200)
@@ -51,8 +51,8 @@ class WarmupScheduler(LambdaLR):
 
     world_size    default: the default world's (1 where there is none)
     scaling       "linear", "square_root" or "none"
-    warmup_steps  optimizer steps over which the rate climbs in a straight line from the optimizer's own to the scaled
-                  one; 0: at once
+    warmup_steps  optimizer steps over which the rate rises linearly from the optimizer's own to the scaled rate; 0:
+                  scaled from the start
     decay         a further factor for each step from 0; default: 1
     """
 
@@ -75,11 +75,11 @@ class WarmupScheduler(LambdaLR):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps done; save it, and restore it with `set_step`."""
+        """Optimizer steps done; save the number, and restore it with `set_step`."""
         return self.last_epoch
 
     def set_step(self, step: int) -> None:
-        """Goes on from a step, and sets its rates."""
+        """Continues from a step, and sets its rates."""
         if step < 0:
             raise InvalidArgument(f"learning rate of step {step}")
         self.last_epoch = step
@@ -93,11 +93,11 @@ class WarmupScheduler(LambdaLR):
             self._last_lr.append(group["lr"])
 
     def rate_at(self, step: int) -> float:
-        """The rate of parameter group 0 at a step."""
+        """Returns the rate of parameter group 0 at a step."""
         return float(self.base_lrs[0]) * self._factor(step)
 
     def state_dict(self) -> dict:
-        """torch's, without the function: it is made again by the constructor."""
+        """Returns torch's state without the function, which the constructor makes again."""
         state = super().state_dict()
         state.pop("_factor", None)
         return state
@@ -108,26 +108,26 @@ class Piece:
     """A range of a parameter's elements, in row-major order, that this rank steps."""
 
     parameter: str  # its name in the module
-    begin: int  # in the parameter
-    tensor: torch.Tensor  # 1-D; what the optimizer has as a parameter. float32 where the parameter is of 16 bits
+    begin: int  # index of the first element in the parameter
+    tensor: torch.Tensor  # 1-D; the optimizer's parameter. float32 if the module's parameter has 16 bits
 
 
 class _Sharded:
-    """Part of Sharded that is added to an optimizer of torch's."""
+    """The part of Sharded that is added to a torch optimizer."""
 
     def __init__(self, model: DistributedDataParallel, base: type, params: Any, options: dict[str, Any]) -> None:
         self._model = model
         self._reducer = model._attached
         self.pieces: list[Piece] = []
         self._base = base
-        self._groups: list[list[torch.Tensor]] = []  # the module's parameters of each
-        self._own: list[Any] = []  # what they are in the reducer
-        self._trained: list[torch.Tensor] = []  # the parameters that they are of
-        self._indices: list[int] = []  # the same, among those of the model
-        self._writes: list[int] = []  # by piece: those to its parameter that its master has
-        self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group yet
-        self._members: list[str] = []  # by parameter: its group
-        self._compared = False  # the options, by this step's clip_grad_norm
+        self._groups: list[list[torch.Tensor]] = []  # the module's parameters, by group
+        self._own: list[Any] = []  # this rank's pieces in the reducer
+        self._trained: list[torch.Tensor] = []  # all parameters of the groups
+        self._indices: list[int] = []  # their indices among the model's parameters
+        self._writes: list[int] = []  # by piece: the writes to its parameter that its master includes
+        self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group
+        self._members: list[str] = []  # by parameter: its group's name
+        self._compared = False  # this step's clip_grad_norm has compared the options
         self._clips = False
         self._transaction = Transaction("Sharded")
         self._reducer.has_optimizer = True
@@ -173,7 +173,7 @@ class _Sharded:
     # -------------------------------------------------------------------------------------------- what has to be alike
 
     def _agree(self, *more: tuple[str, str, str]) -> list[float]:
-        """Numbers whose sums over ranks tell whether all have the same groups and options."""
+        """Returns numbers whose sums over ranks tell whether all ranks have the same groups and options."""
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         names = sorted(self.defaults)  # type: ignore[attr-defined]
         options = [(f"parameter group {number}", name, f"{_plain(group.get(name))}")
@@ -184,13 +184,13 @@ class _Sharded:
         return self._transaction.sums()
 
     def _without_gradient(self) -> list[str]:
-        """Parameters without a gradient. Where all ranks have all, a rank that drops one would leave its part out."""
+        """Returns parameters without a gradient. With whole gradients, a rank that drops one leaves its part out."""
         if self._reducer.core.divides_gradients:
             return []
         return [one.name for one in self._reducer._parameters if one.tensor.grad is None]
 
     def _local_gradients(self) -> list[tuple[str, str, str]]:
-        """A part of a gradient that no reduction has come after is this rank's alone, unless the program averages itself."""
+        """Returns gradients since the last reduction: they are this rank's alone, unless the program averages them."""
         reducer = self._reducer
         told = []
         for index, parameter in zip(self._indices, self._trained):
@@ -226,12 +226,12 @@ class _Sharded:
         for number, (piece, of) in enumerate(zip(self.pieces, self._own)):
             writes = reducer.writes_to(of.index)
             written = writes != self._writes[number] and piece.tensor is not of.values
-            # Weights that are what the master is rounded to were saved together with it.
+            # If the weights equal the rounded master, the master was saved together with them.
             if written and not torch.equal(of.values, piece.tensor.to(of.values.dtype)):
                 piece.tensor.copy_(of.values)
             self._writes[number] = writes
             piece.tensor.grad = None if of.gradient is None else of.gradient.to(piece.tensor.dtype)
-        # Others of this host may still read parameters, for an output of their own.
+        # Other ranks of this host may still read parameters, for an output of their own.
         if work is not None:
             work.wait()
             self._transaction.require_sums(reducer.comm, sums.tolist(), "Sharded.step")
@@ -253,7 +253,7 @@ class _Sharded:
         reducer.core.forbid_writes()
         if reducer.core.shares_parameters:
             reducer.core.meet()
-        # To autograd, as if they had been changed in place: an older graph is not to be used any more.
+        # For autograd the parameters count as changed in place: an older graph must not be used any more.
         for parameter in self._trained:
             parameter.view(-1)[:0].zero_()
         reducer.note_step()
@@ -266,7 +266,7 @@ class _Sharded:
                 loss = closure()
         self._tell_of_clipping()
         self._before_step()
-        # torch runs the hooks of a step around this one; around that of `base`, too, once there is a plain optimizer of it.
+        # torch wraps this function in a step's hooks; as soon as a plain optimizer of `base` exists, `base`'s step too.
         step: Any = self._base.step  # type: ignore[attr-defined]
         (step.__wrapped__ if getattr(step, "hooked", False) else step)(self)
         self._after_step()
@@ -300,7 +300,7 @@ class _Sharded:
         self._compared = self._clips = True
         norm = math.sqrt(float(sums[0]))
         factor = max_norm / (norm + 1e-6)
-        if not factor >= 1:  # as torch does where it is not finite
+        if not factor >= 1:  # as torch does if the norm is not finite
             if not reducer.core.divides_gradients:
                 given = [tensor.grad for tensor in self._trained if tensor.grad is not None]
             for gradient in given:
@@ -333,10 +333,10 @@ class _Sharded:
         for own, master in taken:
             own.copy_(master)
 
-    # For cohort.checkpoint, in which it is an optimizer of the whole module.
+    # For cohort.checkpoint, which treats the sharded optimizer as one of the whole module.
 
     def _whole(self) -> torch.optim.Optimizer:
-        """Optimizer of the module's whole parameters, with the options of this one's groups; no step has been taken."""
+        """Returns a new optimizer of the module's whole parameters, with the options of this one's groups."""
         whole: Any = object.__new__(self._base)
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         whole.param_groups = [{**group, "params": of} for group, of in zip(groups, self._groups)]
@@ -345,8 +345,8 @@ class _Sharded:
         return whole
 
     def _shards(self) -> dict[str, tuple[torch.Tensor, tuple[list[int], int]]]:
-        """By name in a checkpoint, this rank's part of each tensor of the state, the sizes of the whole, and where it
-        begins."""
+        """Returns, by name in a checkpoint, this rank's part of each tensor of the state, the sizes of the whole
+        tensor, and the part's first element."""
         runs: dict[str, list[tuple[int, torch.Tensor]]] = {}
         sizes: dict[str, list[int]] = {}
         state: Any = self.state  # type: ignore[attr-defined]
@@ -359,7 +359,7 @@ class _Sharded:
                 if isinstance(value, torch.Tensor) and value.shape == piece.tensor.shape:
                     runs.setdefault(name, []).append((piece.begin, value.detach()))
                     sizes[name] = list(self._reducer.parameters[of.index].shape)
-                elif value is not None and piece.begin == 0:  # a count, which is the same for all pieces
+                elif value is not None and piece.begin == 0:  # a count is the same for all pieces
                     count = value.item() if isinstance(value, torch.Tensor) else value
                     runs[name], sizes[name] = [(0, torch.tensor(int(count)))], []
         return {
@@ -372,7 +372,7 @@ class _Sharded:
 
     @torch.no_grad()
     def _take(self, whole: torch.optim.Optimizer, masters: dict[str, torch.Tensor]) -> None:
-        """The options and the state of `whole`; `masters`: by parameter, where they were saved."""
+        """Takes over the options and the state of `whole`; `masters`: by parameter, if they were saved."""
         groups: Any = self.param_groups  # type: ignore[attr-defined]
         for group, of in zip(groups, whole.param_groups):
             group.update({name: value for name, value in of.items() if name != "params"})
@@ -382,7 +382,7 @@ class _Sharded:
             parameter = self._reducer.parameters[own.index]
             here = slice(piece.begin, piece.begin + piece.tensor.numel())
             for field, value in whole.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):  # a count has no dimensions, as a parameter may have none
+                if isinstance(value, torch.Tensor):  # a count has no dimensions; nor may a parameter
                     is_whole = field != "step" and value.shape == parameter.shape
                     value = value.reshape(-1)[here].clone() if is_whole else value.clone()
                 state[piece.tensor][field] = value
@@ -396,13 +396,13 @@ def _has_master(values: torch.Tensor) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    """The same number on all ranks that have the same bits: integers wrap around, whatever the order of the sum."""
+    """Returns the same number on all ranks that have the same bits: integers wrap around, in any order of the sum."""
     bits = tensor.detach().reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
     return int((bits.long() * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum())
 
 
 def _plain(value: Any) -> Any:
-    """An option as all ranks write it; None for an object, which may be each rank's own."""
+    """Returns an option in a form equal on all ranks; None for an object, which may differ between ranks."""
     if isinstance(value, torch.Tensor):
         return _plain(value.item()) if value.numel() == 1 else None
     if isinstance(value, (tuple, list)):
@@ -413,7 +413,7 @@ def _plain(value: Any) -> Any:
 
 
 _told_of_clipping = False
-# Optimizers of torch.optim, equal to the bit in pieces. Others look at whole matrices, or at all parameters.
+# Optimizers of torch.optim that give the same bits in pieces. Others look at whole matrices, or at all parameters.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon")
 
@@ -439,42 +439,45 @@ def _require_elementwise(optimizer: Any, declared: bool) -> None:
 
 def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None, *, elementwise: bool = False,
             **options: Any) -> Any:  # fmt: skip
-    """A torch optimizer of which each rank does its part, over a DistributedDataParallel with `sharding`.
+    """A torch optimizer divided over the ranks, for a DistributedDataParallel with `sharding`.
 
         model = cohort.nn.DistributedDataParallel(net, sharding="parameters")
         optimizer = cohort.optim.Sharded(model, torch.optim.AdamW, lr=1e-3)
         ...  loss.backward(); optimizer.clip_grad_norm(1.0); optimizer.step(); optimizer.zero_grad()
 
-    model      what is divided is its `sharding`: "optimizer" (the optimizer's state), "gradients" (and the gradients: after
-               a backward outside of no_sync no parameter has one), "parameters" (and the parameters: the ranks of a host
-               share one copy, which nobody but the optimizer writes to; what is written in place is refused by the next
-               forward or step, which names it)
-    optimizer  a class of torch.optim that works on each element alone: SGD, Adam, AdamW, Adagrad, RMSprop, ...
+    model      its `sharding` says what is divided: "optimizer" (the optimizer's state), "gradients" (gradients, too:
+               after a backward outside of no_sync no parameter has one), "parameters" (parameters, too: the ranks of a
+               host share one copy, to which only the optimizer writes; the next forward or step refuses a parameter
+               that was written in place, and names it)
+    optimizer  a class of torch.optim that works on each element separately: SGD, Adam, AdamW, Adagrad, RMSprop, ...
     params     the module's parameters, as torch's optimizers take them: tensors, (name, tensor), or parameter groups, dicts
-               with "params"; default: all of them. Frozen ones are passed over. A model may have several optimizers, of
-               which each parameter has one
-    elementwise  True: `optimizer` is not torch's, and works on each element alone
-    options    of the optimizer: lr, betas, ...; the same on all ranks, also as schedules change them
+               with "params"; default: all of them. Frozen parameters are skipped. A model may have several optimizers;
+               each parameter belongs to one
+    elementwise  True: `optimizer` is not torch's, and works on each element separately
+    options    arguments of the optimizer: lr, betas, ...; the same on all ranks, also when schedules change them
 
     Returns an instance of `optimizer` whose parameters are this rank's `pieces`, so that learning-rate schedules, the
-    options of groups and add_param_group are as ever, with
-        step(closure=None)        collective: afterwards all ranks have all parameters, to the bit those that `optimizer` gives
-        clip_grad_norm(max_norm)  collective, between backward and step: scales its gradients so that their norm over all ranks
-                                  is at most that, and returns what it was; squares are summed in float64, by rank
-                                  (the model's communicator: where others hold other parts of the model, it is not theirs).
-                                  torch.nn.utils.clip_grad_norm_ finds no gradients where they are divided, and clips nothing
-        zero_grad()               none of its parameters and pieces has a gradient any more, whatever set_to_none says; `step`
-                                  ends divided gradients, too
+    options of groups and add_param_group work as usual, with
+        step(closure=None)        collective: afterwards all ranks have all parameters, equal to the bit to those of
+                                  `optimizer`
+        clip_grad_norm(max_norm)  collective, between backward and step: scales the gradients so that their norm over
+                                  all ranks is at most max_norm, and returns the norm before; squares are summed in
+                                  float64, by rank (of the model's communicator: parts of the model on other ranks are
+                                  not included). torch.nn.utils.clip_grad_norm_ finds no gradients if they are divided,
+                                  and clips nothing
+        zero_grad()               sets the gradients of its parameters and pieces to None, whatever set_to_none says;
+                                  `step` also removes divided gradients
         pieces                    list of Piece
-    Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A parameter
-    without a gradient is left alone. state_dict() is of this rank's pieces, with their master weights ("masters"). Hooks of
-    `step` run once, before pieces have their gradients and after all ranks have all parameters. torch's GradScaler finds no
-    gradients in it.
+    Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A
+    parameter without a gradient is not changed. state_dict() holds this rank's pieces, with their master weights
+    ("masters"). Hooks of `step` run once, before pieces have their gradients and after all ranks have all parameters.
+    torch's GradScaler finds no gradients in the optimizer.
 
-    Raises InvalidArgument where the model has no sharding, for tensors that it does not train, and for optimizers that do
-    not work on each element alone; `step` and `clip_grad_norm` raise Mismatch on all ranks where options or groups differ,
-    and, where gradients are not divided, where ranks differ in which parameters have one, or in gradients that no_sync has
-    left and no backward outside of it has averaged. Where they are divided, such gradients are refused (InvalidArgument).
+    Raises InvalidArgument if the model has no sharding, for tensors that it does not train, and for optimizers that do
+    not work on each element separately. `step` and `clip_grad_norm` raise Mismatch on all ranks if options or groups
+    differ. If gradients are not divided, they also raise Mismatch if ranks differ in which parameters have a gradient,
+    or in gradients from no_sync that no later backward has averaged; if gradients are divided, such gradients are
+    refused (InvalidArgument).
     """
     if not isinstance(model, DistributedDataParallel) or model.options.sharding == "none":
         raise InvalidArgument(

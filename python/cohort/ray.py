@@ -1,10 +1,10 @@
-"""Ray: what Ray Train's workers and `RayExecutor`'s actors need to be ranks of Cohort.
+"""Ray: makes the workers of Ray Train and the actors of `RayExecutor` ranks of Cohort.
 
     from ray.train.torch import TorchTrainer
     TorchTrainer(train_loop, torch_config=cohort.ray.CohortConfig(), scaling_config=ScalingConfig(num_workers=4)).fit()
 
-In `train_loop` the process group of torch is there, of the backend "cohort" on CPUs, and `cohort.init()` and
-`cohort.torch.init()` meet the same ranks. Needs ray.
+In `train_loop` torch's process group exists, of the backend "cohort" on CPUs, and `cohort.init()` and
+`cohort.torch.init()` form worlds of the same ranks. Needs ray.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _VARIABLE = "COHORT_SECRET_FILE"
 
 
 def keep_secret(digits: str) -> None:
-    """In a worker: where its ranks look for it, in a file that only this user reads."""
+    """In a worker: stores the secret where ranks look for it, in a file that only this user can read."""
     descriptor, path = tempfile.mkstemp(prefix="cohort-secret-")  # 0600
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(digits + "\n")
@@ -41,7 +41,7 @@ def forget_secret() -> None:
 
 class _CohortBackend(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        # By Ray's own calls, so that nothing which lets anybody in goes through torch's store, which knows no secret.
+        # By Ray's own calls: torch's store has no authentication, so the secret does not go through it.
         worker_group.execute(keep_secret, secrets.token_hex(32))
         super().on_start(worker_group, backend_config)
 
@@ -54,9 +54,9 @@ class _CohortBackend(_TorchBackend):
 
 @dataclasses.dataclass
 class CohortConfig(TorchConfig):
-    """A TorchConfig whose process group is Cohort's, with a secret of its own for each run.
+    """A TorchConfig whose process group is Cohort's, with a new secret for each run.
 
-    backend    for init_process_group: "cohort", or "cpu:cohort,cuda:nccl" where the ranks have GPUs
+    backend    for init_process_group: "cohort", or "cpu:cohort,cuda:nccl" if the ranks have GPUs
     timeout_s  of the process group, as TorchConfig's
     """
 

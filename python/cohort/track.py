@@ -1,6 +1,6 @@
 """A training run's results for people: its record, a picture of its curves, and a progress bar.
 
-    cohort.track.log(step, loss=loss, lr=lr)                 # rank 0's; on other ranks nothing happens
+    cohort.track.log(step, loss=loss, lr=lr)                 # keeps rank 0's value; other ranks do nothing
     cohort.track.log(step, step_ms=ms, reduce="max")         # on all ranks, in the same order
 
 Rank 0 makes records and bars; other ranks make none.
@@ -13,8 +13,8 @@ Rank 0 makes records and bars; other ranks make none.
     record.write_communication()
     cohort.track.plot(file, "curves.svg")
 
-`cohort export` takes what is logged to TensorBoard, MLflow, Prometheus or a CSV file, while the run goes on or afterwards;
-`cohort plot` draws it. docs/tracking.md has the rest.
+`cohort export` sends logged values to TensorBoard, MLflow, Prometheus or a CSV file, while the run goes on or
+afterwards; `cohort plot` draws them. docs/tracking.md has the rest.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot", "run_folder
 
 
 class span(contextlib.ContextDecorator):
-    """A context manager and a decorator: what lies within shows in the trace of `cohort run --trace`, on this thread's row.
-    Spans lie within each other. Without --trace it costs a tenth of a microsecond or two. Any thread.
+    """A context manager and decorator that shows the code within it in the trace of `cohort run --trace`, on this
+    thread's row. Spans may be nested. Without --trace a span costs 0.1 to 0.2 microseconds. Any thread.
 
         with cohort.track.span("augment"):
             ...
@@ -51,7 +51,7 @@ class span(contextlib.ContextDecorator):
         self._begun = 0
 
     def _recreate_cm(self) -> span:
-        return span(self._name)  # calls of a decorated function may lie within each other, and be on several threads
+        return span(self._name)  # calls of a decorated function may be nested or on several threads
 
     def __enter__(self) -> span:
         self._begun = time.monotonic_ns() if traced() else 0
@@ -65,9 +65,9 @@ class span(contextlib.ContextDecorator):
 class RunRecord(_RunRecord):
     """RunRecord(file, *, program="", world_size=1, parameters={}): one file of JSON lines per run, made on rank 0.
 
-    docs/reference/run-record.md is its schema; C++ writes the same. Makes the file's folder, goes on in an existing file (a
-    resumed run), and writes a `start` line. Any thread. Raises Io, naming the path, and Unavailable if another process
-    writes to the file.
+    docs/reference/run-record.md is its schema; C++ writes the same. Creates the file's folder, appends to an existing
+    file (a resumed run), and writes a `start` line. Any thread. Raises Io, naming the path, and Unavailable if another
+    process is writing to the file.
     """
 
     def __init__(self, file: Any, **options: Any) -> None:
@@ -77,7 +77,7 @@ class RunRecord(_RunRecord):
 
 
 def run_folder() -> str:
-    """Returns the folder for a run's record, where `cohort watch`, `cohort plot` and `--track` find it: the run's
+    """Returns the folder for a run's record, in which `cohort watch`, `cohort plot` and `--track` look: the run's
     folder under `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
     return os.environ.get("COHORT_RUN_DIR", "")
 
@@ -88,7 +88,7 @@ def _none() -> None:
 
 _lock = threading.Lock()
 _latest: Callable[[], RunRecord | None] = _none
-_record: RunRecord | None = None  # the record that values go to
+_record: RunRecord | None = None  # the record to which values are written
 _own: Metrics | None = None  # values of this rank
 _shared: Metrics | None = None  # values of all ranks
 
@@ -98,7 +98,7 @@ def _rank() -> int:
 
 
 def _open_record() -> RunRecord | None:
-    """Returns the record that all values go to; rank 0's alone."""
+    """Returns the record to which all values are written; rank 0's alone."""
     global _record
     if _record is None and _rank() == 0:
         _record = _latest()
@@ -111,18 +111,18 @@ def _open_record() -> RunRecord | None:
 
 
 def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
-    """Logs numbers (also of NumPy and torch, of one element) at the cost of microseconds. Any thread.
+    """Logs numbers, or arrays of one element of NumPy and torch, in microseconds. Any thread.
 
     step    the optimizer step they belong to
-    reduce  None: rank 0's are kept, and on other ranks nothing happens. "mean" (or "average": each rank counts as much),
-            "max", "min", "sum", or "each", which keeps all with their ranks: all ranks log then, in the same order, and the
-            first such call is one of all ranks
+    reduce  None: rank 0's values are kept; other ranks do nothing. "mean" (or "average": each rank counts equally),
+            "max", "min", "sum", or "each", which keeps all values with their ranks: all ranks then log in the same
+            order, and the first such call is collective
     values  by their names
 
-    A thread writes them each second and at the end, so a killed process loses the last second. They go to the RunRecord
-    that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is reported in
-    the log, and the training goes on. Raises InvalidArgument for what is no number and for another `reduce`, Io and
-    Unavailable if the record cannot be made.
+    A thread writes the values each second and at the end, so a killed process loses the last second. They go to the
+    RunRecord that this process has made before, else to `run.jsonl` in `run_folder()`. A full disk or a lost rank is
+    reported in the log, and the training goes on. Raises InvalidArgument for a value that is not a number and for
+    another `reduce`, Io and Unavailable if the record cannot be made.
     """
     global _own, _shared
     own = _world.rank_thread()
@@ -137,7 +137,7 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
     metrics = _own if reduce is None else _shared
     if metrics is None:
         if reduce is not None and not _world.is_initialized():
-            _world.world()  # says what is missing
+            _world.world()  # raises with what is missing
         with _lock:
             if reduce is None:
                 metrics = _own = _own or Metrics(_open_record())
@@ -147,15 +147,15 @@ def log(step: int, *, reduce: str | None = None, **values: Any) -> None:
 
 
 def flush() -> None:
-    """Writes what was logged, now. Raises Io where that fails; the values are kept for the next time."""
+    """Writes what was logged, now. Raises Io on failure; the values are kept for the next attempt."""
     for metrics in (_own, _shared):
         if metrics is not None:
             metrics.flush()
 
 
 def close() -> None:
-    """Writes what is left and lets go of the record, as the end of the program and `cohort.shutdown` do; reduced values of
-    all ranks are waited for, 10 s at most."""
+    """Writes the remaining values and releases the record, as the end of the program and `cohort.shutdown` do; waits up
+    to 10 s for reduced values of all ranks."""
     _close(None)
 
 
@@ -170,12 +170,12 @@ def _close(patience: float | None) -> None:
 
 
 def _at_exit() -> None:
-    # After a failure the other ranks have to learn of it at once.
+    # After a failure the other ranks have to learn of it immediately.
     _close(None if getattr(sys, "last_value", None) is None else 0.0)
 
 
 def _after_fork() -> None:
-    # The threads that would write are the parent's, and so is the record.
+    # The writing threads are the parent's, and so is the record.
     global _lock, _own, _shared, _record, _latest
     _lock = threading.Lock()
     _kept.extend((_own, _shared))
@@ -183,7 +183,7 @@ def _after_fork() -> None:
     _latest = _none
 
 
-_kept: list[Metrics | None] = []  # never ended, in a child
+_kept: list[Metrics | None] = []  # keeps the parent's objects undestroyed in a child
 _world.before_shutdown.append(close)
 atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

@@ -23,14 +23,14 @@ std::optional<std::chrono::milliseconds> milliseconds_of(py::handle seconds, con
     refuse(operation, "the timeout is " + std::string(py::repr(seconds)) +
                           "; it has to be a number of seconds, a datetime.timedelta, or None for the default");
   }
-  constexpr double kMost = 1e12;  // the core refuses what is too long; here it only has to fit
+  constexpr double kMost = 1e12;  // the core refuses times that are too long; here they only have to fit
   if (std::isnan(value)) refuse(operation, "the timeout is not a number");
   return std::chrono::milliseconds(
       static_cast<std::chrono::milliseconds::rep>(std::ceil(std::fmin(std::fmax(value * 1e3, -1), kMost))));
 }
 
 ReduceOp reduce_op_of(py::handle op, const char* operation) {
-  // Names that were understood before; there are few, and it is never destroyed.
+  // Names that were converted before; there are few, and the dictionary is never destroyed.
   static PyObject* const known = PyDict_New();
   if (PyUnicode_CheckExact(op.ptr()) != 0) {
     if (PyObject* const found = PyDict_GetItem(known, op.ptr())) return static_cast<ReduceOp>(PyLong_AsLong(found));
@@ -82,7 +82,7 @@ dlpack::DataType dlpack_type(DType dtype) noexcept {
 }
 
 std::optional<DType> tensor_dtype(py::handle dtype) {
-  // torch's dtypes are few and live for ever, so an answer is found by the object.
+  // torch's dtypes are few and live forever, so each object's answer is cached.
   static PyObject* const known = PyDict_New();
   if (PyObject* const found = PyDict_GetItem(known, dtype.ptr())) return static_cast<DType>(PyLong_AsLong(found));
   const std::optional<DType> answer = named_dtype(py::str(dtype));

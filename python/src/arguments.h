@@ -1,5 +1,5 @@
-// Conversions of Python's arguments to the core's options: numbers of seconds, names of reductions, and the DType of
-// element types of torch, of the buffer protocol and of DLPack. Needs the GIL.
+// // Conversions of Python's arguments to the core's options: seconds, names of reductions, and the DType of element
+// types of torch, of the buffer protocol and of DLPack. Needs the GIL.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -14,13 +14,14 @@
 
 namespace cohort::python {
 
-/// Seconds as a number or a datetime.timedelta, rounded up to milliseconds; None is nullopt. Throws InvalidArgument.
+/// Converts seconds, a number or a datetime.timedelta, rounded up to milliseconds; None is nullopt. Throws
+/// InvalidArgument.
 std::optional<std::chrono::milliseconds> milliseconds_of(pybind11::handle seconds, const char* operation);
 
-/// A ReduceOp, or its name ("sum", "Sum"). Throws InvalidArgument.
+/// Converts a ReduceOp or its name ("sum", "Sum"). Throws InvalidArgument.
 ReduceOp reduce_op_of(pybind11::handle op, const char* operation);
 
-// The part of DLPack's C structures that reading a tensor needs, as https://dmlc.github.io/dlpack lays them down (ABI
+// The part of DLPack's C structures that is needed to read a tensor, as defined by https://dmlc.github.io/dlpack (ABI
 // versions 0 and 1). Plain data.
 namespace dlpack {
 
@@ -70,21 +71,21 @@ struct ManagedTensorVersioned {
 
 }  // namespace dlpack
 
-/// The DType of a torch.dtype, recognized by its text: torch is not imported.
+/// Returns the DType of a torch.dtype, recognized by its text: torch is not imported.
 std::optional<DType> tensor_dtype(pybind11::handle dtype);
-/// The DType of one element of a Py_buffer: its format, in the letters of the module struct, and its size.
+/// Returns the DType of one element of a Py_buffer, from its format, in the letters of the module struct, and its size.
 std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
 dlpack::DataType dlpack_type(DType dtype) noexcept;
-/// By its name ("float32", "torch.float32") or as anything whose text ends like that (torch.float32).
+/// Returns the DType of a name ("float32", "torch.float32") or of an object whose text ends like that (torch.float32).
 std::optional<DType> named_dtype(const std::string& name) noexcept;
-/// None, a name ("int8"), or torch.bfloat16.
+/// Converts None, a name ("int8"), or torch.bfloat16.
 WireFormat wire_format_of(const char* function, const pybind11::object& format);
 
-/// A torch tensor over memory that has the buffer protocol, which it keeps.
+/// Returns a torch tensor over memory that has the buffer protocol; the tensor keeps the memory alive.
 pybind11::object torch_over(const pybind11::object& memory, DType dtype, const std::vector<std::int64_t>& shape);
 
-/// "it knows float32, float64, ...", for error messages.
+/// Returns "it knows float32, float64, ...", for error messages.
 std::string known_dtypes();
 
 }  // namespace cohort::python

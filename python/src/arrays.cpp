@@ -12,8 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-/// The protocol by which arrays of one Python type are read. Found once for each type.
-/// Either: arrays of CuPy and JAX have a buffer that only those of the host give.
+/// The protocol by which arrays of one Python type are read; determined once per type. Either: arrays of CuPy and JAX
+/// have a buffer only if they are in host memory.
 enum class Protocol : long { Tensor, Buffer, DLPack, Either, None };
 
 Protocol find_protocol(PyTypeObject* type) {
@@ -42,7 +42,7 @@ Protocol protocol_of(py::handle object) {
   return protocol;
 }
 
-/// An interned name, never destroyed: attribute look-ups by it are a pointer's comparison.
+/// Returns an interned name, never destroyed: attribute look-ups with it only compare pointers.
 #define COHORT_NAME(name)                                               \
   [] {                                                                  \
     static PyObject* const interned = PyUnicode_InternFromString(name); \
@@ -72,7 +72,7 @@ bool says_true(py::handle object, py::handle name) {
   refuse(role.operation, std::string(role.name) + " " + why);
 }
 
-/// The tensor in a capsule that was found to hold one.
+/// Returns the tensor in a capsule that is known to hold one.
 const dlpack::Tensor* tensor_of(const py::object& capsule) {
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
     void* const managed = PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned");
@@ -81,7 +81,7 @@ const dlpack::Tensor* tensor_of(const py::object& capsule) {
   return &static_cast<const dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
 }
 
-/// Type and number.
+/// Returns the device's type and number.
 std::pair<int, int> dlpack_device(py::handle object) {
   return py::cast<std::pair<int, int>>(object.attr("__dlpack_device__")());
 }
@@ -94,7 +94,7 @@ std::string with_article(const std::string& noun) {
 
 std::string text(py::handle object) { return std::string(py::str(object)); }
 
-// Advice to pass a copy ends so where that is written to.
+// Ends the advice to pass a copy, for an array that is written to.
 std::string and_back(Access access) { return access == Access::Write ? ", and copy the result back" : ""; }
 
 }  // namespace
@@ -140,7 +140,7 @@ void Array::take_tensor(py::handle object, Access access, const Role& role, Wher
                            "; or leave tensors of that device to its own "
                            "backend (torch.distributed: \"cpu:cohort,cuda:nccl\")");
   }
-  // The object torch.strided: seen once, its text need not be made again.
+  // The object torch.strided, kept when seen first, since making its text takes time.
   static PyObject* strided = nullptr;
   const py::object layout = get(object, COHORT_NAME("layout"));
   if (layout.ptr() != strided) {
@@ -155,7 +155,7 @@ void Array::take_tensor(py::handle object, Access access, const Role& role, Wher
     refuse_array(role, "is not contiguous (shape " + text(py::tuple(object.attr("shape"))) + ", strides " +
                            text(object.attr("stride")()) + ") -- pass tensor.contiguous()" + and_back(access));
   }
-  // Their memory holds other numbers than they stand for.
+  // The memory of conjugated and negated views does not hold the values they stand for.
   if ((is_complex(*known) && says_true(object, COHORT_NAME("is_conj"))) || says_true(object, COHORT_NAME("is_neg"))) {
     refuse_array(role, "is conjugated or negated lazily -- pass tensor.resolve_conj().resolve_neg()");
   }
@@ -173,7 +173,7 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
   if (PyObject_GetBuffer(object.ptr(), view_.get(), flags) != 0) {
     py::error_already_set failed;
     if (!failed.matches(PyExc_BufferError) && !failed.matches(PyExc_ValueError)) throw failed;
-    // A read-only buffer, or a type that the protocol has no letter for.
+    // The buffer is read-only, or of a type for which the protocol has no letter.
     if (take_numpy_bfloat16(object, access, role)) return;
     refuse_array(role, "(" + type_name(object) + ") gives no " + (access == Access::Write ? "writable " : "") +
                            "buffer: " + text(failed.value()) +
@@ -225,7 +225,7 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
   py::dict asked;
   if (on_gpu) {
     device_ = {DeviceType::CUDA, id, nullptr};
-    asked["stream"] = 1;  // CUDA's default stream: it is to come after what makes the array
+    asked["stream"] = 1;  // CUDA's default stream, to be ordered after the work that makes the array
   }
   py::object capsule;
   try {
@@ -234,7 +234,7 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
     if (!failed.matches(PyExc_TypeError)) throw;
     capsule = object.attr("__dlpack__")(**asked);
   }
-  // The capsule is not consumed: it frees what it holds when it goes.
+  // The capsule is not consumed: its destructor frees its contents.
   const dlpack::Tensor* tensor = nullptr;
   bool writable = false;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
@@ -252,7 +252,7 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
     refuse_array(role, "(" + type_name(object) + ") gives something else than a DLPack tensor");
   }
   if (access == Access::Write && !writable) {
-    // An old capsule cannot say whether somebody relies on the array not to change, as JAX does.
+    // An old capsule cannot say whether its owner relies on the array not to change, as JAX does.
     refuse_array(role, "(" + type_name(object) +
                            ") does not say that it may be written -- pass a NumPy array or a torch "
                            "tensor as the output");

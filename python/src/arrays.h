@@ -1,6 +1,6 @@
-// A Python array as elements in memory, without a copy. torch's tensors are known by what they can do (torch is not
-// imported), NumPy's and others by the buffer protocol, the rest by DLPack. An Array keeps the Python object, and its
-// buffer, alive. Needs the GIL, its destructor too.
+// A Python array as elements in memory, without a copy. torch's tensors are recognized by their attributes (torch is
+// not imported), NumPy's and other arrays by the buffer protocol, the rest by DLPack. An Array keeps the Python object,
+// and its buffer, alive. Needs the GIL, also in its destructor.
 #pragma once
 
 #include <cohort/buffer.h>
@@ -16,10 +16,10 @@ namespace cohort::python {
 /// The use of the elements.
 enum class Access { Read, Write };
 
-/// The memory accepted for an array: most operations read and write the elements themselves, so only on the host.
+/// The memory accepted for an array: most operations read and write the elements on the CPU, so only host memory.
 enum class Where { Host, HostOrGpu };
 
-/// For error messages: "all_reduce: the input ...".
+/// The array's role in a call, for error messages: "all_reduce: the input ...".
 struct Role {
   const char* operation;
   const char* name;
@@ -35,16 +35,16 @@ struct ReleaseBuffer {
 
 class Array {
  public:
-  /// Throws InvalidArgument, naming the role, for what is no dense array of a known type in memory of this kind, and
-  /// for read-only memory that is to be written. A GPU's comes after what is in torch's current stream, or after what
-  /// has made the array of another library.
+  /// Throws InvalidArgument, naming the role, unless the object is a dense array of a known type in memory of this
+  /// kind, and for read-only memory that is to be written. A GPU array is ordered after the work in torch's current
+  /// stream, or after the work that made another library's array.
   Array(pybind11::handle object, Access access, const Role& role, Where where = Where::Host);
   Buffer buffer() const noexcept { return {data_, count_, dtype_, device_}; }
   ConstBuffer const_buffer() const noexcept { return {data_, count_, dtype_, device_}; }
-  /// True if freed memory of its kind is reused in the order of the stream that it came with: torch's. Memory of other
-  /// libraries comes with the default stream, and goes in the order of streams of theirs.
+  /// True if freed memory of the array's kind is reused in the order of its stream, as torch's is. Memory of other
+  /// libraries comes with the default stream, but is reused in the order of their own streams.
   bool goes_by_stream() const noexcept { return by_stream_; }
-  /// Lengths of its dimensions; none of a scalar.
+  /// Returns the lengths of the dimensions; empty for a scalar.
   std::vector<std::int64_t> shape() const;
 
  private:
@@ -62,7 +62,7 @@ class Array {
   std::unique_ptr<Py_buffer, ReleaseBuffer> view_;  // a Py_buffer may point into itself, so it is never moved
 };
 
-/// True if a call means its grouped form.
+/// Returns true if the argument selects a call's grouped form.
 inline bool is_group(pybind11::handle object) noexcept {
   return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
 }

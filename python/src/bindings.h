@@ -1,4 +1,4 @@
-// The classes of the module and what they share: membership in a world.
+// The module's classes and their common part: membership in a world.
 #pragma once
 
 #include "arrays.h"
@@ -22,20 +22,20 @@
 
 namespace cohort::python {
 
-/// An operation's arrays, kept alive until it is over, whoever drops their references. Needs the GIL.
+/// An operation's arrays, kept alive until it is over, even if Python drops its references. Needs the GIL.
 class Held {
  public:
   virtual ~Held() = default;
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  /// The GPU of its arrays.
+  /// Returns the GPU of the arrays.
   std::optional<int> gpu() const noexcept { return gpu_; }
-  /// Lets go soon after the operation has ended, though Python neither waits for it nor starts another: GPU memory is
-  /// too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no thread can be
-  /// started, the next operation lets go.
+  /// Releases the arrays soon after the operation has ended, even if Python neither waits for it nor starts another:
+  /// GPU memory is too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no thread
+  /// can be started, the next operation releases them.
   static void let_go_at_end(const std::shared_ptr<Held>& self,
                             const std::function<void(std::function<void()>)>& on_done);
-  /// Ends the thread that lets go. Without the GIL. It starts anew when it is needed.
+  /// Ends the thread that releases arrays. Call without the GIL. The thread is started again when needed.
   static void stop() { CompletionThread<Over>::stop(); }
 
  protected:
@@ -43,19 +43,19 @@ class Held {
   const std::vector<Array>& arrays() const noexcept { return arrays_; }
   bool holds() const noexcept { return *holds_; }
   void let_go();
-  /// The operation has ended, and nobody has waited for it.
+  /// Called when the operation has ended and nobody has waited for it.
   virtual void end() { let_go(); }
 
  private:
   struct Over {
-    std::shared_ptr<const std::atomic<bool>> holds;  // known without the GIL
+    std::shared_ptr<const std::atomic<bool>> holds;  // can be read without the GIL
     std::weak_ptr<Held> held;
   };
   friend void tell(const std::deque<Over>& over);
 
   std::vector<Array> arrays_;
   std::shared_ptr<const void> keep_;
-  const std::shared_ptr<std::atomic<bool>> holds_;  // anything
+  const std::shared_ptr<std::atomic<bool>> holds_;  // any value: only its lifetime matters
   std::optional<int> gpu_;
   bool told_of_end_ = false;
 };
@@ -66,13 +66,13 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
   Operation(Work work, std::vector<Array> arrays, std::shared_ptr<const void> keep)
       : Held(std::move(arrays), std::move(keep)), work_(std::move(work)) {}
 
-  /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting, not the
-  /// operation.
+  /// Returns true when the operation has finished, and throws its error; false after `limit`. An interrupt ends the
+  /// waiting, not the operation.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
-  /// As Work::synchronize; torch's tensors may go in the order of the stream that they were given with. An interrupt
-  /// ends the waiting for the other ranks, not the operation.
+  /// Like Work::synchronize; torch's tensors may be released in the order of their own stream. An interrupt ends the
+  /// waiting for the other ranks, not the operation.
   void synchronize(const Device& stream);
-  /// Waits until it has finished, with or without an error, whatever signals come.
+  /// Waits until the operation has finished, with or without an error, ignoring signals.
   void wait_for_end();
   bool done() const noexcept { return work_.done(); }
   std::optional<Error> error() const { return work_.error(); }
@@ -93,13 +93,13 @@ class Operation : public Held, public std::enable_shared_from_this<Operation> {
 struct LeaveOptions {
   /// Grace period of unfinished operations before they are aborted; default: until their own deadlines.
   std::optional<std::chrono::milliseconds> grace = {};
-  /// The reason that the other ranks are given if some operations had to be aborted.
+  /// The reason reported to the other ranks if some operations had to be aborted.
   std::string reason = {};
-  /// This rank has failed: nothing is waited for, and the others are informed in any case.
+  /// This rank has failed: it waits for nothing, and informs the others in any case.
   bool failed = false;
 };
 
-/// Something that a Member's communicator was handed over to: it ends with the Member.
+/// An object that has taken over a Member's communicator; it ends with the Member.
 class Tenant {
  public:
   virtual ~Tenant() = default;
@@ -107,49 +107,50 @@ class Tenant {
   virtual bool has_left() const noexcept = 0;
 };
 
-/// This process's membership in a world: what a Python Communicator, its Works and its groups share. It starts
-/// operations one thread at a time, and keeps every operation that is not finished, with the arrays it works on, alive,
-/// whatever Python still refers to. Needs the GIL; waits without it.
+/// This process's membership in a world, shared by a Python Communicator, its Works and its groups. One thread at a
+/// time starts operations. Every unfinished operation is kept alive, with its arrays, even if Python drops its
+/// references. Needs the GIL; waits without it.
 class Member {
  public:
-  /// Known to `leave_all` from now on.
+  /// Makes a Member that `leave_all` knows.
   static std::shared_ptr<Member> make(Communicator communicator);
   explicit Member(Communicator communicator);
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  // Stay as they are after `leave`, and in forked children.
+  // Unchanged after `leave`, and in forked children.
   const int rank, size, local_rank, local_size, cross_rank, cross_size;
   const std::string host;
   const std::chrono::milliseconds timeout;
 
-  /// Starts an operation. The arrays, and what `keep` owns, live as long as it does. Null if it has finished already,
-  /// and has nothing to report.
+  /// Starts an operation. The arrays, and the objects that `keep` owns, live as long as the operation. Returns null if
+  /// it has finished already and has nothing to report.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
-  /// For what is no Work: blocks. An interrupt aborts the world, since nothing else would end it.
+  /// For calls without a Work: blocks. An interrupt aborts the world, since nothing else would end the call.
   template <class T>
   T call(const char* name, const std::function<T(Communicator&)>& body);
 
   Memory allocate(std::size_t bytes);
-  /// From now on it gets events; it lives as long as this does, since progress threads may be calling it.
+  /// Gives the observer events from now on. It lives as long as this Member, since progress threads may be calling it.
   void observe(std::shared_ptr<Observer> observer);
   void abort(const std::string& reason);
 
-  /// The communicator, once unfinished operations have ended; from now on it is the tenant's alone.
+  /// Returns the communicator when unfinished operations have ended; from then on only the tenant uses it.
   Communicator give_over(const char* name, std::weak_ptr<Tenant> tenant);
 
-  /// Waits for what is unfinished, and leaves the world and those of its groups. In a forked child nothing is touched.
+  /// Waits for unfinished operations, then leaves the world and its groups' worlds. In a forked child nothing is
+  /// touched.
   void leave(const LeaveOptions& options);
   bool has_left() const noexcept;
   bool in_child() const noexcept { return home_ != fork_generation(); }
 
-  /// Nobody refers to it any more: what is unfinished goes on.
+  /// Called when nobody refers to the Member any more: unfinished operations go on.
   static void let_go(std::shared_ptr<Member> member);
-  /// Every membership of this process that still exists.
+  /// Leaves with every Member of this process that still exists.
   static void leave_all(const LeaveOptions& options);
 
-  /// A group that leaves with this world.
+  /// Adds a group that leaves with this world.
   std::shared_ptr<Member> add_group(Communicator communicator);
 
  private:
@@ -160,7 +161,7 @@ class Member {
   const std::uint64_t home_ = fork_generation();
   std::vector<std::shared_ptr<Observer>> observers_;  // outlive the communicator
   Communicator communicator_;
-  std::timed_mutex starting_;  // the core wants one thread at a time
+  std::timed_mutex starting_;  // the core allows one thread at a time
   Unfinished<Operation> running_{16};
   std::vector<std::weak_ptr<Member>> groups_;
   bool left_ = false;
@@ -176,7 +177,7 @@ T Member::call(const char* name, const std::function<T(Communicator&)>& body) {
   return run_interruptibly<T>([&] { return body(communicator); }, [&] { communicator.abort(reason); });
 }
 
-/// cohort.Communicator. Lets its membership go, without waiting, when Python has dropped it.
+/// cohort.Communicator. Releases its membership, without waiting, when Python has dropped it.
 class PyCommunicator {
  public:
   explicit PyCommunicator(std::shared_ptr<Member> member) noexcept : member_(std::move(member)) {}
@@ -199,16 +200,16 @@ struct PyWork {
 };
 
 void bind_types(pybind11::module_& module);
-/// Memory, and what is asked of arrays.
+/// Binds memory, and questions about arrays.
 void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
 void bind_named(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
-/// Files of tensors.
+/// Binds files of tensors.
 void bind_formats(pybind11::module_& module);
-/// Folders of checkpoints.
+/// Binds folders of checkpoints.
 void bind_checkpoints(pybind11::module_& module);
-/// Records of runs.
+/// Binds records of runs.
 void bind_track(pybind11::module_& module);
 /// Binds the reduction of gradients.
 void bind_gradients(pybind11::module_& module);
@@ -216,9 +217,9 @@ void bind_slots(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 /// Binds the parts of an elastic training.
 void bind_elastic(pybind11::module_& module);
-/// The parameter server.
+/// Binds the parameter server.
 void bind_ps(pybind11::module_& module);
-/// The methods that move data.
+/// Binds the methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 
 }  // namespace cohort::python

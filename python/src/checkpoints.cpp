@@ -1,6 +1,6 @@
 // Files of tensors and folders of checkpoints. The package gives its tensors as bytes with a name, a type and a shape,
-// and makes torch's of them; formats/ decides what files look like and checkpoint/ does the rest, without the GIL. A
-// save in the background goes on in a thread that never touches Python.
+// and makes torch's tensors of the bytes it gets; formats/ defines the files' layout and checkpoint/ does the rest,
+// without the GIL. A save in the background runs in a thread that never uses Python.
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
@@ -37,7 +37,7 @@ namespace {
 namespace ck = cohort::checkpoint;
 namespace ft = cohort::formats;
 
-/// Bytes that somebody owns: a whole file, or a tensor in it.
+/// Bytes with an owner: a whole file, or a tensor in it.
 struct Bytes {
   std::shared_ptr<const void> owner;
   const std::byte* data = nullptr;
@@ -55,7 +55,7 @@ Bytes bytes_of(sys::FileBytes file) {
 using NamedBytes = std::tuple<std::string, std::string, std::vector<std::int64_t>, Bytes>;
 using Metadata = std::map<std::string, std::string>;
 
-/// Tensors that Python gives to be written; keeps their arrays.
+/// Tensors to be written, as given by Python; keeps their arrays alive.
 class Tensors {
  public:
   Tensors() = default;
@@ -146,7 +146,7 @@ ck::ShardName shard_name(const std::string& tensor, const PyShard& shard) {
   return {tensor, {sizes, start, extent, begin, count}};
 }
 
-/// One rank's contribution to a save, and the arrays that it is made of.
+/// One rank's contribution to a save, and its arrays.
 class PyBundle {
  public:
   PyBundle(std::int64_t step, std::int64_t epoch, const std::string& program, const Sampler& sampler,
@@ -180,7 +180,7 @@ class PyBundle {
   std::vector<Tensors> files_;
 };
 
-/// Runs what is collective over the ranks of a communicator, or alone where there is none.
+/// Runs a collective function over the ranks of a communicator, or alone without one.
 template <class T>
 T collectively(Comm comm, const char* name, const std::function<T(Communicator&)>& body) {
   const status::Call call(std::string("CheckpointFolder.") + name);
@@ -199,7 +199,7 @@ struct PyPendingSave {
   }
 };
 
-/// The checkpoints of one folder. Resources of a world that background saves use end with that world.
+/// The checkpoints of one folder. A world's resources used by background saves end with that world.
 class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoints> {
  public:
   explicit Checkpoints(ck::FolderOptions options) : options_(std::move(options)), saver_(options_) {}
@@ -238,7 +238,7 @@ class Checkpoints : public Tenant, public std::enable_shared_from_this<Checkpoin
 
   const ck::FolderOptions& options() const noexcept { return options_; }
 
-  // The world is left only when the checkpoint is on the disk, unless this rank has failed.
+  // Leaves the world only when the checkpoint is on the disk, unless this rank has failed.
   void leave(const LeaveOptions& options) override {
     const py::gil_scoped_release release;
     if (options.failed) saver_.abort(options.reason);
@@ -349,7 +349,7 @@ Sampler sampler_of(const ft::StoredCheckpoint& stored) {
 
 void bind_stored(py::module_& module) {
   using Stored = ft::StoredCheckpoint;
-  // Reads every file of it.
+  // Reads all files of the checkpoint.
   const auto require_whole = [](const Stored& stored) {
     const py::gil_scoped_release release;
     value_or_throw(ft::check_checkpoint_files(stored));

@@ -1,5 +1,5 @@
-// The operations of cohort.Communicator that move data, under the names and with the contracts of
-// <cohort/communicator.h>. Each takes arrays apart into buffers and hands them to the Member, which starts it.
+// The operations of cohort.Communicator that move data, with the names and contracts of <cohort/communicator.h>. Each
+// turns arrays into buffers and passes them to the Member, which starts the operation.
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
@@ -13,12 +13,12 @@ namespace {
 
 using Counts = std::vector<std::int64_t>;
 
-/// The arguments that every operation has besides its arrays.
+/// The arguments that every operation has in addition to its arrays.
 struct CollectiveCall {
   const PyCommunicator& self;
   const char* name;
   bool async_op;
-  py::object result;  // the synchronous form's
+  py::object result;  // for the synchronous form
 };
 
 template <class... Array_>
@@ -54,7 +54,7 @@ py::object start_with(const CollectiveCall& call, Array array, const Body& body)
   return start(call, keep(std::move(array)), [&](Communicator& world) { return body(world, buffer); });
 }
 
-/// From one array to another: `body(world, input, output)`.
+/// Starts an operation from one array to another: `body(world, input, output)`.
 template <class Body>
 py::object start_between(const CollectiveCall& call, const py::object& input, const py::object& output,
                          const Body& body) {
@@ -65,7 +65,7 @@ py::object start_between(const CollectiveCall& call, const py::object& input, co
   return start(call, keep(std::move(from), std::move(to)), [&](Communicator& world) { return body(world, in, out); });
 }
 
-/// Likewise, of two lists.
+/// Starts an operation from one list of arrays to another.
 template <class Body>
 py::object start_group(const CollectiveCall& call, const py::object& input, const py::object& output,
                        const Body& body) {
@@ -207,8 +207,8 @@ py::object all_gather_v(const PyCommunicator& self, const py::object& input, con
                        [&](auto& world, auto from, auto to) { return world.all_gather_v(from, to, counts, options); });
 }
 
-/// Starts gather or scatter: every rank has a `part`; the root alone has `parts`, all of them. `body(world, part,
-/// parts)`: on ranks other than the root `parts` is empty.
+/// Starts gather or scatter: every rank has a `part`; the root alone has `parts`, one for each rank. `body(world, part,
+/// parts)`: `parts` is empty except on the root.
 template <class Body>
 py::object start_rooted(const CollectiveCall& call, int root, bool gathers, const py::object& part,
                         const py::object& parts, const Body& body) {

@@ -1,4 +1,4 @@
-// cohort.Communicator: who it is, groups, memory, and how it ends; and cohort.Work. The operations are in
+// cohort.Communicator: its rank and size, groups, memory, and end; and cohort.Work. The operations are in
 // collectives.cpp.
 #include "arguments.h"
 #include "bindings.h"
@@ -9,7 +9,7 @@
 namespace cohort::python {
 namespace {
 
-using Result = std::optional<PyCommunicator>;  // none where this rank is in no group
+using Result = std::optional<PyCommunicator>;  // none if this rank is in no group
 
 Result group_of(Member& member, Communicator formed) {
   if (!formed) return std::nullopt;
@@ -104,7 +104,8 @@ bool wait(const PyWork& work, const py::object& timeout) {
   return operation->wait(milliseconds_of(timeout, "wait"));
 }
 
-/// A CUstream, or what a library has in place of one; None: torch's current one, without torch the default one.
+/// Returns a CUstream, from an address or a library's object; None: torch's current stream, without torch the default
+/// one.
 void* stream_of(const py::object& stream, int gpu) {
   py::object address = stream;
   if (stream.is_none()) {

@@ -1,5 +1,5 @@
 // The parts of an elastic training, for cohort.elastic: Python callables as the parts and values of C++'s State.
-// The core calls them on the thread that it is called on, and waits for other ranks without the GIL.
+// The core calls them on its caller's thread, and waits for other ranks without the GIL.
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
@@ -25,7 +25,7 @@
 namespace cohort::python {
 namespace {
 
-/// A function of Python, which may be let go of without the GIL.
+/// A Python function that may be released without the GIL.
 template <class T = py::object>
 std::shared_ptr<const T> shared(T object) {
   return {new T(std::move(object)), [](const T* one) {
@@ -36,7 +36,7 @@ std::shared_ptr<const T> shared(T object) {
 
 using Callable = std::shared_ptr<const py::function>;
 
-/// Bytes in several pieces of memory, which are read when a value is asked for.
+/// Bytes in several pieces of memory, read when a value is requested.
 class Pieces {
  public:
   explicit Pieces(const py::list& arrays) : arrays_(arrays_of(arrays, Access::Read, {"Pieces", "array"})) {}
@@ -70,7 +70,7 @@ class Watch {
   std::string copy_;
 };
 
-/// Valid during a call. (Writable, since libraries warn of memory that is not; nobody may write.)
+/// Returns a view that is valid during a call. (Writable, since libraries warn of read-only memory; nobody may write.)
 py::memoryview view_of(const void* data, std::size_t bytes) {
   return py::memoryview::from_memory(const_cast<void*>(data), static_cast<py::ssize_t>(bytes));
 }
@@ -169,7 +169,7 @@ class ElasticState {
     });
   }
 
-  // Seldom waits: what the others say of the last step has come by the time that this one has been reduced.
+  // Seldom waits: the others' reports on the last step have usually arrived when this step has been reduced.
   void step() {
     const py::gil_scoped_release release;
     state_->step();

@@ -1,5 +1,5 @@
-// cohort::Error becomes an exception of cohort/errors.py: one class for each ErrorCode, with the context as attributes.
-// Needs the GIL.
+// Converts cohort::Error to an exception of cohort/errors.py: one class for each ErrorCode, with the context as
+// attributes. Needs the GIL.
 #pragma once
 
 #include <cohort/error.h>
@@ -10,16 +10,16 @@
 
 namespace cohort::python {
 
-/// From now on every cohort::Error that leaves this module is raised as its Python class.
+/// Makes every cohort::Error that leaves this module raise its Python class.
 void translate_errors();
 
-/// For functions that Python calls without pybind11: the current C++ exception becomes Python's.
+/// For functions that Python calls without pybind11: sets the current C++ exception as Python's.
 void raise_current() noexcept;
 
-/// The exception object for an error.
+/// Returns the exception object for an error.
 pybind11::object to_python(const Error& error);
 
-/// And back, without its text: of an exception of these classes.
+/// Converts an exception of these classes back to an error, without its text.
 Error from_python(const pybind11::object& exception);
 
 /// Throws InvalidArgument: "OPERATION: WHY".

@@ -1,5 +1,5 @@
-// The core of data-parallel training for cohort.nn: hooks of torch's autograd are Python, what they call is C++. The
-// GIL is held but for starting operations, waiting for them and reading parameters.
+// The core of data-parallel training for cohort.nn: torch's autograd hooks are Python, and call C++. The GIL is held
+// except while starting operations, waiting for them and reading parameters.
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
@@ -48,7 +48,7 @@ class PendingOperation final : public step::Pending {
   }
 
  private:
-  std::shared_ptr<Operation> operation_;  // none: it has finished
+  std::shared_ptr<Operation> operation_;  // none: the operation has finished
 };
 
 /// Communication that a user's hook has started; cohort.nn's `finish()` ends it.
@@ -81,7 +81,7 @@ class RanksOfMember final : public step::Ranks {
   std::shared_ptr<Member> member_;
 };
 
-/// A Python object, from where the GIL need not be held when it is let go.
+/// Wraps a Python object so that it may be released without the GIL.
 std::shared_ptr<const void> kept(py::object object) {
   return {object.release().ptr(), [](PyObject* pointer) {
             const py::gil_scoped_acquire gil;
@@ -89,7 +89,7 @@ std::shared_ptr<const void> kept(py::object object) {
           }};
 }
 
-/// cohort.nn's Reducer, which owns this: so the reference to it is weak.
+/// Calls cohort.nn's Reducer, which owns this object: the reference to it is therefore weak.
 class Hooks final : public core::Autograd, public Observer {
  public:
   explicit Hooks(const py::object& reducer) : reducer_(reducer) {}
@@ -167,7 +167,7 @@ nn::Sharding sharding_of(const py::object& options) {
                                 : nn::Sharding::None;
 }
 
-/// Collective.
+/// Makes the shards; collective.
 std::shared_ptr<core::Shards> shards_of(const PyCommunicator& comm, nn::Sharding sharding) {
   if (sharding == nn::Sharding::None) return nullptr;
   return comm.shared()->call<std::shared_ptr<core::Shards>>(
@@ -211,7 +211,7 @@ class GradientReducer {
               core::reduce_by_average, shards_of(comm, sharding_of(options)), std::move(transaction)) {}
   core::Reducer& core() noexcept { return core_; }
 
-  /// cohort.nn's Reducer has a hook.
+  /// Called if cohort.nn's Reducer has a hook.
   void use_hook() {
     core_.use_hook([this](const core::HookedBucket& hooked) {
       std::vector<std::size_t> offsets;
@@ -226,7 +226,7 @@ class GradientReducer {
   py::list buckets() const {
     py::list all;
     for (const core::Bucket& bucket : core_.buckets()) {
-      std::vector<int> members;  // that have a place
+      std::vector<int> members;  // parameters that have a place
       std::vector<std::size_t> offsets;
       for (std::size_t position = 0; position < bucket.members().size(); ++position) {
         if (bucket.place(position).data == nullptr) continue;
@@ -237,7 +237,7 @@ class GradientReducer {
     }
     return all;
   }
-  /// By parameter, where its values are to lie in `homes`, in elements.
+  /// Returns, by parameter, the element of `homes` at which its values belong.
   std::vector<std::size_t> home_offsets() const {
     std::vector<std::size_t> offsets;
     for (std::size_t i = 0; i < core_.parameter_count(); ++i) {
@@ -246,7 +246,7 @@ class GradientReducer {
     }
     return offsets;
   }
-  /// (parameter, begin, count, where its average lies in `averages`), counted in elements.
+  /// Returns (parameter, begin, count, its average's position in `averages`), counted in elements.
   py::list pieces() const {
     py::list all;
     for (const core::Piece& piece : core_.division().pieces()) {
@@ -397,7 +397,7 @@ void require_same_parameters(const PyCommunicator& comm, const std::vector<Named
   step::require_same_parameters(ranks, values, step);
 }
 
-/// State that a method in Python keeps between steps.
+/// State that a Python method keeps between steps.
 class KeptInPython final : public step::Kept {
  public:
   explicit KeptInPython(py::function drop) : drop_(std::move(drop)) {}

@@ -9,7 +9,7 @@
 namespace cohort::python {
 namespace {
 
-// Never destroyed: a process that ends has left by then, and a forked child may not touch them.
+// Never destroyed: at process exit all have left, and a forked child may not touch them.
 std::vector<std::weak_ptr<Member>>& members() {
   static auto* const all = new std::vector<std::weak_ptr<Member>>();
   return *all;
@@ -39,7 +39,7 @@ Held::Held(std::vector<Array> arrays, std::shared_ptr<const void> keep)
 
 void Held::let_go() {
   *holds_ = false;
-  // Freeing one may run any Python code, which finds none.
+  // Destroying an array may run any Python code, which then finds none.
   const std::vector<Array> arrays = std::exchange(arrays_, {});
   const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
 }
@@ -53,9 +53,9 @@ void Held::let_go_at_end(const std::shared_ptr<Held>& self, const std::function<
   }
 }
 
-/// On a thread of its own.
+/// Runs on a thread of its own.
 void tell(const std::deque<Held::Over>& over) {
-  // A thread that waits for an operation lets go itself, and has the GIL by then.
+  // A thread that waits for an operation releases the arrays itself; this gives it time to take the GIL.
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (std::none_of(over.begin(), over.end(), [](const auto& one) { return one.holds->load(); })) return;
   const py::gil_scoped_acquire gil;
@@ -66,11 +66,11 @@ void tell(const std::deque<Held::Over>& over) {
 
 // --- Operation ---
 
-// The error, if there is one, comes again from work_.wait().
+// The error, if there is one, is thrown again by work_.wait().
 bool Operation::is_over(std::optional<std::chrono::nanoseconds> limit) {
   try {
     if (limit) return work_.wait_for(*limit);
-    work_.wait();  // which may carry the operation out on this thread
+    work_.wait();  // may run the operation on this thread
     return true;
   } catch (const Error&) {
     return true;
@@ -115,7 +115,7 @@ void Operation::synchronize(const Device& stream) {
     wait(std::nullopt);
   } else if (work_.is_ordered() &&
              std::all_of(arrays().begin(), arrays().end(), [](const Array& one) { return one.goes_by_stream(); })) {
-    // Bounds memory: a rank far ahead of its GPU would otherwise hold that of all operations in flight.
+    // Bounds memory: a rank far ahead of its GPU would otherwise hold the arrays of all operations in flight.
     let_go();
   } else {
     let_go_at_end();
@@ -185,7 +185,7 @@ std::shared_ptr<Operation> Member::start(const char* name, const std::function<W
     const py::gil_scoped_release release;
     work = start(communicator_);
   }
-  // The operation reports errors, even those known already.
+  // The operation reports errors, even early ones.
   if (work.done() && !work.error() && !work.finite() && !work.source()) return nullptr;
   auto operation = std::make_shared<Operation>(std::move(work), std::move(arrays), std::move(keep));
   running_.keep(operation);
@@ -216,7 +216,7 @@ std::shared_ptr<Member> Member::make(Communicator communicator) {
   auto member = std::make_shared<Member>(std::move(communicator));
   forget_gone(members());
   members().push_back(member);
-  // Those whose last operations have finished meanwhile.
+  // Releases members whose last operations have finished.
   auto& kept = lingering_members();
   const auto first_idle =
       std::stable_partition(kept.begin(), kept.end(), [](const auto& one) { return one->running_.any(); });
@@ -254,7 +254,7 @@ void Member::finish_aborted(const std::string& reason) {
 void Member::leave(const LeaveOptions& options) {
   if (left_) return;
   if (in_child()) {
-    left_ = true;  // the core's state stays as it is: it knows forked children itself
+    left_ = true;  // the core's state is kept: it detects forked children itself
     return;
   }
   for (const auto& group : std::exchange(groups_, {})) {
@@ -271,7 +271,7 @@ void Member::leave(const LeaveOptions& options) {
   std::unique_lock held(starting_, std::try_to_lock);
   bool finished = false;
   try {
-    // Another thread may be starting something, or wait in `split`.
+    // Another thread may be starting an operation, or be waiting in `split`.
     finished = !options.failed &&
                (held.owns_lock() ||
                 wait_in_slices([&](std::chrono::nanoseconds slice) { return held.try_lock_for(slice); }, until)) &&

@@ -1,5 +1,5 @@
-// cohort.Memory, and what is asked of arrays and not of ranks: whether all values are finite, the order of an epoch's
-// samples, as the C++ sampler has it.
+// cohort.Memory, and functions of arrays alone: whether all values are finite, and the order of an epoch's samples, as
+// computed by the C++ sampler.
 #include "arguments.h"
 #include "arrays.h"
 #include "bindings.h"
@@ -45,7 +45,7 @@ std::vector<py::ssize_t> shape_of(const Memory& memory, DType dtype, const py::o
   return lengths;
 }
 
-// `memory` is the Python object: what is made of it keeps it alive.
+// `memory` is the Python object: arrays made from it keep it alive.
 py::object as_numpy(const py::object& memory, const py::object& dtype, const py::object& shape) {
   const auto& own = py::cast<const Memory&>(memory);
   const DType type = dtype_of(dtype);

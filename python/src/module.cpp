@@ -18,7 +18,7 @@
 namespace cohort::python {
 namespace {
 
-/// `call(key, mine, seconds)`, from whichever thread.
+/// Calls `call(key, mine, seconds)`, from any thread.
 ShareFunction share_of(const py::object& call) {
   const std::shared_ptr<py::object> kept(new py::object(call), [](py::object* object) {
     const py::gil_scoped_acquire gil;
@@ -52,7 +52,7 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   options.trust_network = trust_network;
   if (!share.is_none()) options.share = share_of(share);
   if (!share_name.empty()) options.share_name = share_name;
-  // An interrupt leaves the meeting to its own deadline: there are no other ranks yet to inform.
+  // An interrupt leaves the meeting to its own deadline: there are no other ranks to inform yet.
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
 }
 
@@ -101,7 +101,8 @@ std::string rendezvous_method(int rank, int world_size) {
   return "";
 }
 
-/// False if nothing in the environment gives this process's rank and the size. `join` reports errors of these.
+/// Returns false if nothing in the environment gives this process's rank and the world's size. `join` reports errors in
+/// these.
 bool has_launcher() {
   const auto said = rendezvous::detect(rendezvous::current_environment());
   return !said || !said->launcher.empty() || said->alone || env::get(env::kInit);

@@ -1,6 +1,6 @@
-// Operations by name for Python: an engine of train/named, its operations with their arrays, and how it ends with the
-// world whose communicator it was given. The engine's thread touches Python for nothing but to make a GPU's tensor:
-// what it has finished is let go of by the next call from Python. Needs the GIL; waits without it.
+// Operations by name for Python: an engine of train/named, its operations with their arrays, and its end with the world
+// of its communicator. The engine's thread uses Python only to make a GPU tensor: the next call from Python releases
+// finished operations. Needs the GIL; waits without it.
 #pragma once
 
 #include "arrays.h"
@@ -19,12 +19,12 @@
 
 namespace cohort::python {
 
-/// An operation's result in GPU memory: a tensor of torch's, since only its allocator knows what is free there.
+/// An operation's result in GPU memory: a tensor of torch's, since only torch's allocator knows which memory is free.
 class GpuResult {
  public:
   /// Takes the type, device and stream of the input. Throws InvalidArgument without torch.
   GpuResult(const char* operation, const ConstBuffer& input);
-  /// named::OutputAllocator: the engine's thread, without the GIL. Throws std::runtime_error.
+  /// Implements named::OutputAllocator; runs on the engine's thread, without the GIL. Throws std::runtime_error.
   void* allocate(std::span<const std::int64_t> shape);
   const py::object& tensor() const noexcept { return tensor_; }
 
@@ -39,7 +39,7 @@ class NamedWorld;
 /// cohort._core.NamedWork: an operation under way and its arrays.
 class NamedOperation : public Held {
  public:
-  /// `keeper` keeps it until it is done.
+  /// `keeper` keeps the operation alive until it is done.
   NamedOperation(named::Handle handle, std::vector<Array> arrays, std::shared_ptr<GpuResult> result,
                  std::weak_ptr<NamedWorld> keeper)
       : Held(std::move(arrays), nullptr),
@@ -47,14 +47,15 @@ class NamedOperation : public Held {
         result_(std::move(result)),
         keeper_(std::move(keeper)) {}
 
-  /// True once it has finished; throws its error. False after `limit`. An interrupt ends the waiting only.
+  /// Returns true when the operation has finished, and throws its error; false after `limit`. An interrupt only ends
+  /// the waiting.
   bool wait(std::optional<std::chrono::nanoseconds> limit);
   bool done() const noexcept { return handle_.done(); }
   std::optional<Error> error() const;
-  /// The outcome of a finished operation. Throws InvalidArgument before the end, and the operation's error.
+  /// Returns the outcome of a finished operation. Throws InvalidArgument before the end, and the operation's error.
   const named::Outcome& outcome(const char* what);
   named::Handle& handle() noexcept { return handle_; }
-  /// Null: what it makes is the host's, or nothing.
+  /// Null if the operation makes no result, or one in host memory.
   const GpuResult* gpu_result() const noexcept { return result_.get(); }
 
  private:
@@ -67,19 +68,19 @@ class NamedOperation : public Held {
   std::weak_ptr<NamedWorld> keeper_;
 };
 
-/// Functions of Python that are called at once, on a thread of their own, when operations are done.
+/// Python functions that are called on a thread of their own as soon as operations are done.
 class Callbacks {
  public:
-  /// `function(work)` once the operation is done; at once, in the caller, if it is.
+  /// Calls `function(work)` when the operation is done; immediately, in the caller, if it is done already.
   static void add(const pybind11::object& work, NamedOperation& operation, const pybind11::object& function);
-  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
+  /// Ends the thread, after it has reported finished operations. The thread is started again when needed.
   static void stop();
 };
 
-/// One rank's engine and the world that it ends with.
+/// One rank's engine, and the world with which it ends.
 class NamedWorld final : public Tenant, public std::enable_shared_from_this<NamedWorld> {
  public:
-  /// Takes over the communicator of `member`, once its unfinished operations have ended.
+  /// Takes over the communicator of `member` when its unfinished operations have ended.
   static std::shared_ptr<NamedWorld> make(std::shared_ptr<Member> member, named::EngineOptions options);
   explicit NamedWorld(std::shared_ptr<Member> member) : member_(std::move(member)) {}
 
@@ -87,28 +88,28 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   /// Throws InvalidArgument, naming the operation, after the end and in a forked child.
   named::Engine& engine(const char* operation) const;
   named::Engine::Statistics statistics() const;
-  /// Memory of the communicator: reductions of the engine do not copy what lies there. Waits without the GIL.
+  /// Allocates memory of the communicator, which the engine's reductions use without copies. Waits without the GIL.
   Memory allocate(std::size_t bytes) const;
 
-  /// Compiled programs find the engine by this number from now on (named_calls.h).
+  /// Registers the engine under this number, by which compiled programs find it (named_calls.h).
   void publish(std::uint64_t number) const;
 
-  /// Keeps operations, and so their arrays, until they are done.
+  /// Keeps operations, and so their arrays, alive until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays,
                                        std::shared_ptr<GpuResult> result = {});
-  /// Call it before keeping many: lets go of finished operations, now and then.
+  /// Call it before keeping many operations: from time to time it releases finished ones.
   void tidy() { running_.tidy(); }
-  /// At once.
+  /// Releases finished operations immediately.
   void let_go_of_done() { running_.reap(); }
 
-  /// Ends the engine on all ranks, without waiting for what is outstanding.
+  /// Ends the engine on all ranks, without waiting for outstanding operations.
   void shutdown();
   void leave(const LeaveOptions& options) override;
   bool has_left() const noexcept override { return engine_ == nullptr; }
 
-  /// Python has dropped it: it serves what is outstanding, then ends.
+  /// Called when Python has dropped the world: it serves outstanding operations, then ends.
   static void let_go(std::shared_ptr<NamedWorld> world);
-  /// After Member::leave_all.
+  /// Called after Member::leave_all.
   static void forget_all();
 
  private:
@@ -123,7 +124,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   Unfinished<NamedOperation> running_{64};
 };
 
-/// cohort._core.NamedResult: what all_gather, reduce_scatter and all_to_all have made in the host's memory.
+/// cohort._core.NamedResult: a result in host memory of all_gather, reduce_scatter or all_to_all.
 struct NamedResult {
   std::shared_ptr<void> owner;
   void* data = nullptr;
@@ -133,9 +134,9 @@ struct NamedResult {
   std::int64_t count() const noexcept;
 };
 
-/// For named_calls.h: the engine that a number stands for. A later one takes its place.
+/// For named_calls.h: registers an engine under a number. A later engine replaces an earlier one.
 void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
-/// At the end: finished operations have been reported.
+/// Called at the end, when finished operations have been reported.
 void stop_completions();
 
 void bind_named(pybind11::module_& module);

@@ -1,7 +1,6 @@
-// cohort._core.named_calls: engines by number, for callers that are not Python. A thread of its own
-// reports finished operations, since the callbacks go on to compute, or ask for more, which the engine's thread must
-// not. Outcomes of the operations are kept for Horovod's timeline while one is written, and fetched by its thread. Any
-// thread may call.
+// cohort._core.named_calls: engines by number, for callers other than Python. A dedicated thread reports finished
+// operations, since callbacks go on to compute or start operations, which the engine's thread must not do. Outcomes are
+// kept for Horovod's timeline while one is being written; its thread fetches them. Any thread may call.
 #include "named_calls.h"
 
 #include "errors.h"
@@ -31,7 +30,7 @@
 namespace cohort::python {
 namespace {
 
-/// Kind, name, when it was asked for, agreed on and done (seconds of time.monotonic()), the text of its error or "".
+/// Kind, name, times of call, agreement and end (seconds of time.monotonic()), the text of the error or "".
 using Record = std::tuple<std::string, std::string, double, double, double, std::string>;
 
 std::atomic<bool> keeping{false};
@@ -67,12 +66,12 @@ std::vector<Record> take() {
   return std::exchange(all.records, {});
 }
 
-/// Operations of one call, by kind and name; nothing where nobody keeps records.
+/// Operations of one call, by kind and name; empty if no records are kept.
 class CallRecord {
  public:
   bool kept() const noexcept { return !asked_.empty(); }
   void add(named::Kind kind, std::string name) { asked_.emplace_back(kind, std::move(name)); }
-  /// The operations, once all of them are done; none: they were over at once.
+  /// Records the operations when all are done; none: they were done immediately.
   void end(const std::vector<named::Handle>& handles) const {
     const Clock::time_point now = Clock::now();
     Kept& all = all_kept();
@@ -123,7 +122,7 @@ struct Running {
   void fail(const Error& error) const { done(context, {error.what(), static_cast<int>(error.code()), nullptr}); }
 
   void tell() {
-    // Each is asked: an error that nobody was given is logged.
+    // Checks each: an error that nobody has fetched is logged.
     const Error* failed = nullptr;
     for (const named::Handle& handle : handles) {
       const Error* const one = handle.failure();
@@ -195,7 +194,7 @@ named::Request request_of(const NamedCall& call) {
   return request;
 }
 
-/// True once all are done, false after `patience_ns`.
+/// Returns true when all are done, false after `patience_ns`.
 bool wait_for(std::vector<named::Handle>& handles, std::int64_t patience_ns) {
   const auto until = Clock::now() + std::chrono::nanoseconds(patience_ns);
   for (named::Handle& handle : handles) {
@@ -221,7 +220,7 @@ void begin(const NamedGroup& group, const std::shared_ptr<Running>& running) {
   running->handles = engine_of(group.engine)->submit(std::move(requests));
 }
 
-/// True in a world of one for calls whose input is their result, so that no thread has to be woken.
+/// Returns true in a world of one for calls whose input is their result, so that no thread has to be woken.
 bool is_alone(const NamedGroup& group) {
   const auto keeps = [](const NamedCall& call) {
     return (call.kind == NamedKind::AllReduce && call.prescale == 1 && call.postscale == 1) ||
@@ -263,7 +262,7 @@ void submit(const NamedGroup& group) noexcept {
     running->tell();
     return;
   }
-  // One more than there are, so that it is not reported while this goes on.
+  // One more than the number of handles, so that the group is not reported while this loop runs.
   running->left = running->handles.size() + 1;
   for (named::Handle& handle : running->handles) {
     handle.on_done([running, completions] {

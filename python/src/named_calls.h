@@ -1,7 +1,7 @@
-// Operations by name for compiled programs: what the op libraries of frameworks (XLA's, TensorFlow's) call from their
-// own threads, without Python and without its lock. They link neither Cohort nor Python: `_core.named_calls()` hands
-// them this table of functions in a capsule. All of them and `_core` come from one build, which kNamedCallsVersion
-// makes sure of. Plain C structs; what is pointed to has to live until `submit` returns, buffers until `done`.
+// Operations by name for compiled programs: frameworks' op libraries (XLA's, TensorFlow's) call them from their own
+// threads, without Python and its lock. They link neither Cohort nor Python: `_core.named_calls()` gives them this
+// table of functions in a capsule. All of them and `_core` come from one build, which kNamedCallsVersion ensures. Plain
+// C structs; memory pointed to has to live until `submit` returns, buffers until `done`.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -17,7 +17,7 @@ inline constexpr auto* kNamedCallsCapsule = "cohort.named_calls";
 /// The numbers of named::Kind.
 enum class NamedKind : std::uint8_t { AllReduce = 0, AllGather, Broadcast, ReduceScatter, AllToAll, Barrier };
 
-/// One operation; named::Request says what its fields mean.
+/// One operation; named::Request documents its fields.
 struct NamedCall {
   NamedKind kind = NamedKind::AllReduce;
   DType dtype = DType::Float32;
@@ -29,7 +29,7 @@ struct NamedCall {
   std::size_t name_bytes = 0;
   const std::int64_t* shape = nullptr;  ///< the input's
   std::size_t dimensions = 0;
-  const void* input = nullptr;  ///< for a broadcast only the root's counts, and may be `output`
+  const void* input = nullptr;  ///< for a broadcast only the root's is read; it may be `output`
   void* output = nullptr;       ///< all_reduce (may be `input`) and broadcast; others: see NamedGroup::allocate
   const std::int64_t* splits = nullptr;
   std::size_t split_count = 0;
@@ -50,19 +50,19 @@ struct NamedReply {
   const NamedMade* made = nullptr;  ///< one for each operation; null after a failure
 };
 
-/// Operations that are asked for together: all or none are accepted, and `done` comes once for all.
+/// Operations called together: all or none are accepted, and `done` is called once for all.
 struct NamedGroup {
-  std::uint64_t engine = 0;  ///< the number that it was published under
+  std::uint64_t engine = 0;  ///< the number under which it was published
   const NamedCall* calls = nullptr;
   std::size_t count = 0;
-  /// The time that `submit` may wait for them before it leaves them to other threads: a caller that is going to wait
-  /// anyway saves two switches of threads.
+  /// The time that `submit` may wait for the operations before other threads take over: a caller that will wait anyway
+  /// saves two switches of threads.
   std::int64_t patience_ns = 0;
-  /// Memory for the output of operation `index`; all_gather, reduce_scatter and all_to_all need it. On the engine's
-  /// thread: it must not call back. Null ends the world, since the other ranks count on this one.
+  /// Returns memory for the output of operation `index`; needed by all_gather, reduce_scatter and all_to_all. Called on
+  /// the engine's thread, and must not call back. Null ends the world, since the other ranks count on this rank.
   void* (*allocate)(void* context, std::size_t index, const std::int64_t* shape, std::size_t dimensions) = nullptr;
-  /// Exactly once, also where nothing was begun: in the caller before `submit` returns, or later on a thread that
-  /// does nothing else. It may submit; it must not wait for operations.
+  /// Called exactly once, even if nothing was begun: in the caller before `submit` returns, or later on a dedicated
+  /// thread. It may submit; it must not wait for operations.
   void (*done)(void* context, const NamedReply& reply) = nullptr;
   void* context = nullptr;
 };
@@ -72,7 +72,7 @@ struct NamedCalls {
   std::uint32_t size = sizeof(NamedCall) + sizeof(NamedGroup) + sizeof(NamedReply) + sizeof(NamedMade);
   void (*submit)(const NamedGroup& group) noexcept = nullptr;
 
-  /// Null, or why a library cannot use the table of this `_core`.
+  /// Returns null, or the reason why a library cannot use the table of this `_core`.
   const char* problem() const noexcept {
     const NamedCalls own;
     if (version == own.version && size == own.size) return nullptr;

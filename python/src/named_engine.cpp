@@ -1,4 +1,4 @@
-// cohort._core.NamedEngine: operations by name. Arrays become requests here; what they mean is train/named's.
+// cohort._core.NamedEngine: operations by name. Turns arrays into requests; train/named defines their meaning.
 #include "arguments.h"
 #include "errors.h"
 #include "named.h"
@@ -17,7 +17,7 @@ namespace {
 using named::Kind;
 using named::Request;
 
-/// The Python object. An engine that Python drops goes on until nothing is outstanding.
+/// The Python object. An engine that Python drops runs until nothing is outstanding.
 class PyNamedEngine {
  public:
   explicit PyNamedEngine(std::shared_ptr<NamedWorld> world) noexcept : world_(std::move(world)) {}
@@ -34,11 +34,11 @@ class PyNamedEngine {
 
 using Works = std::vector<std::shared_ptr<NamedOperation>>;
 
-/// A request and what it has to keep.
+/// A request and the objects it keeps alive.
 struct EngineCall {
   Request request;
   std::vector<Array> arrays;
-  std::shared_ptr<GpuResult> result;  // null if it makes none
+  std::shared_ptr<GpuResult> result;  // null if the operation makes none
 };
 
 EngineCall make(Kind kind, const py::str& name) {
@@ -77,7 +77,7 @@ EngineCall reduction(Kind kind, const py::str& name, const Scaling& scaling) {
   return call;
 }
 
-/// After the input is known.
+/// Sets how values travel; call it after the input is known.
 void travels(EngineCall& call, const Scaling& scaling) {
   const bool sums = scaling.op == ReduceOp::Sum || scaling.op == ReduceOp::Average;
   if (call.request.input.dtype == DType::Float32 && sums) call.request.wire_format = scaling.wire_format;
@@ -115,7 +115,7 @@ void gives(EngineCall& call, py::handle input) {
   reads(call, input);
   if (call.request.input.device.type == DeviceType::CPU) return;
   call.result = std::make_shared<GpuResult>(operation_of(call.request.kind), call.request.input);
-  // Not owned: the last owner needs the GIL. The operation, which has it, is kept until it is done.
+  // Not owned: the last owner needs the GIL. The operation owns the result, and is kept until it is done.
   call.request.allocate = [made = std::weak_ptr(call.result)](std::span<const std::int64_t> shape) {
     const std::shared_ptr<GpuResult> result = made.lock();
     if (!result) throw std::runtime_error("the world has been given up");
@@ -156,7 +156,7 @@ py::str name_of(const py::object& name) {
   return py::reinterpret_borrow<py::str>(name);
 }
 
-/// `make(i, name)` for each name of a group.
+/// Calls `make(i, name)` for each name of a group.
 template <class Make>
 Works submit_group(const PyNamedEngine& self, Kind kind, const py::sequence& names, const py::sequence& arrays,
                    const Make& make) {
@@ -188,7 +188,7 @@ PyNamedEngine make_engine(const PyCommunicator& comm, std::size_t fusion_thresho
   } else if (joined_average != "all") {
     refuse(kName, "joined_average is '" + joined_average + "' -- it is 'all' (as Horovod divides) or 'active'");
   }
-  // Longer than anything runs, and still added to the clock without an overflow.
+  // Longer than any program runs, and can still be added to the clock without an overflow.
   constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365 * 10);
   const auto positive = [&](const py::object& seconds, const char* what) {
     const auto given = milliseconds_of(seconds, kName);
@@ -201,7 +201,7 @@ PyNamedEngine make_engine(const PyCommunicator& comm, std::size_t fusion_thresho
   return PyNamedEngine(NamedWorld::make(comm.shared(), std::move(options)));
 }
 
-// all_reduce is called for every gradient of every step: without pybind11's dispatcher, which costs more than all else.
+// all_reduce is called for every gradient of every step, so it avoids pybind11's dispatcher, its greatest cost.
 constexpr const char* kParameters[] = {"name", "input", "output", "op", "prescale", "postscale", "wire_format"};
 constexpr std::size_t kPositional = 3;
 using Arguments = std::array<PyObject*, std::size(kParameters)>;

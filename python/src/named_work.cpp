@@ -1,5 +1,5 @@
-// cohort._core.NamedWork, the thread that reports its end to Python, and NamedResult: an array that the engine has
-// made, for any array library.
+// cohort._core.NamedWork, the thread that reports its end to Python, and NamedResult: an array made by the engine, for
+// any array library.
 #include "arguments.h"
 #include "errors.h"
 #include "named.h"
@@ -23,7 +23,7 @@ py::object result(NamedOperation& work) {
   return py::cast(NamedResult{outcome.owner, outcome.data, outcome.dtype, outcome.shape});
 }
 
-/// In seconds of Python's time.monotonic(); None for what has not been.
+/// Converts to seconds of Python's time.monotonic(); None for a time not reached yet.
 py::object seconds_at(const NamedOperation& work, std::chrono::steady_clock::time_point at) {
   if (!work.done() || at == std::chrono::steady_clock::time_point()) return py::none();
   return py::float_(std::chrono::duration<double>(at.time_since_epoch()).count());
@@ -77,13 +77,13 @@ void bind_named_work(py::module_& module) {
 
 namespace {
 
-/// References that are owned, and given back with the GIL only.
+/// Owned references, released only with the GIL.
 struct Callback {
   PyObject* function;
   PyObject* work;
 };
 
-// The GIL is held.
+// Called with the GIL held.
 void make(const Callback& call) {
   PyObject* const result = PyObject_CallOneArg(call.function, call.work);
   if (result == nullptr) PyErr_WriteUnraisable(call.function);
@@ -107,7 +107,7 @@ void Callbacks::add(const py::object& work, NamedOperation& operation, const py:
     make(call);
     return;
   }
-  // The engine's thread calls it, or this one, which does not wait for what the queue does.
+  // Runs on the engine's thread, or on this one, which does not wait for functions in the queue.
   auto& to = CompletionThread<Callback>::get();
   operation.handle().on_done([&to, call] { to.push(call); });
 }
@@ -121,14 +121,14 @@ namespace {
 
 constexpr auto kCapsule = "dltensor";
 
-/// The owner of a result's memory behind its DLPack tensor: no Python, since its consumer may free it anywhere.
+/// Owns a result's memory behind its DLPack tensor: not a Python object, since its consumer may free it anywhere.
 struct Exported {
   dlpack::ManagedTensor managed{};
   std::shared_ptr<void> owner;
   std::vector<std::int64_t> shape;
 };
 
-/// In the letters of the module struct.
+/// Returns the format in the letters of the module struct.
 std::string format_of(DType dtype) {
   switch (dtype) {
     case DType::Float32: return "f";
@@ -139,7 +139,7 @@ std::string format_of(DType dtype) {
     case DType::Int32: return "i";
     case DType::Int64: return "q";
     case DType::UInt8: return "B";
-    case DType::BFloat16:  // there is no letter: its bits
+    case DType::BFloat16:  // there is no letter: the bits as integers
     case DType::UInt16: return "H";
     case DType::UInt32: return "I";
     case DType::UInt64: return "Q";

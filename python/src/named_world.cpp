@@ -1,4 +1,4 @@
-// The world of operations by name; their results in a GPU's memory, and what a program may ask of GPUs.
+// The world of operations by name, their results in GPU memory, and a program's questions about GPUs.
 #include "errors.h"
 #include "named.h"
 
@@ -14,7 +14,7 @@
 namespace cohort::python {
 namespace {
 
-// Dropped by Python, and still serving. Never destroyed, as in member.cpp.
+// Worlds dropped by Python that still serve. Never destroyed, as in member.cpp.
 std::vector<std::shared_ptr<NamedWorld>>& lingering_worlds() {
   static auto* const all = new std::vector<std::shared_ptr<NamedWorld>>();
   return *all;
@@ -39,7 +39,7 @@ bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
 
 void NamedOperation::end() {
   let_go();
-  // A GPU has no memory to spare for results that the program has dropped.
+  // Releases the result: GPU memory is too scarce for results that the program has dropped.
   const std::shared_ptr<NamedWorld> keeper = std::exchange(keeper_, {}).lock();
   if (result_ && keeper) keeper->let_go_of_done();
 }
@@ -104,7 +104,7 @@ std::shared_ptr<NamedOperation> NamedWorld::keep(named::Handle handle, std::vect
 
 void NamedWorld::end() {
   if (!engine_) return;
-  // From here on every call is refused, so that nobody uses it while it ends.
+  // From here on every call is refused, so that nobody uses the engine while it ends.
   const std::shared_ptr<named::Engine> engine = std::move(engine_);
   Communicator communicator = std::exchange(communicator_, {});
   std::optional<py::error_already_set> interrupt;
@@ -154,7 +154,7 @@ void NamedWorld::let_go(std::shared_ptr<NamedWorld> world) {
   sweep();
 }
 
-// Worlds that have nothing more to do end as the others notice, and go once they have ended.
+// Ends idle worlds when the others notice, and releases worlds that have ended.
 void NamedWorld::sweep() {
   for (const auto& world : std::exchange(lingering_worlds(), {})) {
     const bool at_home = world->home_ == fork_generation();
@@ -195,7 +195,7 @@ void* GpuResult::allocate(std::span<const std::int64_t> shape) {
                                     py::arg("dtype") = torch.attr(std::string(to_string(dtype_)).c_str()),
                                     py::arg("device") = device);
     };
-    // torch gives memory out for one stream: that in which the program goes on.
+    // torch allocates memory for one stream: the one in which the program continues.
     if (device_.stream == nullptr) {
       make();
     } else {
@@ -207,7 +207,7 @@ void* GpuResult::allocate(std::span<const std::int64_t> shape) {
       const auto leave = [&] { in_stream.attr("__exit__")(py::none(), py::none(), py::none()); };
       try {
         make();
-      } catch (...) {  // there may be no memory, and this thread makes more tensors
+      } catch (...) {  // there may be no memory, and this thread has to go on
         leave();
         throw;
       }

@@ -1,7 +1,7 @@
 // The process that runs Python: its reports to the agent that started it; the signals that ask it to save, noticed in
-// C++, so that no Python code has to run for it; its role in the job and cohort.ClusterSpec, TensorFlow's description
-// of a cluster; and values of any length through the job's store: the calls that `cohort.run` sends to ranks that
-// cannot read its folder, and their results, the addresses of servers, functions that a coordinator schedules.
+// C++, so that no Python code has to run; its role in the job and cohort.ClusterSpec, TensorFlow's description of a
+// cluster; and values of any length in the job's store: calls that `cohort.run` sends to ranks that cannot read its
+// folder, their results, servers' addresses, and functions that a coordinator schedules.
 #include "bindings.h"
 #include "errors.h"
 
@@ -30,7 +30,7 @@
 namespace cohort::python {
 namespace {
 
-/// Handlers of signals, and the word to the agent that this process saves because of them.
+/// Handles signals, and tells the agent that this process saves because of them.
 class PreemptionSignals {
  public:
   explicit PreemptionSignals(const std::vector<int>& signals) : latch_(made(signals)) {
@@ -59,7 +59,7 @@ class PreemptionSignals {
   sys::SignalLatch latch_;
 };
 
-/// {"worker": ["a:1", "b:1"]}, or {"worker": {0: "a:1", 2: "c:1"}}, or a ClusterSpec.
+/// Converts {"worker": ["a:1", "b:1"]}, or {"worker": {0: "a:1", 2: "c:1"}}, or a ClusterSpec.
 ClusterSpec spec_of(const py::object& cluster) {
   if (py::isinstance<ClusterSpec>(cluster)) return cluster.cast<ClusterSpec>();
   if (!py::isinstance<py::dict>(cluster))
@@ -72,7 +72,7 @@ ClusterSpec spec_of(const py::object& cluster) {
         jobs[job] = addresses.cast<ClusterSpec::Tasks>();
         continue;
       }
-      if (py::isinstance<py::str>(addresses)) throw py::cast_error();  // a sequence of letters
+      if (py::isinstance<py::str>(addresses)) throw py::cast_error();  // a str is a sequence of letters
       int index = 0;
       ClusterSpec::Tasks& tasks = jobs[job];
       for (std::string& address : addresses.cast<std::vector<std::string>>())
@@ -85,7 +85,7 @@ ClusterSpec spec_of(const py::object& cluster) {
   return ClusterSpec(std::move(jobs));
 }
 
-/// With None where there is no task of an index.
+/// Returns a list with None for an index without a task.
 py::list listed(const ClusterSpec::Tasks& tasks) {
   py::list out;
   for (const auto& [index, address] : tasks) {

@@ -1,5 +1,5 @@
-// The parameter server for cohort.ps: options, a server, a worker's client, its tables and variables. Waiting is done
-// without the GIL and ends at a KeyboardInterrupt; the request itself goes on.
+// The parameter server for cohort.ps: options, a server, a worker's client, its tables and variables. Waits without the
+// GIL, until a KeyboardInterrupt at most; the request itself goes on.
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
@@ -54,7 +54,7 @@ struct Floats {
   std::span<float> span;
 };
 
-/// A request under way, and the arrays that it writes.
+/// A request under way, and the arrays to which it writes.
 class PyPsWork {
  public:
   PyPsWork(ps::Work work, std::shared_ptr<Array> kept)
@@ -74,7 +74,7 @@ class PyPsWork {
   struct Held {
     Held(ps::Work given, std::shared_ptr<Array> array) : work(std::move(given)), kept(std::move(array)) {}
     ~Held() {
-      // The last owner may have the GIL or not; Python's objects go with it.
+      // The last owner may not hold the GIL, but Python objects are released here.
       const py::gil_scoped_acquire gil;
       {
         const py::gil_scoped_release release;
@@ -89,7 +89,7 @@ class PyPsWork {
   std::shared_ptr<Held> held_;
 };
 
-/// Starts a request, which writes to `written` (null: to nothing of Python's).
+/// Starts a request that writes to `written` (null: to no Python array).
 template <class Body>
 PyPsWork start(const Body& body, std::shared_ptr<Array> written = nullptr) {
   return {without_gil(body), std::move(written)};
@@ -176,7 +176,7 @@ ClientPtr connect(const std::vector<std::string>& servers, int worker, int worke
       [options] {
         return ClientPtr(new ps::Client(ps::Client::connect(options)), [](ps::Client* client) {
           if (PyGILState_Check() == 0) return delete client;
-          const py::gil_scoped_release release;  // its good-bye may take a moment
+          const py::gil_scoped_release release;  // leaving may take a moment
           delete client;
         });
       },
@@ -202,7 +202,7 @@ ps::TableOptions table_options(std::int64_t dim, const ps::Initializer& initiali
   return options;
 }
 
-/// Made of its fields, in their order.
+/// Makes an object from its fields, in their order.
 template <class Kind, class... Fields>
 void bind_optimizer(py::module_& module, const char* name) {
   py::class_<Kind>(module, name).def(py::init<Fields...>()).def_readonly("lr", &Kind::lr);

@@ -1,4 +1,4 @@
-// cohort.track: the record of a run, its picture, and the progress bar, as C++ has them.
+// cohort.track: the record of a run, its picture, and the progress bar, from the C++ implementation.
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
@@ -19,7 +19,7 @@ namespace cohort::python {
 namespace {
 
 track::Value value_of(const std::string& name, py::object value) {
-  if (py::hasattr(value, "item")) value = value.attr("item")();  // NumPy's and torch's numbers
+  if (py::hasattr(value, "item")) value = value.attr("item")();  // converts numbers of NumPy and torch
   if (PyBool_Check(value.ptr()) != 0) return {value.cast<bool>()};
   if (PyFloat_Check(value.ptr()) != 0) return {value.cast<double>()};
   if (PyLong_Check(value.ptr()) != 0) return {value.cast<std::int64_t>()};
@@ -65,7 +65,7 @@ track::Reduce reduce_of(const py::object& name) {
   refuse("log", "reduce is '" + wanted + "' -- mean, max, min, sum and each are those that there are");
 }
 
-/// cohort.track's way to a record. The record outlives it.
+/// cohort.track's access to a record, which outlives this object.
 class PyMetrics {
  public:
   PyMetrics(std::shared_ptr<track::RunRecord> record, const PyCommunicator* world) : record_(std::move(record)) {
@@ -85,7 +85,7 @@ class PyMetrics {
   PyMetrics& operator=(const PyMetrics&) = delete;
 
   void log(std::int64_t step, const py::dict& values, const py::object& reduce) {
-    // The names of keyword arguments stay as they are meanwhile.
+    // The keyword arguments keep their names alive meanwhile.
     std::vector<track::Metric> numbers;
     numbers.reserve(values.size());
     for (const auto& [key, value] : values) {
@@ -197,7 +197,7 @@ void bind_track(py::module_& module) {
       .def(
           "line",
           [](track::Progress& self, const std::string& text) {
-            flush_python();  // text printed before comes before
+            flush_python();  // so that earlier output appears first
             self.line(text);
           },
           py::arg("text"), "A line that stays, above the bar.")

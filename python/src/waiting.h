@@ -1,5 +1,5 @@
 // Waiting inside a call from Python: without the GIL, so that other Python threads go on, and in slices, so that a
-// KeyboardInterrupt ends it. Also tells a forked child from its parent. Call with the GIL held unless said otherwise.
+// KeyboardInterrupt ends it. Also detects forked children. Call with the GIL held unless said otherwise.
 #pragma once
 
 #include "base/thread.h"
@@ -28,22 +28,22 @@ namespace cohort::python {
 namespace py = pybind11;
 using Clock = std::chrono::steady_clock;
 
-/// Signals reach Python on this thread only.
+/// Returns true on the main thread, the only one on which signals reach Python.
 bool on_main_thread() noexcept;
 
-/// Number of forks of this process and its ancestors since the module was loaded: differs from the value an
-/// object was made with if and only if this is a forked child of the process that made it. Any thread.
+/// Number of forks of this process and its ancestors since the module was loaded. It differs from the value at an
+/// object's creation if and only if this is a forked child of the process that made the object. Any thread.
 std::uint64_t fork_generation() noexcept;
 void watch_forks();
 
-/// Calls `step(slice)`, without the GIL, until it says true or `until` has passed (then: false). Between slices
-/// Python's signal handlers run; what they raise is thrown as py::error_already_set.
+/// Calls `step(slice)`, without the GIL, until it returns true, or returns false when `until` has passed. Between
+/// slices Python's signal handlers run; their exceptions are thrown as py::error_already_set.
 bool wait_in_slices(const std::function<bool(std::chrono::nanoseconds)>& step, std::optional<Clock::time_point> until);
 
-/// As wait_in_slices; where no interrupt can come and there is no end, `step` is called once, without a limit.
+/// Like wait_in_slices; if no interrupt is possible and there is no end, `step` is called once, without a limit.
 bool wait_until(const std::function<bool(std::optional<std::chrono::nanoseconds>)>& step,
                 std::optional<Clock::time_point> until);
-/// The time at which a limit, however long, is over.
+/// Returns the time at which a limit, however long, has passed.
 std::optional<Clock::time_point> end_of(std::optional<std::chrono::nanoseconds> limit);
 
 /// Returns the result of `body`, which does not touch Python and runs without the GIL.
@@ -53,8 +53,8 @@ auto without_gil(const Body& body) {
   return body();
 }
 
-/// Runs `body`, which blocks and knows nothing of Python. An interrupt calls `cancel`, which has to make `body` end
-/// soon; where there is no such way (`cancel` is empty) the body goes on unattended and its result is dropped.
+/// Runs `body`, which blocks and does not use Python. An interrupt calls `cancel`, which has to make `body` end soon;
+/// if `cancel` is empty, the body goes on unattended and its result is dropped.
 template <class T>
 T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel) {
   if (!on_main_thread()) return without_gil(body);
@@ -80,8 +80,9 @@ T run_interruptibly(std::function<T()> body, const std::function<void()>& cancel
   return result.get();
 }
 
-/// Operations under way, kept with their arrays whoever drops their references. Each owner (Member, NamedWorld) has
-/// one. Each operation has `done()` and `wait(limit)`, which is false if it is not over by then.
+/// Operations under way, kept alive with their arrays even if others drop their references. Each owner (Member,
+/// NamedWorld) has one. Each operation has `done()` and `wait(limit)`, which returns false if the operation is not over
+/// by then.
 template <class OneOperation>
 class Unfinished {
  public:
@@ -89,8 +90,8 @@ class Unfinished {
 
   void keep(std::shared_ptr<OneOperation> operation) { running_.push_back(std::move(operation)); }
 
-  /// Call it before keeping one. Lets go of the first ones that are done, which is most of them as operations end
-  /// in order; looks at all only once there are twice as many as were left the last time: constant time for each
+  /// Call it before keeping an operation. Releases the leading operations that are done, which are most, as operations
+  /// end in order; checks all only when there are twice as many as were left the last time: constant time per
   /// operation.
   void tidy() {
     if (running_.size() >= tidy_at_) return reap();
@@ -99,7 +100,7 @@ class Unfinished {
     let_go(running_.begin(), unfinished);
   }
 
-  /// Lets go of those that are done.
+  /// Releases the operations that are done.
   void reap() {
     const auto first_finished = std::stable_partition(running_.begin(), running_.end(),
                                                       [](const auto& operation) { return !operation->done(); });
@@ -112,10 +113,10 @@ class Unfinished {
     return !running_.empty();
   }
 
-  /// The first that is not done; null if there is none.
+  /// Returns the first operation that is not done; null if there is none.
   std::shared_ptr<OneOperation> next() { return any() ? running_.front() : nullptr; }
 
-  /// Waits until all are over, with or without an error; false if they are not by `until`.
+  /// Waits until all are over, with or without an error; returns false if they are not over at `until`.
   bool finish(std::optional<Clock::time_point> until) {
     while (const auto operation = next()) {
       std::optional<std::chrono::nanoseconds> limit;
@@ -123,7 +124,8 @@ class Unfinished {
       try {
         if (!operation->wait(limit)) return false;
       } catch (const Error&) {
-        // The caller that waits for it, or its destructor's warning, reports the error; here it only has to be over.
+        // The caller that waits for the operation, or its destructor's warning, reports the error; here it only has to
+        // be over.
       }
     }
     return true;
@@ -132,7 +134,7 @@ class Unfinished {
  private:
   using All = std::deque<std::shared_ptr<OneOperation>>;
 
-  /// Freeing what is returned can run any Python code.
+  /// Destroying the result can run any Python code.
   std::vector<std::shared_ptr<OneOperation>> let_go(typename All::iterator begin, typename All::iterator end) {
     std::vector<std::shared_ptr<OneOperation>> gone(std::make_move_iterator(begin), std::make_move_iterator(end));
     running_.erase(begin, end);
@@ -144,10 +146,9 @@ class Unfinished {
   std::size_t tidy_at_;
 };
 
-/// A thread that reports finished operations, so that the core's wait neither for Python nor for what is computed
-/// next. `tell(const std::deque<Item>&)`, beside Item, is called on it. Any thread may call.
-/// Never destroyed: an engine of a world that was given up may still refer to it. One of a parent is not touched in its
-/// forked child.
+/// A thread that reports finished operations, so that the core's threads wait neither for Python nor for later
+/// computation. Calls `tell(const std::deque<Item>&)`, declared beside Item. Any thread may call. Never destroyed: an
+/// engine of an abandoned world may still refer to it. A forked child does not touch its parent's.
 template <class Item>
 class CompletionThread {
  public:
@@ -157,7 +158,7 @@ class CompletionThread {
     return *current();
   }
 
-  /// Ends the thread, once it has reported finished operations. It starts anew when it is needed.
+  /// Ends the thread, after it has reported finished operations. The thread is started again when needed.
   static void stop() {
     CompletionThread* ending = nullptr;
     {

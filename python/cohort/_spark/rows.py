@@ -1,4 +1,4 @@
-"""The rows of a Spark DataFrame that a rank has: of its task's partition, which the task has written to a file."""
+"""A rank's rows of a Spark DataFrame: those of its task's partition, which the task has written to a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SECONDS_TO_MEET = 600.0
 
 
 class Rows:
-    """A rank's rows of a DataFrame, as Arrow record batches in mapped memory. Each iteration begins anew.
+    """A rank's rows of a DataFrame, as Arrow record batches in mapped memory. Each iteration starts from the beginning.
 
-    counts   how many rows each rank has: known to all of them before the first step
-    schema   of the batches, also where there is none
+    counts   the number of rows of each rank: all ranks know it before the first step
+    schema   of the batches, even if there are none
     """
 
     def __init__(self, batches: list[Any], schema: Any, counts: tuple[int, ...], rank: int) -> None:
@@ -36,30 +36,31 @@ class Rows:
 
     @property
     def total(self) -> int:
-        """Rows of all ranks."""
+        """Returns the number of rows of all ranks."""
         return sum(self.counts)
 
     def table(self) -> Any:
-        """All of them, as a pyarrow.Table over the same memory."""
+        """Returns all rows as a pyarrow.Table over the same memory."""
         import pyarrow
 
         return pyarrow.Table.from_batches(self._batches, schema=self.schema)
 
     def steps(self, batch_size: int) -> Iterator[Any]:
-        """Tables of at most `batch_size` rows, the same number of them on every rank: a rank that has no more rows gets
-        empty ones, so that collectives meet. An average over all rows is the sum over ranks divided by the sum of counts."""
+        """Yields tables of at most `batch_size` rows, the same number of tables on every rank: a rank without further
+        rows gets empty ones, so that collectives match. An average over all rows is the sum over ranks divided by the
+        sum of counts."""
         table = self.table()
         for step in range(-(-max(self.counts) // batch_size)):
             yield table.slice(step * batch_size, batch_size)
 
 
 def call_with_rows(function: Callable[..., Any], schema: bytes, *args: Any, **kwargs: Any) -> Any:
-    """On a rank: the function with its Rows before the arguments."""
+    """On a rank: calls the function with its Rows before the arguments."""
     return function(_own_rows(schema), *args, **kwargs)
 
 
 def _own_rows(usual_schema: bytes) -> Rows:
-    """`usual_schema`: for a DataFrame without any row."""
+    """Returns this rank's rows. `usual_schema`: for a DataFrame without any row."""
     import pyarrow
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -102,7 +103,7 @@ def _cut(batches: list[Any], begin: int, end: int) -> list[Any]:
 
 
 def _exchange(rank: int, size: int, mine: Any) -> list[Any]:
-    """Through the job's store, before there is a world: rank 0 collects, so that the store has two visits of each rank."""
+    """Exchanges values through the job's store, before a world exists. Rank 0 collects: two accesses for each rank."""
     place = f"rows/{os.environ.get('COHORT_RESTART', '0')}"
     store = _core.JobStore(_SECONDS_TO_MEET)
     if rank != 0:

@@ -1,4 +1,4 @@
-"""Cohort for executors that have none: package and command of the driver as one file, which Spark brings to each."""
+"""Cohort for executors that lack it: the driver's package and command in one file, which Spark copies to each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _sent: dict[str, str] = {}
 
 
 def sent(context: Any) -> str | None:
-    """Returns what this application's executors have been sent, as SparkFiles names it; None: nothing."""
+    """Returns the name, in SparkFiles, of the file sent to this application's executors; None if none was sent."""
     return _sent.get(context.applicationId)
 
 
 def send(context: Any) -> str:
-    """Puts it where executors fetch it with their next task. Returns its name there."""
+    """Sends the file: executors fetch it with their next task. Returns its name in SparkFiles."""
     import cohort
 
     package = pathlib.Path(cohort.__file__ or "").absolute().parent
@@ -34,9 +34,9 @@ def send(context: Any) -> str:
     name = f"cohort-{secrets.token_hex(6)}.zip"
     # Spark serves the file from here, and removes this folder with the application.
     path = pathlib.Path(tempfile.mkdtemp(prefix="cohort-", dir=context._temp_dir), name)
-    # As after `pip install`: the command finds its libraries by their place.
+    # As after `pip install`: the command finds its libraries by its own path.
     modules = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    # Stored as it is: the way to the executors is faster than a compression here.
+    # Uncompressed: sending the file is faster than compressing it.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as files:
         for folder in (package, package.parent / "cohort.libs"):
             for file in sorted(folder.rglob("*")):

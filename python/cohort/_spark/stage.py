@@ -1,8 +1,8 @@
 """The driver's side: one barrier job whose tasks start the agents of a `cohort run` here, which waits for them.
 
-The command has the secret, meets the agents, numbers the ranks by host, shows output and handles failures, as in any job.
-Spark only places the tasks. Either side's end ends the other: the command's makes agents, and so tasks, end; the Spark job's
-ends the command. The Spark job is waited for in a thread of its own; the caller's thread shows the output."""
+As in any job, the command has the secret, meets the agents, numbers the ranks by host, shows output and handles
+failures. Spark only places the tasks. Either side's end ends the other: the command's ends the agents, and so the
+tasks; the Spark job's ends the command. A separate thread waits for the Spark job; the caller's shows the output."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from cohort import _command
 
-# For more executors, since the last one has come; and for the first.
+# Time to wait for more executors after the last arrival, and for the first executor.
 _SECONDS_FOR_SLOTS = 10.0
 _SECONDS_FOR_THE_FIRST = 60.0
 _SECONDS_BETWEEN_LINES = 5.0
-# For the tasks, once nothing of the job runs any more; then they are cancelled.
+# Time for the tasks to end after the job's processes have ended; then they are cancelled.
 _SECONDS_TO_END = 5.0
 # Prefixes of the driver's variables that belong to the job; the others are each host's own.
 _TRAVELS = ("COHORT_", "MLFLOW_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_")
@@ -38,7 +38,7 @@ _BOOTSTRAP = """\
 from cohort._rank_call import end, main_elsewhere
 end(main_elsewhere({name!r}))
 """
-# The Python of the executor, whose path only its task knows.
+# Runs the executor's Python, whose path only its task knows.
 _SHELL = 'exec "$PYSPARK_PYTHON" -c "$0"'
 
 
@@ -67,7 +67,7 @@ class Stage:
     """The Spark stage that runs the ranks of one job."""
 
     def __init__(self, processes: int | str, use_gpu: bool, frame: Any = None, as_horovod: bool = False) -> None:
-        """`frame`: the DataFrame whose partitions the ranks get."""
+        """`frame`: the DataFrame whose partitions are given to the ranks."""
         self._session = _session()
         self._context = self._session.sparkContext
         self._frame = frame
@@ -75,12 +75,12 @@ class Stage:
         gpus = self._gpus_of_task() if use_gpu else 0.0
         self.gpus = gpus > 0
         self._per_task = max(1, int(gpus))
-        # Before the first executor has come Spark's own guess has to do.
+        # Before the first executor has arrived, Spark's own estimate is used.
         auto = self._slots() or self._context.defaultParallelism
         self.processes = auto * self._per_task if processes == "auto" else int(processes)
         self._tasks = -(-self.processes // self._per_task)
         self._trouble = ""
-        self._ended_it = False  # the command, for this trouble: what that says of it tells nothing
+        self._ended_it = False  # the command ended the Spark job for this failure: Spark's reason is then no news
         self._needs_cohort = False
         self._over = threading.Event()
 
@@ -100,7 +100,7 @@ class Stage:
             self._setting(name).lower() == "true"
             for name in ("spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.network.crypto.enabled")
         ):
-            return ["--env", "COHORT_ENCRYPT=1"]  # they want nothing to be read on the way
+            return ["--env", "COHORT_ENCRYPT=1"]  # Spark is configured to encrypt its network traffic
         return []
 
     @staticmethod
@@ -121,7 +121,7 @@ class Stage:
     # Slots.
 
     def _slots(self) -> int | None:
-        """Tasks that run at a time, as Spark counts them for a barrier job; None: it does not say."""
+        """Returns the number of tasks that can run at a time in a barrier job; None if Spark does not tell."""
         try:
             context = self._context._jsc.sc()
             return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
@@ -129,7 +129,7 @@ class Stage:
             return None
 
     def wait_for_slots(self) -> None:
-        """Spark itself would ask for ten minutes, and say nothing."""
+        """Waits for enough slots. Spark itself would retry for ten minutes, without a message."""
         begun = said = time.monotonic()
         before = -1
         while True:
@@ -192,7 +192,7 @@ class Stage:
             shipment.send(self._context)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Returns the exception for a failure of the job: with Spark's reason, if no rank has given one."""
+        """Returns the exception for a failure of the job: with Spark's reason, if no rank has given any."""
         if isinstance(error, Unavailable) and "no sign of running ranks" in str(error):
             return Unavailable(f"{error}{self._trouble and f' -- {self._trouble}'} -- do other jobs of this cluster hold its slots?")
         if not self._trouble or not isinstance(error, Error) or error.rank is not None:
@@ -225,7 +225,7 @@ class Stage:
                 frame = self._session.range(0, self._tasks, 1, self._tasks)
             else:
                 frame = frame.repartition(self._tasks) if frame.rdd.getNumPartitions() != self._tasks else frame
-            cloudpickle.register_pickle_by_value(task)  # (for good: another thread may be about to send it)
+            cloudpickle.register_pickle_by_value(task)  # (permanently: another thread may be about to send it)
             frame.mapInArrow(task.attending(order), "nothing int", barrier=True).collect()
         except Exception as error:
             text = str(error)
@@ -237,7 +237,7 @@ class Stage:
             job.stop()
 
     def _with_own_address(self, invitation: str) -> str:
-        """Executors reach the driver by this one for sure."""
+        """Adds the driver's own address, which executors can certainly reach."""
         try:
             address = socket.gethostbyname(self._setting("spark.driver.host"))
             ipaddress.ip_address(address)
@@ -249,7 +249,7 @@ class Stage:
 
 
 def _reason(text: str) -> str:
-    """The part of Spark's text that says why."""
+    """Returns the part of Spark's text that gives the reason."""
     for pattern in (
         r"RuntimeError: (cohort: [^\n]*)",
         r"(ExecutorLostFailure[^\n]*)",
@@ -270,7 +270,7 @@ def _reason(text: str) -> str:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A second Ctrl-C while the tasks end is no reason to leave them."""
+    """Ignores a second Ctrl-C while the tasks end, so that they are not abandoned."""
     import signal
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,9 @@
-"""One task of the barrier job: starts `cohort agent` as a child, hands it its invitation and watches until it ends.
+"""One task of the barrier job: starts `cohort agent` as a child, gives it its invitation and watches it until its end.
 
-This module is sent to the executors by value: it may use nothing of Cohort, and of others only what Spark needs itself. The
-task's process is one of Spark's and is used again for other tasks, so nothing of the job happens in it: ranks are processes
-below the agent. The pipe to the agent's stdin is its lifeline: whatever ends this process ends all that is below the agent.
+This module is sent to the executors by value: it may not use other modules of Cohort, and otherwise only those that
+Spark itself needs. Spark reuses the task's process for other tasks, so nothing of the job happens in it: ranks are
+processes below the agent. The pipe to the agent's stdin is its lifeline: if this process ends, all processes below the
+agent end.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
 
     class Order(TypedDict):
-        """From the driver to each task."""
+        """The driver's instructions for each task."""
 
-        announcement: str  # the driver's own; the agent's has to be of the same version, protocol and build
+        announcement: str  # the driver's; the agent's has to be of the same version, protocol and build
         invitation: str
         processes: int
-        per_task: int  # ranks of a task; the last one may have less
+        per_task: int  # ranks per task; the last task may have fewer
         gpus: bool
-        keeps_batches: bool  # the input goes to the ranks as a file
-        archive: str | None  # Cohort, as SparkFiles has it
+        keeps_batches: bool  # ranks receive the input as a file
+        archive: str | None  # Cohort's archive, by its name in SparkFiles
         python: tuple[int, int]
         as_horovod: bool
 
 
-# Read by the driver, in the text of Spark's exception.
+# The driver looks for this mark in the text of Spark's exception.
 NOT_HERE = "[cohort is not here]"
 
 _SECONDS_TO_ANNOUNCE = 30.0
 _LONGEST_TAIL = 4000
-# Spark's, of this worker only.
+# Spark's variables, for this worker only.
 _SECRETS = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
 
 def attending(order: Order) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow; yields nothing."""
+    """Returns a function for mapInArrow that runs the task and yields nothing."""
 
     def attend(batches: Iterator[Any]) -> Iterator[Any]:
         _attend(order, batches)
@@ -86,7 +87,7 @@ def _not_here(host: str, why: str) -> NoReturn:
 
 
 def _find(order: Order, host: str) -> tuple[str, str]:
-    """Returns the folder of the package `cohort`, and the command. A package that the driver has sent counts."""
+    """Returns the folder of the package `cohort`, and the command. A package sent by the driver takes precedence."""
     if sys.version_info[:2] != tuple(order["python"]):
         raise RuntimeError(
             "cohort: the executor on {} runs Python {}.{} ({}) and the driver {}.{} -- functions and Cohort itself are for one "
@@ -105,12 +106,12 @@ def _find(order: Order, host: str) -> tuple[str, str]:
         from cohort import _command
 
         return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))), _command.find()
-    except Exception as error:  # another version of it may be anything
+    except Exception as error:  # another version of the package may raise anything
         _not_here(host, f"{type(error).__name__}: {error}")
 
 
 def _unpacked(name: str) -> tuple[str, str]:
-    """Runs once for each executor; its tasks may come at the same time, and its folder goes with it."""
+    """Unpacks the archive once per executor, even if tasks run concurrently; its folder is removed with it."""
     import shutil
     import tempfile
     import zipfile
@@ -126,7 +127,7 @@ def _unpacked(name: str) -> tuple[str, str]:
         os.chmod(os.path.join(aside, "bin", "cohort"), 0o755)
         try:
             os.rename(aside, folder)
-        except OSError:  # another one was first
+        except OSError:  # another task was first
             shutil.rmtree(aside, ignore_errors=True)
     modules = os.path.join(folder, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
     return modules, os.path.join(folder, "bin", "cohort")
@@ -154,7 +155,7 @@ def _local_folder() -> str | None:
 
 
 def _keep(batches: Iterator[Any], folder: str) -> str:
-    """The batches as a file that ranks map into memory. A partition without any has an empty file: its schema is unknown."""
+    """Writes the batches to a file that ranks map into memory; without batches an empty one: no schema is known."""
     import pyarrow
 
     path = os.path.join(folder, "batches.arrow")
@@ -187,14 +188,14 @@ def _watch(words: list[str], environment: dict[str, str], invitation: str, order
         for pipe in (agent.stdin, agent.stdout, agent.stderr):
             if pipe is not None:
                 pipe.close()
-        if agent.poll() is None:  # we are interrupted: its lifeline has ended, and it follows
+        if agent.poll() is None:  # interrupted: the lifeline has ended, and the agent ends, too
             agent.wait()
     if status != 0:
         raise RuntimeError(f"cohort: the agent of {host} ended with status {status}" + (f": {tail}" if tail else ""))
 
 
 def _listen(agent: Any, invitation: str, order: Order, host: str) -> str:
-    """Waits until both its streams have ended. Returns the end of its stderr."""
+    """Waits until both streams of the agent have ended. Returns the end of its stderr."""
     import selectors
     import time
 

@@ -6,8 +6,8 @@
     for images, labels in torch.utils.data.DataLoader(train, batch_size=32, shuffle=True):
         optimizer.update(lambda: loss_of(model(images), labels))
 
-Arrays are NumPy's and torch's, in the host's memory; models and optimizers are torch's. Differences from ChainerMN
-are listed in docs/coming-from/chainermn.md. Needs torch.
+Arrays are NumPy's and torch's, in host memory; models and optimizers are torch's. Differences from ChainerMN are listed
+in docs/coming-from/chainermn.md. Needs torch.
 """
 
 from __future__ import annotations

@@ -33,22 +33,22 @@ class _RanksOf(Ranks):
 
 
 class MultiNodeBatchNormalization(OverRanks):
-    """As torch.nn.BatchNorm1d to 3d over the batches of all ranks, which may be of different sizes.
+    """Like torch.nn.BatchNorm1d to 3d, over the batches of all ranks, which may be of different sizes.
 
-    Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; in evaluation,
-    which is not collective, the running statistics are used. The gradients of weight and bias are this rank's: their
-    mean over the ranks is what multi-node optimizers make. Parameters and buffers have torch's names, so state_dict()
-    is that of torch.nn.BatchNorm2d. Copies share the communicator.
+    Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; evaluation, which
+    is not collective, uses the running statistics. The gradients of weight and bias are this rank's; multi-node
+    optimizers compute their mean over the ranks. Parameters and buffers have torch's names, so state_dict() is that of
+    torch.nn.BatchNorm2d. Copies share the communicator.
 
     size                      channels
     comm                      the ranks
     decay                     of the running statistics; torch's momentum is 1 - decay
     eps                       added to the variance
     dtype                     of parameters and statistics; default: torch's
-    use_gamma, use_beta       whether there is a scale (weight), a shift (bias)
+    use_gamma, use_beta       whether to have a scale (weight), a shift (bias)
     initial_gamma, initial_beta  their first values: a number, or an array of `size`; default: 1 and 0
-    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl': the same under every
-                              name
+    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl': all have the same
+                              effect
     """
 
     def __init__(self, size: int, comm: CommunicatorBase, decay: float = 0.9, eps: float = 2e-5,
@@ -70,8 +70,8 @@ class MultiNodeBatchNormalization(OverRanks):
                     getattr(self, name).copy_(torch.as_tensor(initial))
 
     def start_finetuning(self) -> None:
-        """The next forward with finetune=True begins the running statistics anew, as means over the batches from then
-        on.
+        """Makes the next forward with finetune=True begin the running statistics anew, as means over the batches from
+        then on.
         """
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.zero_()
@@ -87,9 +87,9 @@ class MultiNodeBatchNormalization(OverRanks):
 def create_mnbn_model(
     link: torch.nn.Module, comm: CommunicatorBase, communication_backend: str = "auto"
 ) -> torch.nn.Module:
-    """A copy of a module, with a MultiNodeBatchNormalization in the place of each batch normalization in it.
+    """Returns a copy of a module, with each batch normalization replaced by a MultiNodeBatchNormalization.
 
-    Each takes over parameters, statistics and settings. Raises InvalidArgument for one that keeps no running
+    Each keeps parameters, statistics and settings of the original. Raises InvalidArgument for one that keeps no running
     statistics, or averages them over all batches (momentum None).
     """
 

@@ -23,11 +23,11 @@ class MultiNodeChainList(torch.nn.Module):
                 self.add_link(torch.nn.Linear(784, 100), rank_in=None, rank_out=1)
                 self.add_link(torch.nn.Linear(100, 10), rank_in=1, rank_out=None)
 
-    Parts run in the order in which they were added, and their backward in the opposite one. A part's
-    result, a tensor or a tuple of them, is one argument of the part that it goes to.
+    Parts run in the order in which they were added, and their backward in reverse. A part's result, a tensor or a tuple
+    of tensors, is one argument of the part that receives it.
 
-    forward returns what the part without rank_out has made; on a rank that has no such part a delegate variable. Every
-    rank calls backward: on its loss, or on the delegate variable. The optimizer of each rank is its own.
+    forward returns the result of the part without rank_out; on a rank without such a part a delegate variable. Every
+    rank calls backward: on its loss, or on the delegate variable. Each rank has its own optimizer.
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:
@@ -36,10 +36,10 @@ class MultiNodeChainList(torch.nn.Module):
         self._routes: list[tuple[Optional[list[int]], Optional[list[int]]]] = []
 
     def add_link(self, link: torch.nn.Module, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
-        """rank_in   the rank, or ranks, whose parts give the arguments; this one's own as well; None: those of forward
-        rank_out  the rank, or ranks, that the result goes to; None: it is what forward returns
+        """rank_in   the rank, or ranks, whose parts give the arguments, possibly this rank; None: those of forward
+        rank_out  the rank, or ranks, that receive the result; None: forward returns it
 
-        Raises ValueError for ranks that there are not, and for a second part without rank_out.
+        Raises ValueError for ranks that do not exist, and for a second part without rank_out.
         """
         into, out = self._ranks(rank_in), self._ranks(rank_out)
         if out is None and any(other is None for _, other in self._routes):
@@ -80,7 +80,7 @@ class MultiNodeChainList(torch.nn.Module):
                             )
                         arguments.append(queue.popleft())
                     else:
-                        # Connected, so that all of it is in one graph, and the backward comes to it in the opposite
+                        # Connected, so that one graph contains everything, and the backward reaches it in reverse
                         # order.
                         arguments.append(functions.recv(self._comm, rank, delegate_variable=delegate))
                         delegate = None

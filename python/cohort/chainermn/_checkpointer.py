@@ -26,24 +26,24 @@ _OUTLINE = "outline"
 def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interval: int = 5, gc_interval: int = 5,
                                    path: Union[str, os.PathLike[str], None] = None, *,
                                    place: str = "rank0") -> MultiNodeCheckpointer:  # fmt: skip
-    """Returns a checkpointer: it saves every rank's state, and finds the newest set that is whole on all ranks.
+    """Returns a checkpointer: it saves every rank's state, and finds the newest set that is complete on all ranks.
 
     name         of the folder for its checkpoints, within `path`
     cp_interval  complete sets to keep, at least 1
-    gc_interval  of no effect: what is older goes with each save
-    path         default: "result", as Chainer's trainer has it
-    place        whose disk it is: "rank0", what other ranks have travels there; "shared", all see it, and each writes
-                 its own; "local", every host's own, with copies on the next host. See
+    gc_interval  has no effect: each save removes older sets
+    path         default: "result", as in Chainer's trainer
+    place        the disks to use: "rank0", other ranks send their state to rank 0; "shared", all see one folder, and
+                 each writes its own state; "local", every host's own, with copies on the next host. See
                  cohort.checkpoint.CheckpointFolder
     """
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, place)
 
 
 class MultiNodeCheckpointer:
-    """Made by create_multi_node_checkpointer.
+    """Created by create_multi_node_checkpointer.
 
-    Checkpoints are folders of cohort.checkpoint, with digests: a damaged or incomplete one is passed over, and the one
-    before is taken. The random state, of torch's CPU generator, is saved and restored too. One thread per rank.
+    Checkpoints are folders of cohort.checkpoint, with digests: a damaged or incomplete one is skipped, and the previous
+    one is used. The random state, of torch's CPU generator, is saved and restored, too. One thread per rank.
     """
 
     def __init__(self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int,
@@ -64,11 +64,11 @@ class MultiNodeCheckpointer:
         return CheckpointFolder(Path(path) / self._name, self._keep, self.comm.communicator, place=self._place)
 
     def save(self, target: Any, iteration: int) -> None:
-        """Saves; collective, and returns on every rank once the set is on the disk.
+        """Saves a set; collective. Returns on every rank when the set is on the disk.
 
-        target     what is saved, of this rank alone: anything with state_dict(), or a dict of such by name. Ranks may
-                   have different ones
-        iteration  its number
+        target     this rank's state: any object with state_dict(), or a dict of such objects by name. Ranks may have
+                   different ones
+        iteration  number of the set
 
         Raises InvalidArgument on every rank if one rank's state cannot be saved; see CheckpointFolder.save for more.
         """
@@ -81,7 +81,7 @@ class MultiNodeCheckpointer:
             state[_OUTLINE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
         agree(self.comm.communicator, attempt(bring))
-        # The model's file is of what all ranks have in common: nothing, since ranks may have different parts of a
+        # The model's file holds what all ranks have in common: nothing, since ranks may have different parts of a
         # model.
         self._folder.save(torch.nn.Module(), step=iteration, state=state)
         self._seconds.append(time.perf_counter() - began)
@@ -90,14 +90,14 @@ class MultiNodeCheckpointer:
         self.save(target, iteration)
 
     def maybe_load(self, target: Any, optimizer: Any = None, path: Union[str, os.PathLike[str], None] = None) -> int:
-        """Loads the newest set that is whole over all ranks into `target`, of the same kind as was saved; collective.
+        """Loads the newest set that is complete over all ranks into `target`, of the same kind as saved; collective.
 
-        optimizer  of no effect: nothing has to be sent again afterwards
-        path       where else to look than in the checkpointer's own path
+        optimizer  has no effect: nothing has to be sent again afterwards
+        path       a folder to search instead of the checkpointer's own
 
-        Returns its iteration; 0 if there is none, and then nothing is changed. Raises InvalidArgument on every rank if
-        it was saved by another number of ranks, or does not fit one rank's target; modules are looked at before any is
-        changed.
+        Returns the set's iteration; 0 if there is no set, and then nothing is changed. Raises InvalidArgument on every
+        rank if another number of ranks saved it, or if it does not fit one rank's target; modules are checked before
+        any is changed.
         """
         folder = self._folder if path is None else self._open(path)
         found = folder.load_latest(torch.nn.Module())
@@ -139,14 +139,14 @@ class MultiNodeCheckpointer:
         return int(found.progress.step)
 
     def get_stats(self) -> dict[str, float]:
-        """Times of this rank's saves, in seconds: 'avg', 'min' and 'max', and their number: 'count'."""
+        """Returns times of this rank's saves, in seconds: 'avg', 'min' and 'max', and their number: 'count'."""
         taken = self._seconds
         if not taken:
             return {"avg": 0.0, "min": 0.0, "max": 0.0, "count": 0}
         return {"avg": sum(taken) / len(taken), "min": min(taken), "max": max(taken), "count": len(taken)}
 
     def finalize(self) -> None:
-        """Removes all that it has saved: for the end of a training that needs it no more. Collective."""
+        """Removes all sets that it has saved, at the end of a training that needs them no more. Collective."""
         self._folder.close()
         self.comm.communicator.barrier()
         if self.comm.rank == 0 or (self._place == "local" and self.comm.intra_rank == 0):

@@ -1,4 +1,4 @@
-"""The mean over ranks of a model's gradients: what communicators and multi-node optimizers do after a backward."""
+"""The mean over ranks of a model's gradients, for communicators and multi-node optimizers after a backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = Sequence[tuple[str, torch.Tensor]]
 
 
 def named_parameters(model: Parameters) -> Named:
-    """A module's parameters, or tensors with numbers for names."""
+    """Returns a module's parameters by name, or tensors with numbers as names."""
     if isinstance(model, torch.nn.Module):
         return list(model.named_parameters())
     if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):
@@ -24,8 +24,8 @@ def named_parameters(model: Parameters) -> Named:
 
 
 def dtype_named(value: Any) -> Optional[torch.dtype]:
-    """A type to reduce gradients in, as ChainerMN's programs give it: 'float16', numpy.float16 or torch.float16; None:
-    their own.
+    """Returns the type in which to reduce gradients, from ChainerMN's forms: 'float16', numpy.float16 or torch.float16;
+    None: the gradients' own.
 
     Raises ValueError for anything else.
     """
@@ -41,11 +41,11 @@ def dtype_named(value: Any) -> Optional[torch.dtype]:
 
 
 def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> list[torch.Tensor]:
-    """The parameters whose gradients are reduced, each with a dense one; the same on all ranks.
+    """Returns the parameters whose gradients are reduced, each with a dense gradient; the same on all ranks.
 
-    zero_fill  those without a gradient get zeros; otherwise they are left out, and it is compared that all ranks do so.
+    zero_fill  parameters without a gradient get zeros; otherwise they are left out, which has to be so on all ranks.
 
-    Raises Mismatch on every rank if they do not.
+    Raises Mismatch on every rank if the ranks differ.
     """
     trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
     if not zero_fill and comm.size() > 1:
@@ -74,12 +74,12 @@ def _require_same_gaps(comm: Communicator, trained: Named) -> None:
 
 
 class Mean:
-    """Gradients on their way: copies where they cannot be reduced where they lie, or must not be."""
+    """Gradients being reduced: copies of those that cannot or must not be reduced in place."""
 
     def __init__(
         self, comm: Communicator, parameters: Sequence[torch.Tensor], dtype: Optional[torch.dtype], *, copied: bool
     ) -> None:
-        """Starts the reduction. copied: the parameters' own gradients stay as they are until `deliver`."""
+        """Starts the reduction. copied: the parameters' own gradients stay unchanged until `deliver`."""
         self.parameters = list(parameters)
         gradients = [tensor.grad.detach() for tensor in self.parameters]
         self._used = [
@@ -91,7 +91,7 @@ class Mean:
             self._work = comm.all_reduce(self._used, op="average", async_op=True)
 
     def deliver(self) -> None:
-        """Waits, and makes the means the parameters' gradients."""
+        """Waits, and sets the parameters' gradients to the means."""
         if self._work is not None:
             self._work.wait()
         for tensor, mean in zip(self.parameters, self._used):

@@ -1,7 +1,7 @@
 """Messages from one rank to another in one piece: arrays of any type and shape, an object, or an error.
 
-A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays lie
-there as in memory, objects are pickled; since packets travel as uint8, they are authenticated whatever the options.
+A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays are
+stored as in memory, objects are pickled; since packets travel as uint8, they are always authenticated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_numpy(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # a program with an array of it has imported it
+    numpy = sys.modules.get("numpy")  # a program with a NumPy array has imported it
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
@@ -37,11 +37,11 @@ def type_name(array: Any) -> str:
 
 
 def of_arrays(value: Any, what: str, reply: int = 0) -> bytearray:
-    """A packet of an array, or of a tuple or list of arrays.
+    """Returns a packet of an array, or of a tuple or list of arrays.
 
-    reply  0, or the number under which the sender waits for gradients of what is in it
+    reply  0, or the number under which the sender waits for the contents' gradients
 
-    Raises TypeError for what is no array, ValueError for one that cannot be sent.
+    Raises TypeError for a value that is no array, ValueError for an array that cannot be sent.
     """
     many = isinstance(value, (tuple, list))
     described, contents = [], []
@@ -63,7 +63,7 @@ def of_arrays(value: Any, what: str, reply: int = 0) -> bytearray:
 
 
 def _bytes_of_torch(tensor: torch.Tensor) -> Any:
-    """Over its memory, which it has to outlive."""
+    """Returns a view of the tensor's memory; the tensor has to outlive it."""
     nbytes = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_ubyte * nbytes).from_address(tensor.data_ptr())).cast("B") if nbytes else b""
 
@@ -81,7 +81,7 @@ def _numpy_name(array: Any, what: str) -> str:
 
 
 def of_object(value: Any) -> bytearray:
-    """Raises whatever pickling it raises."""
+    """Returns a packet of a pickled object. Raises any error of pickling."""
     return _made({"kind": "object"}, [_pickling.dumps_for_ranks(value)])
 
 
@@ -90,7 +90,7 @@ def of_error(error: BaseException) -> bytearray:
 
 
 def attempt(make: Callable[[], bytearray]) -> tuple[bytearray, Optional[Exception]]:
-    """Returns the packet of `make`; or one that tells the others why not, and the error, to raise after sending."""
+    """Returns the packet of `make`; or a packet that reports its error, and the error, to raise after sending."""
     try:
         return make(), None
     except Exception as error:
@@ -115,10 +115,10 @@ def _up(size: int) -> int:
 
 
 class Received:
-    """A packet that has come. Arrays of it lie where it lies."""
+    """A packet that has arrived. Its arrays are views of it."""
 
     def __init__(self, packet: Bytes, source: int, what: str) -> None:
-        """Raises InvalidArgument if it holds an error."""
+        """Raises InvalidArgument if the packet holds an error."""
         length = int.from_bytes(packet[:8], "little")
         self._header = json.loads(bytes(packet[8 : 8 + length]))
         self._contents = memoryview(packet)[_up(8 + length) :]
@@ -128,11 +128,11 @@ class Received:
 
     @property
     def reply(self) -> int:
-        """The number under which the sender waits for gradients; 0: it does not."""
+        """Returns the number under which the sender waits for gradients; 0: it does not wait."""
         return int(self._header["reply"])
 
     def arrays(self) -> Any:
-        """An array, or a tuple of them if such was sent; of the library that they were of there."""
+        """Returns an array, or a tuple of arrays if a tuple was sent; of the same library as on the sender."""
         self._require("arrays", "an object: it is received by recv_obj")
         arrays, at = [], 0
         for library, dtype, shape, nbytes in self._header["arrays"]:

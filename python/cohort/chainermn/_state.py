@@ -16,8 +16,8 @@ _PLAIN = (bool, int, float, str)
 
 
 def outline(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> str:
-    """The text; the tensors come into the dict, under names that begin with `name`. Raises InvalidArgument for anything
-    else.
+    """Returns the text, and adds the tensors to the dict, under names that begin with `name`. Raises InvalidArgument
+    for any other value.
     """
     return json.dumps(_outlined(value, name, tensors))
 
@@ -43,7 +43,7 @@ def _outlined(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def filled(text: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The opposite."""
+    """Returns the value of a text and its tensors: the inverse of `outline`."""
     return _filled(json.loads(text), tensors)
 
 

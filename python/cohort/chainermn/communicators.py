@@ -1,4 +1,4 @@
-"""ChainerMN's communicators over Cohort: `create_communicator`, and what it makes."""
+"""ChainerMN's communicators over Cohort: `create_communicator`, and its results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cohort.torch._tensors import dense
 __all__ = ["CommunicatorBase", "create_communicator"]
 
 NAMES = ("naive", "flat", "pure_nccl", "non_cuda_aware", "hierarchical", "two_dimensional", "single_node", "dummy")
-# Tags from here on are those of gradients, which go back by the number that their sender has given: backward passes may
-# come to them in any order.
+# First of the tags for gradients, which are sent back by the number that the sender has given: backward passes may
+# reach them in any order.
 GRADIENTS = 2**30
 _DEFAULTS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}
 
@@ -32,15 +32,15 @@ _DEFAULTS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}
 def create_communicator(
     communicator_name: str = "pure_nccl", mpi_comm: Optional[Communicator] = None, **options: Any
 ) -> CommunicatorBase:
-    """A communicator of all processes of the job; joins it (`cohort.init()`) if this process has not. Collective.
+    """Returns a communicator of all processes of the job; calls `cohort.init()` if the process has not. Collective.
 
-    communicator_name  any of ChainerMN's. They chose how gradients travel; here shared memory within a host and TCP
-                       between hosts do that under every name, in the host's memory. "single_node" still insists on one
-                       host. "dummy" reduces as well
-    mpi_comm           a cohort.Communicator in the place of the default world
+    communicator_name  any of ChainerMN's, which selected a transport; here all use shared memory within a host and TCP
+                       between hosts, in host memory. "single_node" still requires a single host. "dummy" reduces as
+                       well
+    mpi_comm           a cohort.Communicator to use instead of the default world
     allreduce_grad_dtype, batched_copy  see set_config
 
-    Raises ValueError for an unknown name, TypeError for an unknown option, and what cohort.init does.
+    Raises ValueError for an unknown name, TypeError for an unknown option, and the errors of cohort.init.
     """
     if communicator_name not in NAMES:
         raise InvalidArgument(
@@ -68,17 +68,16 @@ def create_communicator(
 
 
 class CommunicatorBase:
-    """The ranks of a job, or of a part of it, with ChainerMN's names. Made by `create_communicator` and `split`.
+    """The ranks of a job, or of a part of it, with ChainerMN's names. Created by `create_communicator` and `split`.
 
-    Arrays are NumPy's or torch's, of any type and shape, in the host's memory; what arrives is of the library that it
-    was of where it was sent. Everything but the properties, `send` and `recv` is collective: all ranks call it, in the
-    same order. Every wait has a deadline (COHORT_TIMEOUT). A rank that cannot contribute its part (it is no array, it
-    cannot be pickled) raises the reason, and those who were to get it raise InvalidArgument with its text. One thread
-    per rank.
+    Arrays are NumPy's or torch's, of any type and shape, in host memory; received arrays are of the sender's library.
+    Everything except the properties, `send` and `recv` is collective: all ranks call it, in the same order. Every wait
+    has a deadline (COHORT_TIMEOUT). If a rank cannot contribute its part (not an array, or cannot be pickled), it
+    raises the reason, and the receivers raise InvalidArgument with its text. One thread per rank.
     """
 
     def __init__(self, communicator: Communicator, name: str = "naive", *, owned: bool = False) -> None:
-        """owned: `finalize` leaves it."""
+        """owned: `finalize` leaves the communicator."""
         self._comm, self.name, self._owned = communicator, name, owned
         self._finalized = False
         self._config: dict[str, Any] = dict(_DEFAULTS)
@@ -94,11 +93,11 @@ class CommunicatorBase:
             "a communicator cannot be pickled: it belongs to this process -- make one in each, by create_communicator"
         )
 
-    # -------------------------------------------------------------------------------------------- who and where
+    # -------------------------------------------------------------------------------------------- ranks and sizes
 
     @property
     def communicator(self) -> Communicator:
-        """Cohort's own: barriers, other reductions, operations in the background. Raises InvalidArgument after
+        """Cohort's own communicator: barriers, other reductions, background operations. Raises InvalidArgument after
         finalize.
         """
         if self._finalized:
@@ -136,9 +135,9 @@ class CommunicatorBase:
         return self._hosts[1]
 
     def split(self, color: Optional[int], key: int) -> Optional[CommunicatorBase]:
-        """A communicator of the ranks of the same color, numbered by key, then by rank; None where the color is None.
+        """Returns a communicator of the ranks of the same color, numbered by key, then rank; None for color None.
 
-        It has this one's name and settings.
+        The new communicator has this one's name and settings.
         """
         part = self.communicator.split(color, key)
         if part is None:
@@ -148,11 +147,11 @@ class CommunicatorBase:
         return other
 
     def set_config(self, name: str, value: Any = True) -> None:
-        """Raises ValueError for an unknown name or a value that it cannot have.
+        """Sets an option. Raises ValueError for an unknown name or a value that has no meaning.
 
         allreduce_grad_dtype  the type in which gradients are reduced: 'float16', 'bfloat16', 'float32', 'float64', as
                               NumPy's or torch's as well; None: their own
-        batched_copy          small gradients travel together anyway: no effect
+        batched_copy          no effect: small gradients always travel together
         """
         self._known(name)
         if name == "allreduce_grad_dtype":
@@ -160,7 +159,7 @@ class CommunicatorBase:
         self._config[name] = value
 
     def get_config(self, name: Optional[str] = None) -> Any:
-        """Returns what set_config was given, allreduce_grad_dtype as torch's type; without a name a dict of all."""
+        """Returns the value of an option, allreduce_grad_dtype as torch's type; without a name a dict of all."""
         if name is None:
             return dict(self._config)
         self._known(name)
@@ -186,7 +185,7 @@ class CommunicatorBase:
     # -------------------------------------------------------------------------------------------- arrays
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        """Sends an array, or a tuple of arrays, to another rank. Waits until it is under way, at most until it is
+        """Sends an array, or a tuple of arrays, to another rank. Waits until it is being sent, at most until it is
         received.
 
         tag  from 0, below 2**30. Raises InvalidArgument if dest is this rank.
@@ -194,29 +193,29 @@ class CommunicatorBase:
         self._send(_packets.of_arrays(data, "send"), dest, tag)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        """Receives what rank `source` sends under this tag: an array, or a tuple of arrays."""
+        """Receives an array, or a tuple of arrays, that rank `source` sends with this tag."""
         return Received(self._recv(source, tag), source, "recv").arrays()
 
     def bcast(self, data: Any = None, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
-        """The root's array; there it is `data` itself, elsewhere a new one, and `data` is not looked at.
+        """Returns the root's array: on the root `data` itself, elsewhere a new array, and `data` is ignored.
 
-        max_buf_len  of no effect: nothing is too large
+        max_buf_len  has no effect: there is no size limit
         """
         received = self._bcast(lambda: _one_array(data, "bcast"), root, "bcast")
         return data if received is None else received.arrays()
 
     def gather(self, data: Any, root: int = 0) -> Optional[tuple[Any, ...]]:
-        """A tuple of all ranks' arrays, of one type and any shapes, on the root; None on the others."""
+        """Returns, on the root, a tuple of all ranks' arrays, of one type and any shapes; None on the others."""
         parts = self._gather(lambda: _one_array(data, "gather"), root, "gather")
         return None if parts is None else of_one_type(parts, "gather")
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """A tuple of all ranks' arrays, of one type and any shapes."""
+        """Returns a tuple of all ranks' arrays, of one type and any shapes."""
         parts = self._all_gather(lambda: _one_array(x, "allgather"), "allgather")
         return of_one_type(parts, "allgather")
 
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        """Sends xs[r] to rank r, and returns what came from each: a tuple of arrays, of any shapes.
+        """Sends xs[r] to rank r, and returns a tuple of the arrays received, by rank, of any shapes.
 
         Raises ValueError unless there is one array for each rank.
         """
@@ -226,16 +225,16 @@ class CommunicatorBase:
         return of_one_type(parts, "alltoall")
 
     def scatter(self, xs: Any = None, root: int = 0) -> Any:
-        """The part for this rank of what the root has: a tuple of arrays of any shapes, or one array with a row for
+        """Returns this rank's part of the root's `xs`: a tuple of arrays of any shapes, or one array with a row for
         each rank.
 
-        `xs` is looked at on the root only. Raises ValueError there unless there is one part for each rank.
+        `xs` is used on the root only. Raises ValueError there unless there is one part for each rank.
         """
         make = lambda: [_one_array(x, "scatter") for x in self._one_for_each(xs, "scatter")]  # noqa: E731
         return self._scatter(make, root, "scatter").arrays()
 
     def allreduce(self, data: Any) -> Any:
-        """The sum over all ranks of arrays of one shape and type: a new array."""
+        """Returns the sum over all ranks of arrays of one shape and type: a new array."""
         if not _packets.is_array(data):
             raise TypeError(
                 f"allreduce: a NumPy array or a torch tensor is needed, not {type(data).__name__} -- or allreduce_obj"
@@ -250,51 +249,51 @@ class CommunicatorBase:
     # -------------------------------------------------------------------------------------------- objects
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends an object to another rank. It is pickled."""
+        """Sends an object to another rank, pickled."""
         packet, error = _packets.attempt(lambda: _packets.of_object(obj))
         self._send(packet, dest, tag)
         if error is not None:
             raise error
 
     def recv_obj(self, source: int, status: None = None, tag: int = 0) -> Any:
-        """The object that rank `source` sends under this tag. `status` is MPI's, and has to be None."""
+        """Returns the object that rank `source` sends with this tag. `status` is MPI's, and has to be None."""
         if status is not None:
             raise InvalidArgument("recv_obj: there is no status -- who sends is known, since source names it")
         return Received(self._recv(source, tag), source, "recv_obj").object()
 
     def bcast_obj(self, obj: Any = None, max_buf_len: Optional[int] = None, root: int = 0) -> Any:
-        """The root's object; there `obj` itself, elsewhere a copy. max_buf_len: of no effect."""
+        """Returns the root's object: on the root `obj` itself, elsewhere a copy. max_buf_len has no effect."""
         return self._bcast_object(lambda: obj, root, "bcast_obj")
 
     def gather_obj(self, obj: Any, root: int = 0) -> Optional[list[Any]]:
-        """A list of all ranks' objects on the root, None on the others."""
+        """Returns a list of all ranks' objects on the root, None on the others."""
         parts = self._gather(lambda: _packets.of_object(obj), root, "gather_obj")
         return None if parts is None else [part.object() for part in parts]
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """A list of all ranks' objects."""
+        """Returns a list of all ranks' objects."""
         return [part.object() for part in self._all_gather(lambda: _packets.of_object(obj), "allgather_obj")]
 
     def scatter_obj(self, objs: Optional[Sequence[Any]] = None, root: int = 0) -> Any:
-        """The root's object for this rank, of a sequence with one for each rank, which is looked at on the root
-        only.
+        """Returns the root's object for this rank, from a sequence with one object for each rank, which is used on the
+        root only.
         """
         make = lambda: [_packets.of_object(one) for one in self._one_for_each(objs, "scatter_obj")]  # noqa: E731
         return self._scatter(make, root, "scatter_obj").object()
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        """Sends objs[r] to rank r, and returns what came from each."""
+        """Sends objs[r] to rank r, and returns the objects received, by rank."""
         make = lambda: [_packets.of_object(one) for one in self._one_for_each(objs, "alltoall_obj")]  # noqa: E731
         return [part.object() for part in self._exchange(make, "alltoall_obj")]
 
     def allreduce_obj(self, obj: Any) -> Any:
-        """The sum of all ranks' objects by `+`, from rank 0 on."""
+        """Returns the sum of all ranks' objects by `+`, from rank 0 on."""
         return functools.reduce(operator.add, self.allgather_obj(obj))
 
     # -------------------------------------------------------------------------------------------- models
 
     def bcast_data(self, model: torch.nn.Module) -> None:
-        """Makes the model's parameters and buffers rank 0's. Raises Mismatch on every rank if the ranks' models
+        """Sets the model's parameters and buffers to rank 0's. Raises Mismatch on every rank if the ranks' models
         differ.
         """
         tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -306,10 +305,10 @@ class CommunicatorBase:
     broadcast_data = bcast_data
 
     def multi_node_mean_grad(self, model: _gradients.Parameters, zero_fill: bool = False) -> None:
-        """Makes the gradients of a module, or of a list of parameters, their means over all ranks.
+        """Replaces the gradients of a module, or of a list of parameters, by their means over all ranks.
 
-        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, and have to on all ranks
-                   alike
+        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, which has to be so on
+                   all ranks
 
         Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank
         if the ranks' gradients are not of the same parameters.
@@ -329,7 +328,7 @@ class CommunicatorBase:
         self._comm.send(packet, dest, tag=tag)
 
     def _send_later(self, packet: bytearray, dest: int, tag: int) -> None:
-        """As _send, without waiting: two ranks may each send first, and then receive."""
+        """Like _send, without waiting: two ranks may both send first, and then receive."""
         self._drop_sent()
         sizes = array.array("q", [len(packet)])
         for data in (sizes, packet):
@@ -339,7 +338,7 @@ class CommunicatorBase:
         sent = [work for work, _ in self._outgoing if work.done()]
         self._outgoing = [one for one in self._outgoing if one[0] not in sent]
         for work in sent:
-            work.wait()  # its error, if it has one
+            work.wait()  # raises its error, if it has one
 
     def _send_gradients(self, packet: bytearray, dest: int, reply: int) -> None:
         self._send_later(packet, dest, GRADIENTS + reply)
@@ -359,7 +358,7 @@ class CommunicatorBase:
         return packet
 
     def _bcast(self, make: Callable[[], bytearray], root: int, what: str) -> Optional[Received]:
-        """None on the root."""
+        """Broadcasts the root's packet. Returns None on the root."""
         self._require_rank(root, what)
         packet, error = _packets.attempt(make) if self.rank == root else (b"", None)
         received = broadcast_bytes(self.communicator, packet, root)
@@ -368,7 +367,7 @@ class CommunicatorBase:
         return None if self.rank == root else Received(received, root, what)
 
     def _bcast_object(self, make: Callable[[], Any], root: int, what: str) -> Any:
-        """Returns the root's result of `make`: there itself, elsewhere a copy."""
+        """Returns the root's result of `make`: on the root itself, elsewhere a copy."""
         made = None
 
         def pack() -> bytearray:
@@ -380,7 +379,7 @@ class CommunicatorBase:
         return made if received is None else received.object()
 
     def _gather(self, make: Callable[[], bytearray], root: int, what: str) -> Optional[list[Received]]:
-        """None elsewhere than on the root."""
+        """Gathers packets on the root. Returns None on the others."""
         self._require_rank(root, what)
         is_root = self.rank == root
         make_all = lambda: [b""] * root + [make()] + [b""] * (self.size - root - 1)  # noqa: E731
@@ -394,7 +393,7 @@ class CommunicatorBase:
     def _exchange(
         self, make: Callable[[], Sequence[Bytes]], what: str, sources: Optional[Sequence[int]] = None
     ) -> list[Received]:
-        """Sends make()[r], which may be empty, to rank r; returns what came from each of the sources, by default all."""
+        """Sends make()[r], which may be empty, to rank r; returns the packets of the sources, by default all ranks."""
         try:
             packets, error = make(), None
         except Exception as failure:
@@ -428,12 +427,12 @@ class CommunicatorBase:
         return [xs[rank] for rank in range(self.size)]
 
     def _next_reply(self) -> int:
-        """A number, from 1, under which a gradient is awaited."""
+        """Returns a number, from 1, under which a gradient is awaited."""
         self._replies = self._replies % (2**29) + 1
         return self._replies
 
     def _seed(self) -> int:
-        """A random number that all ranks have: rank 0's next one of torch's generator, so that torch.manual_seed decides it."""
+        """Returns a random number from rank 0's torch generator (see torch.manual_seed), equal on all ranks."""
         return int(self.bcast_obj(int(torch.randint(2**62, ()))))
 
 
@@ -460,7 +459,7 @@ def of_one_type(received: Sequence[Received], what: str) -> tuple[Any, ...]:
 
 
 def _number_hosts(comm: Communicator) -> tuple[int, int]:
-    """This host's number, by the lowest ranks of hosts, and how many there are."""
+    """Returns this host's number, by the lowest ranks of hosts, and the number of hosts."""
     names = [str(one, "utf-8") for one in all_gather_bytes(comm, comm.host().encode())]
     first = list(dict.fromkeys(names))
     counts = {name: names.count(name) for name in first}

@@ -1,4 +1,4 @@
-"""Data sets that are spread over the ranks."""
+"""Data sets that are distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ __all__ = ["DataSizeError", "SubDataset", "create_empty_dataset", "scatter_datas
 
 
 class DataSizeError(RuntimeError):
-    """ChainerMN's error for data sets too large for a message of MPI's. Nothing is too large here, so nothing raises
-    it.
+    """ChainerMN's error for data sets too large for an MPI message. Never raised here, since there is no size limit.
     """
 
 
 class SubDataset(torch.utils.data.Dataset):
-    """A part of a data set: the samples `order[begin:finish]` of it, or those from `begin` on if there is no order."""
+    """A part of a data set: its samples `order[begin:finish]`, or samples from `begin` on if there is no order."""
 
     def __init__(self, dataset: Any, begin: int, finish: int, order: Optional[Sequence[int]] = None) -> None:
         self.dataset = dataset
@@ -32,7 +31,7 @@ class SubDataset(torch.utils.data.Dataset):
         return len(self._indices)
 
     def __getitem__(self, index: Union[int, slice]) -> Any:
-        """One sample; of a slice a list of them."""
+        """Returns one sample; for a slice a list of samples."""
         if isinstance(index, slice):
             return [self.dataset[one] for one in self._indices[index]]
         return self.dataset[self._indices[index]]
@@ -41,13 +40,13 @@ class SubDataset(torch.utils.data.Dataset):
 def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle: bool = False,
                     seed: Optional[int] = None, max_buf_len: Optional[int] = None, *,
                     force_equal_length: bool = True) -> SubDataset:  # fmt: skip
-    """This rank's part of the root's data set, which is pickled and sent to all. Collective.
+    """Returns this rank's part of the root's data set, which is pickled and sent to all. Collective.
 
-    dataset             looked at on the root only
-    shuffle             parts of a permutation instead of the samples as they lie
-    seed                of the permutation, from 0 to 2**64 - 1; default: another one each time
-    max_buf_len         of no effect: nothing is too large
-    force_equal_length  all ranks get equally many samples, so that some are on two ranks if it does not divide;
+    dataset             used on the root only
+    shuffle             use parts of a permutation instead of consecutive samples
+    seed                of the permutation, from 0 to 2**64 - 1; default: a new one each time
+    max_buf_len         has no effect: there is no size limit
+    force_equal_length  all ranks get equally many samples: some are on two ranks if the number does not divide evenly;
                         otherwise each is on one rank
     """
 
@@ -66,10 +65,10 @@ def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle
 def scatter_index(
     n_total_samples: Optional[int], comm: CommunicatorBase, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """The begin and the end of this rank's part of so many samples, which the root's number counts for. Collective.
+    """Returns begin and end of this rank's part of n_total_samples, of which the root's value is used. Collective.
 
-    force_equal_length  parts are equally long, neighbours share samples if it does not divide; otherwise no two share
-                        one
+    force_equal_length  parts are equally long, and neighbours share samples if the number does not divide evenly;
+                        otherwise no two parts share one
     """
 
     def bring() -> int:
@@ -90,5 +89,5 @@ def _bounds(size: int, comm: CommunicatorBase, equal: bool) -> tuple[int, int]:
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """As many samples as the data set has, without anything in them: for ranks whose part of a model has no input."""
+    """Returns as many empty samples as the data set has samples: for ranks whose part of a model has no input."""
     return [()] * len(dataset)

@@ -1,4 +1,4 @@
-"""ChainerMN's extensions of a trainer, to be called from a loop: evaluation, statistics of batch normalizations,
+"""ChainerMN's extensions of a trainer, callable from a loop: evaluation, statistics of batch normalizations,
 checkpoints.
 """
 
@@ -22,11 +22,11 @@ __all__ = [
 
 
 def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
-    """The evaluator, whose results are from now on the means over all ranks, on all ranks. Collective: its calls.
+    """Returns the evaluator; from now on its calls, which are collective, return means over all ranks, on all ranks.
 
-    actual_evaluator  an object with a method `evaluate`, which is replaced, or a function. Either returns a dict: of
-                      numbers, whose mean is taken rank by rank as in ChainerMN, or of cohort.metrics.Mean (what
-                      Averages.local() gives), which are weighted by their samples and are exact for uneven parts
+    actual_evaluator  an object with a method `evaluate`, which is replaced, or a function. Either returns a dict of
+                      numbers, averaged with each rank counted once as in ChainerMN, or of cohort.metrics.Mean (from
+                      Averages.local()), which are weighted by their samples and exact for uneven parts
 
     Its calls raise Mismatch on every rank if the ranks' dicts have different names.
     """
@@ -48,18 +48,18 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
 
 
 class AllreducePersistent:
-    """Makes a model's buffers of floating type (the running statistics of batch normalizations) their means over all
-    ranks.
+    """Replaces a model's buffers of floating type (the running statistics of batch normalizations) by their means over
+    all ranks.
 
     average = AllreducePersistent(model, comm)
-    ...  average()      # before an evaluation, say; collective
+    ...  average()      # before an evaluation, for example; collective
     """
 
     def __init__(self, model: torch.nn.Module, comm: CommunicatorBase) -> None:
         self.model, self.comm = model, comm
 
     def __call__(self, trainer: Any = None) -> None:
-        """trainer: of no effect."""
+        """trainer: has no effect."""
         buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         means = [buffer.detach().contiguous() for buffer in buffers]
         if means:

@@ -1,10 +1,9 @@
 """Communication inside a model: functions of torch tensors whose backward communicates the other way.
 
-A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss that
-it is connected with by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require
-no gradient (it is off there, or nothing is to be trained), none is sent back. Forward and backward sends do not wait
-for the receiver: ranks may send to each other first and receive then. Double backward is not supported. One thread per
-rank.
+A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss
+connected with it by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require no
+gradient (gradients are off, or nothing is trained), none is sent back. Sends in forward and backward do not wait for
+the receiver: ranks may both send first and then receive. Double backward is not supported. One thread per rank.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class _Send(torch.autograd.Function):
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Tensor:
     """Sends a tensor, or a tuple of tensors, to `rank`, which calls `recv`. Returns a delegate variable.
 
-    Its backward waits for the gradients. Raises InvalidArgument if `rank` is this one, or none of the communicator's.
+    Its backward waits for the gradients. Raises InvalidArgument if `rank` is this rank, or not in the communicator.
     """
     xs = _tensors(x, "send")
     _require_peer(communicator, rank, "send")
@@ -116,9 +115,9 @@ class _Recv(torch.autograd.Function):
 
 def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[Tensor] = None, tag: int = 0,
          force_tuple: bool = False) -> Tensors:  # fmt: skip
-    """Receives what `rank` sends: a tensor, or a tuple of them if that was sent or `force_tuple` is set.
+    """Receives from `rank`: a tensor, or a tuple of tensors if a tuple was sent or `force_tuple` is set.
 
-    delegate_variable  result of an earlier send of this rank: the backward comes to that send once this recv has sent
+    delegate_variable  result of an earlier send of this rank: the backward reaches that send after this recv has sent
                        its gradients
     """
     _require_peer(communicator, rank, "recv")
@@ -150,10 +149,10 @@ class _Connect(torch.autograd.Function):
 
 
 def pseudo_connect(delegate_variable: Optional[Tensor], *actual_variables: Any) -> Any:
-    """The actual variables as they are (one, or a tuple of several), whose backward comes to the delegate variable as
-    well.
+    """Returns the actual variables unchanged (one, or a tuple of several); their backward also reaches the delegate
+    variable.
 
-    Without a delegate variable just those; without actual variables the delegate variable.
+    Without a delegate variable returns just those; without actual variables, the delegate variable.
     """
     tensors = _tensors(actual_variables, "pseudo_connect")
     if not tensors:
@@ -180,10 +179,10 @@ class _Bcast(torch.autograd.Function):
 
 
 def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int = 0) -> Tensor:
-    """The root's tensor, on all ranks. The backward adds up all ranks' gradients there; all ranks have to take part in
-    it.
+    """Returns the root's tensor, on all ranks. The backward sums all ranks' gradients on the root; all ranks have to
+    take part.
 
-    x  elsewhere than on the root nothing, or a tensor that the backward is to come to as well, with zeros
+    x  on ranks other than the root None, or a tensor that the backward should reach as well, with zeros
     """
     is_root = communicator.rank == root
     communicator._require_rank(root, "functions.bcast")
@@ -204,8 +203,8 @@ def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int 
 
 
 def _connected(given: Any, result: Tensor) -> Tensor:
-    """The result, whose backward comes to the tensors that were given in vain, too: this rank may have made them with
-    others.
+    """Returns the result, whose backward also reaches unused input tensors: this rank may have computed them with other
+    ranks.
     """
     for tensor in given if isinstance(given, (tuple, list)) else (given,):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -214,7 +213,7 @@ def _connected(given: Any, result: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """On a rank that is not the root, or on the root, which has all parts."""
+    """Runs on a rank that is not the root, or on the root, which has all parts."""
 
     @staticmethod
     def forward(
@@ -245,9 +244,9 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(communicator: CommunicatorBase, x: Tensor, root: int = 0) -> Tensors:
-    """A tuple of all ranks' tensors, of one type, on the root; a delegate variable on the others.
+    """Returns, on the root, a tuple of all ranks' tensors, of one type; a delegate variable on the others.
 
-    The root's backward gives each rank the gradient of its own.
+    The root's backward gives each rank the gradient of its own tensor.
     """
     reply = 0
 
@@ -295,11 +294,11 @@ class _Scatter(torch.autograd.Function):
 
 
 def scatter(communicator: CommunicatorBase, xs: Any = None, root: int = 0) -> Tensor:
-    """The part for this rank of the root's tensors, a tuple with one for each.
+    """Returns this rank's part of the root's tensors, a tuple with one for each rank.
 
-    The backward gathers the gradients on the root; all ranks have to take part in it.
+    The backward gathers the gradients on the root; all ranks have to take part.
 
-    xs  elsewhere than on the root nothing, or tensors that the backward is to come to as well, with zeros
+    xs  on ranks other than the root None, or tensors that the backward should reach as well, with zeros
     """
     tensors: tuple[Tensor, ...] = ()
     replies = [0] * communicator.size
@@ -333,8 +332,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def alltoall(communicator: CommunicatorBase, xs: Any) -> tuple[Tensor, ...]:
-    """Sends xs[r] to rank r, and returns what came from each, of one type and any shapes. So does the backward with
-    gradients.
+    """Sends xs[r] to rank r, and returns the tensors received, by rank, of one type and any shapes. The backward does
+    the same with gradients.
 
     All ranks have to take part in the backward if any rank's tensors require a gradient.
     """
@@ -368,7 +367,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def allgather(communicator: CommunicatorBase, x: Tensor) -> tuple[Tensor, ...]:
-    """A tuple of all ranks' tensors, of one type and any shapes. The backward adds up, for each, the ranks' gradients.
+    """Returns a tuple of all ranks' tensors, of one type and any shapes. Backward sums the ranks' gradients of each.
 
     All ranks have to take part in the backward if any rank's tensor requires a gradient.
     """

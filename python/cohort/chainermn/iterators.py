@@ -1,4 +1,4 @@
-"""Iterators whose batches are the same on all ranks: for models that are spread over ranks."""
+"""Iterators whose batches are the same on all ranks: for models that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from cohort.errors import InvalidArgument
 
 __all__ = ["create_multi_node_iterator", "create_synchronized_iterator"]
 
-# Attributes by which iterators of Chainer's kind give their position.
+# Attributes by which Chainer's iterators tell their position.
 _POSITION = ("epoch", "epoch_detail", "previous_epoch_detail", "current_position", "is_new_epoch")
 
 
 def create_multi_node_iterator(
     actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
 ) -> MultiNodeIterator:
-    """Returns an iterator over rank_master's batches, for every rank. Collective, and so is each step.
+    """Returns an iterator over rank_master's batches, for every rank. Creation and each step are collective.
 
-    actual_iterator  a DataLoader or anything else that can be iterated over; looked at on rank_master only
+    actual_iterator  a DataLoader or another iterable; used on rank_master only
 
-    Batches are pickled: tensors, arrays and whatever holds them keep their types. An error of the master's iterator is
+    Batches are pickled: tensors, arrays and their containers keep their types. An error of the master's iterator is
     raised there, and InvalidArgument with its text on the others.
     """
     return MultiNodeIterator(actual_iterator, communicator, rank_master)
 
 
 class MultiNodeIterator:
-    """Made by create_multi_node_iterator. `len()` is the master's; so are epoch, epoch_detail, previous_epoch_detail,
-    current_position and is_new_epoch, as of the last batch, where its iterator has them."""
+    """Created by create_multi_node_iterator. `len()` is the master's; so are epoch, epoch_detail,
+    previous_epoch_detail, current_position and is_new_epoch, as of the last batch, if its iterator has them."""
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
         self._communicator, self._master = communicator, rank_master
@@ -86,16 +86,16 @@ class MultiNodeIterator:
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """The iterator itself, which shuffles as those of all ranks do from then on: they share a seed, drawn from torch's
-    generator of rank 0. Collective; its steps communicate nothing.
+    """Returns the iterator itself, which from then on shuffles like those of all ranks: they share a seed, drawn from
+    torch's generator of rank 0. Collective; its steps do not communicate.
 
     actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or
-                     shuffles nothing
+                     does not shuffle
 
-    Raises ValueError for what has no such sampler.
+    Raises ValueError for an iterator without such a sampler.
     """
     seed = communicator._seed()
-    # With a batch_sampler, the loader's own `sampler` is not the one that is used.
+    # With a batch_sampler, the loader's own `sampler` is not used.
     sampler = getattr(getattr(actual_iterator, "batch_sampler", None), "sampler", None)
     if sampler is None:
         sampler = getattr(actual_iterator, "sampler", None)

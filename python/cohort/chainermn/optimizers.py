@@ -21,20 +21,19 @@ __all__ = ["create_multi_node_optimizer"]
 def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communicator: CommunicatorBase,
                                 double_buffering: bool = False, zero_fill: bool = True,
                                 compare_ranks: bool = True) -> Any:  # fmt: skip
-    """An optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any more.
+    """Returns an optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any
+    more.
     Collective.
 
-    double_buffering  gradients are reduced while the next ones are computed, and each step takes the means of the step
-                      before: the first step changes nothing. With any communicator
+    double_buffering  reduce gradients while the next ones are computed; each step uses the means of the previous step,
+                      so the first step changes nothing. With any communicator
     zero_fill         parameters without a gradient contribute zeros; otherwise they have to be without one on all ranks
-                      alike
-    compare_ranks    whether step() raises Mismatch, on all ranks, where an option of the optimizer (a learning rate, say)
-                     differs by rank: in every twentieth step, or as many as there are groups, if those are more
+    compare_ranks    whether step() raises Mismatch, on all ranks, if an option of the optimizer (such as its learning
+                     rate) differs by rank: checked every twentieth step, or every N steps with N > 20 groups
 
-    All parameters become rank 0's, and those of groups that are added later too; there is no first update that only
-    sends them. `step()` makes the gradients their means over all ranks, each of which counts once, and steps;
-    `update(lossfun, ...)` does all of an iteration. Raises Mismatch on every rank if the ranks have different
-    parameters.
+    All parameters become rank 0's, also those of groups added later; there is no first update that only sends them.
+    `step()` averages the gradients over all ranks, each counted once, and steps; `update(lossfun, ...)` runs a whole
+    iteration. Raises Mismatch on every rank if the ranks have different parameters.
     """
     if not isinstance(actual_optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -62,14 +61,13 @@ class MultiNodeOptimizer(Wrapped):
     _zero_fill: bool
     _compares: bool
     _steps: int
-    _scaled: bool  # the gradients are means already, which a GradScaler has looked at
+    _scaled: bool  # the gradients are means already, and checked by a GradScaler
     _under_way: Optional[_gradients.Mean]
 
     def setup(self, link: torch.nn.Module) -> Any:
-        """Makes all ranks' parameters and buffers of a module rank 0's, and errors name parameters as in
-        it.
+        """Sets all ranks' parameters and buffers of a module to rank 0's; errors then use its parameter names.
 
-        Returns the optimizer. Collective. The module's parameters are those that the optimizer was made for.
+        Returns the optimizer. Collective. The module's parameters have to be the optimizer's.
         """
         ours = {id(tensor) for _, tensor in self._named()}
         for name, tensor in link.named_parameters():
@@ -84,9 +82,9 @@ class MultiNodeOptimizer(Wrapped):
     def update(
         self, lossfun: Optional[Callable[..., torch.Tensor]] = None, *args: Any, **kwargs: Any
     ) -> Optional[torch.Tensor]:
-        """One iteration: gradients None, lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
+        """Runs one iteration: gradients None, lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
 
-        Without lossfun only the step, with the gradients that are there.
+        Without lossfun only makes the step, with the existing gradients.
         """
         loss = None
         if lossfun is not None:
@@ -99,8 +97,8 @@ class MultiNodeOptimizer(Wrapped):
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
         """Averages the gradients and steps; collective.
 
-        closure  is called as the optimizer likes, the same number of times on all ranks, and what it computes is
-                 averaged, the loss that it returns too. Not with double_buffering
+        closure  called as the optimizer needs, the same number of times on all ranks; its gradients and the loss that
+                 it returns are averaged. Not with double_buffering
         """
         if closure is not None and self._double_buffering:
             raise InvalidArgument("step: a closure is to be evaluated at once, which double_buffering does not")
@@ -117,7 +115,7 @@ class MultiNodeOptimizer(Wrapped):
             before, self._under_way = self._under_way, self._start(copied=True)
             if before is not None:
                 before.deliver()
-                # Others have this rank's own of now: they were unfrozen, added or used only since.
+                # Other parameters have this rank's own current gradient: they were unfrozen, added or first used since.
                 known = set(map(id, before.parameters))
                 for group in self.param_groups:
                     for tensor in group["params"]:
@@ -130,7 +128,7 @@ class MultiNodeOptimizer(Wrapped):
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
 
     def _before_scaler(self) -> None:
-        # It looks at the means, which are the same on all ranks: all leave out a step, or none does.
+        # The scaler checks the means, which are the same on all ranks: all skip a step, or none does.
         if self._double_buffering:
             raise InvalidArgument(
                 "create_multi_node_optimizer: with double_buffering=True each step takes the gradients of the step before, which "
@@ -140,7 +138,7 @@ class MultiNodeOptimizer(Wrapped):
         self._scaled = True
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own."""
+        """Like the optimizer's own."""
         self._scaled = False
         return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
@@ -160,7 +158,7 @@ class MultiNodeOptimizer(Wrapped):
                 raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own; the new parameters become rank 0's. Collective."""
+        """Like the optimizer's own; the new parameters become rank 0's. Collective."""
         before = {id(tensor) for _, tensor in self._named()}
         super().add_param_group(param_group)  # type: ignore[misc]
         self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])
@@ -187,7 +185,7 @@ class MultiNodeOptimizer(Wrapped):
         with torch.enable_grad():
             loss = closure()
         self._start(copied=False).deliver()
-        # Ranks that saw different losses would take different decisions.
+        # Ranks that saw different losses would make different decisions.
         mean = torch.as_tensor(loss).detach().clone()
         self.communicator.communicator.all_reduce(mean, op="average")
         return mean

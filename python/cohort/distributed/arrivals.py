@@ -1,6 +1,6 @@
 """Names exactly the ranks that have reached a monitored_barrier: rank 0 of the group receives a message from each rank,
-replies that it is there itself, and at the end whether all have come. Ordinary barriers between hosts learn of a host's
-ranks together.
+answers that it has arrived itself, and at the end whether all have arrived. Ordinary barriers between hosts report a
+host's ranks only together.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import torch
 
 import cohort
 
-# Tag of its messages: so high that no program uses it.
+# Tag of these messages, so high that no program uses it.
 _TAG = (1 << 31) - 1729
 _MARK = "monitored_barrier: "
 _HERE, _ALL = 1, 2
 
 
 def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: float) -> None:
-    """Returns on every rank once all are here. If some are not after `seconds`, ends the world on all ranks, and raises
-    cohort.Timeout with all the missing ones, on ranks that have come; operations of the others raise cohort.Aborted.
+    """Returns on every rank when all have arrived. If some have not after `seconds`, ends the world on all ranks, and
+    raises cohort.Timeout with all missing ranks on those that have arrived; the others' operations raise Aborted.
 
     world    of the group
-    ranks    how the program counts the group's ranks: in torch's world
+    ranks    the group's ranks as the program numbers them: in torch's world
     """
     if world.size() == 1:
         return
@@ -62,7 +62,7 @@ def _give_up(world: cohort.Communicator, ranks: Sequence[int], missing: Sequence
 def _hear(world: Any, ranks: Sequence[int], seconds: float) -> None:
     until = time.monotonic() + seconds
     others = range(1, world.size())
-    # Their own deadline: it comes only where this process is kept from checking `until`.
+    # The messages' own deadline, which expires only if this process is kept from checking `until`.
     how = {"tag": _TAG, "timeout": 2 * seconds + 60, "async_op": True}
     heard = [world.recv(_byte(), rank, **how) for rank in others]
     said = [world.send(_byte(_HERE), rank, **how) for rank in others]
@@ -79,13 +79,13 @@ def _report(world: Any, ranks: Sequence[int], seconds: float) -> None:
     said = world.send(_byte(), 0, **how)
     if not world.recv(_byte(), 0, **how).wait(seconds):
         _give_up(world, ranks, [0], seconds)
-    # It checks its own deadline, and then names the missing ranks, or ends.
+    # Rank 0 checks its own deadline, and then names the missing ranks, or ends.
     world.recv(_byte(), 0, **how).wait()
     said.wait()
 
 
 def seconds_of(timeout: Any, otherwise: Optional[float]) -> float:
-    """Converts a timedelta, seconds, or None. 0: ranks that are not here already are missing."""
+    """Converts a timedelta, seconds, or None to seconds. 0: ranks that have not arrived already are missing."""
     if timeout is None:
         return 1800.0 if otherwise is None else otherwise
     seconds = float(timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout)

@@ -1,7 +1,7 @@
-"""Other backends in one group: "cpu:cohort,cuda:nccl". Tensors of other devices go to theirs.
+"""Other backends in one group: "cpu:cohort,cuda:nccl". Each backend gets the tensors of its devices.
 
-torch keeps a process group that is written in Python as the whole group, and so never makes the others of such a list.
-They are made here, as torch makes them, and put beside.
+torch keeps a process group that is written in Python as the whole group, and so never creates the other backends of
+such a list. This module creates them as torch does, and attaches them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import cohort
 
 
 def asked_for() -> dict[str, str]:
-    """Backends by device, without ours, that the group being made is to have. torch tells a backend's maker nothing of
-    them; the function that calls it knows."""
+    """Returns the other backends, by device, of the group being made. torch does not pass them to a backend's
+    constructor function, but the function that calls it knows them."""
     frame: Optional[FrameType] = sys._getframe(1)
     for _ in range(8):
         if frame is None:
@@ -32,7 +32,7 @@ def asked_for() -> dict[str, str]:
 
 
 def attach(group: Any, backends: dict[str, str], options: Any, backend_options: Any) -> None:
-    """Gives the group the backends of other devices. Raises Unavailable for what this torch does not have."""
+    """Attaches the backends of other devices to the group. Raises Unavailable if this torch does not have one."""
     if not backends:
         return
     container = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
@@ -40,7 +40,7 @@ def attach(group: Any, backends: dict[str, str], options: Any, backend_options: 
         store = c10d.PrefixStore(f"cohort/{device}/", options.store)
         backend, kind = _make(name, device, store, options, backend_options)
         container._register_backend(torch.device(device), kind, backend)
-        # For what torch's C++ does not ask Python about.
+        # For operations in which torch's C++ does not call Python.
         group._register_backend(torch.device(device), kind, backend)
         container._set_default_backend(kind)
     group.set_beside(container, list(backends))

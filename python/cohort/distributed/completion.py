@@ -1,7 +1,7 @@
-"""Threads that fulfil futures when operations end: they wait, one for each line of operations.
+"""Threads that fulfil futures when operations end: one waiting thread for each line (ordered sequence) of operations.
 
-The operations of a line end in the order in which they began, so one thread at a time waits for the first. It waits
-without the GIL, and so lets the core carry the operation out on it.
+The operations of a line end in the order in which they began, so one thread at a time waits for the first. While it
+waits, without the GIL, the core can carry out the operation on this thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable, Hashable
 
 from cohort import _world
 
-# A line with nothing to do keeps its thread for so long, and goes with it.
+# Seconds after which a line without operations, and its thread, end.
 _IDLE_SECONDS = 1.0
 
 
@@ -23,9 +23,9 @@ class _Line:
         self.key = key
         self.changed = threading.Condition()
         self.entries: collections.deque[tuple[Any, Callable[[], None]]] = collections.deque()
-        self.waited_for = False  # a thread waits for the operation that was the first
+        self.waited_for = False  # a thread waits for the operation that was first
         self.idle = 0
-        self.closed = False  # nothing comes any more: idle threads end
+        self.closed = False  # no further operations: idle threads end
 
     def add(self, work: Any, then: Callable[[], None]) -> None:
         with self.changed:
@@ -34,7 +34,7 @@ class _Line:
                 self._somebody()
 
     def _somebody(self) -> None:
-        """Has a thread take the first entry."""
+        """Makes a thread take the first entry."""
         if self.idle:
             self.changed.notify()
             return
@@ -53,7 +53,7 @@ class _Line:
                     with _lock:
                         _threads.discard(threading.current_thread())
                         if not self.entries and not self.waited_for and _lines.get(self.key) is self:
-                            del _lines[self.key]  # there is one for each peer and tag
+                            del _lines[self.key]  # there is one line for each peer and tag
                     return None
             self.waited_for = True
             return self.entries.popleft()
@@ -74,7 +74,7 @@ class _Line:
                 if self.entries:
                     self._somebody()
             then()
-            del work, then, entry  # not until the next one comes
+            del work, then, entry  # not kept until the next entry comes
 
     def close(self) -> None:
         with self.changed:
@@ -84,11 +84,11 @@ class _Line:
 
 _lock = threading.Lock()  # taken after a line's, never before
 _lines: dict[Hashable, _Line] = {}
-_threads: set[threading.Thread] = set()  # all lines' threads, also of lines that are forgotten
+_threads: set[threading.Thread] = set()  # threads of all lines, including forgotten ones
 
 
 def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
-    """Calls `then` once `work` (of the core) has ended, with or without an error, on a thread of its own."""
+    """Calls `then` on a separate thread when `work` (of the core) has ended, with or without an error."""
     with _lock:
         if line not in _lines:
             _lines[line] = _Line(line)
@@ -97,7 +97,7 @@ def call_after(line: Hashable, work: Any, then: Callable[[], None]) -> None:
 
 
 def forget(lines: Callable[[Any], bool]) -> None:
-    """Drops the lines of groups that are gone. Callbacks of their last operations may still be running."""
+    """Drops the lines of groups that no longer exist. Callbacks of their last operations may still be running."""
     with _lock:
         gone = [_lines.pop(line) for line in list(_lines) if lines(line)]
     for line in gone:
@@ -105,11 +105,10 @@ def forget(lines: Callable[[Any], bool]) -> None:
 
 
 def _end() -> None:
-    """At the process's end: first every operation ends, then the threads that waited for them, before Python itself
-    does.
+    """Called at the process's end: ends all operations, then the threads that waited for them, before Python ends.
 
-    A thread that is still in C++ then, which `set_result` is, ends the process by std::terminate: Python unwinds it
-    through destructors as soon as it asks for the GIL.
+    A thread that is still in C++ then (`set_result` is) ends the process by std::terminate: Python unwinds it through
+    destructors as soon as it asks for the GIL.
     """
     _world._at_exit()
     forget(lambda _: True)

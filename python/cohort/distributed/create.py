@@ -1,10 +1,10 @@
-"""Makes a process group of torch.distributed a world of Cohort: torch calls this for each group.
+"""Creates a world of Cohort for a process group of torch.distributed: torch calls this module for each group.
 
-The ranks of a group meet through torch's store, which anybody who reaches it can read and write. Every rank claims its
-place in it once; rank 0 reads all claims and says where to meet. On one host that is a Unix socket's name, where the
-core lets in this user's processes only, with the job's secret if it has one. On several hosts rank 0 listens, and what
-lets the others in is the first of these that all have: the job's secret, the launcher's own meeting place (PMI, PMIx,
-MUNGE), a fresh secret in torch's store.
+The ranks of a group meet through torch's store, which anyone who reaches it can read and write. Every rank claims its
+number once; rank 0 reads all claims and publishes the address. On one host that is a Unix socket's name; the core
+admits only this user's processes, with the job's secret if it has one. On several hosts rank 0 listens and admits ranks
+by the first of these that all have: the job's secret, the launcher's own rendezvous (PMI, PMIx, MUNGE), a fresh secret
+in torch's store.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cohort import _core, _torchrun
 from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 
-# torch's stores wait as long for a key, and cohort.join for its ranks.
+# The same as the default limits of torch's stores for a key, and of cohort.join for ranks.
 _LONGEST_MEETING = 300.0
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:
-    """For torch: the group that `options` (a _DistributedBackendOptions) describes. Raises cohort.Error."""
+    """For torch: returns the group described by `options` (a _DistributedBackendOptions). Raises cohort.Error."""
     rank, size, name = options.group_rank, options.group_size, str(options.group_id)
     timeout = _seconds(options.timeout)
     ranks = list(options.global_ranks_in_group)
@@ -68,7 +68,7 @@ def _seconds(timeout: Optional[datetime.timedelta]) -> float:
 
 
 def _file_of(store: Any) -> str:
-    """The path that a store of torch's keeps its keys at; "" for another kind."""
+    """Returns the path at which a store of torch's keeps its keys; "" for another kind of store."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(store.path) if isinstance(store, dist.FileStore) else ""
@@ -78,10 +78,10 @@ def _file_of(store: Any) -> str:
 class _Claim:
     """A rank's description of itself."""
 
-    process: str  # tells processes apart: pid, start time, the space that numbers it, and a token
-    host: str  # equal where an abstract Unix name is the same
+    process: str  # identifies the process: pid, start time, pid namespace, and a token
+    host: str  # equal for processes that share abstract Unix names
     where: str  # for messages
-    way: str  # with which it can meet other hosts: _core.rendezvous_method
+    way: str  # method for meeting other hosts: _core.rendezvous_method
 
     @staticmethod
     def mine(rank: int, size: int) -> "_Claim":
@@ -106,7 +106,7 @@ class _Claim:
             ) from error
 
     def has_ended(self, here: "_Claim") -> bool:
-        """True if that process has surely ended: this host knows nothing of other hosts' or containers' processes."""
+        """Returns True if that process has surely ended; processes of other hosts or containers cannot be checked."""
         parts = self.process.split()
         if self.host != here.host or len(parts) != 4 or parts[2] != here.process.split()[2]:
             return False
@@ -124,13 +124,13 @@ _token: tuple[int, str] = (0, "")
 
 def _PROCESS() -> str:
     global _token
-    if _token[0] != os.getpid():  # a forked child is a process of its own
+    if _token[0] != os.getpid():  # a forked child is a separate process
         _token = (os.getpid(), secrets.token_hex(8))
     return f"{os.getpid()} {_start_time('self')} {os.readlink('/proc/self/ns/pid')} {_token[1]}"
 
 
 def _start_time(pid: str) -> str:
-    """In the clock's ticks since the host started; "" if there is no such process."""
+    """Returns the process's start, in clock ticks since the host's; "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -146,7 +146,7 @@ class _Meeting:
         self.until = time.monotonic() + patience
         self.patience = patience
         self.claim = _Claim.mine(rank, size)
-        # torchrun's agent keeps its store over restarts, and with it what ranks that have ended have claimed.
+        # torchrun's agent keeps its store over restarts, and so the claims of ranks that have ended.
         self.attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def hold(self, timeout: float) -> cohort.Communicator:
@@ -170,8 +170,8 @@ class _Meeting:
         return f"cohort/{self.attempt}/{number}/{what}/{rank}"
 
     def _claim_rank(self) -> int:
-        """Counts the claims to this rank of the group. More than one is right only for the same process, which
-        has destroyed its group and forms it anew in a store that has outlived it (that of torchrun's agent)."""
+        """Counts the claims to this rank of the group. More than one is valid only if the same process has destroyed
+        its group and forms it again in a store that still exists (that of torchrun's agent)."""
         number = int(self.store.add(f"cohort/{self.attempt}/claims/{self.rank}", 1))
         self._put(self._key("claim", number, self.rank), self.claim.encode())
         if number == 1:
@@ -191,7 +191,7 @@ class _Meeting:
             f"rank {self.rank} is taken: {holder.where if holder else 'another process'}{', which has ended,' if left_behind else ''} "
             f"has claimed it in {store}, and this process ({self.claim.where}) claims it too"
         )
-        # Ranks that wait in vain for this one, or for an earlier one of this number, are told.
+        # Tells ranks that wait in vain for this rank, or for an earlier one of this number.
         for waited_for in range(max(1, number - 1), number + 1):
             self._verdict(waited_for, error=reason)
         raise cohort.InvalidArgument(f'init_process_group("cohort"), group "{self.name}": {reason} -- {way_out}')
@@ -201,9 +201,9 @@ class _Meeting:
         self.store.add(f"{key}/there", 1)
 
     def _get(self, key: str, seconds: float) -> Optional[bytes]:
-        """None if the key does not come in time."""
+        """Returns None if the key does not appear in time."""
         if not hasattr(self.store, "check"):
-            # torch 1.13: a wait that has timed out leaves the store's connection unusable.
+            # torch 1.13: a wait that has timed out makes the store's connection unusable.
             until, pause = time.monotonic() + seconds, 0.001
             while int(self.store.add(f"{key}/there", 0)) == 0:
                 if time.monotonic() > until:
@@ -214,17 +214,17 @@ class _Meeting:
             try:
                 self.store.wait([key], datetime.timedelta(seconds=max(0.001, seconds)))
             except RuntimeError as error:
-                # A file's store says so with another class than the others do.
+                # A file store uses another exception class than the other stores.
                 if isinstance(error, dist.DistStoreError) or "timeout" in str(error).lower():
                     return None
                 raise
         return bytes(self.store.get(key))
 
     def _verdict(self, number: int, address: str = "", error: str = "") -> str:
-        """The first verdict stands. Returns the address in it; raises what it says instead."""
+        """Publishes the verdict; the first one stands. Returns the address in it, or raises its error."""
         key, mine = self._key("verdict", number), json.dumps([address, error])
         said = bytes(self.store.compare_set(key, "", mine)).decode() or mine
-        self._put(key, said.encode())  # once more: what compare_set sets wakes nobody in some stores
+        self._put(key, said.encode())  # repeated: in some stores, compare_set wakes no waiting rank
         return self._take(said) if address else ""
 
     def _take(self, said: str) -> str:
@@ -233,13 +233,13 @@ class _Meeting:
             raise cohort.Aborted(
                 f'init_process_group("cohort"), group "{self.name}", rank {self.rank} ({self.claim.where}): {error}'
             )
-        # The store cannot change it: only this user's processes are met on one host, and holders of the secret elsewhere.
+        # The store cannot weaken this: on one host only this user's processes are met, elsewhere holders of the secret.
         if str(address).partition("://")[0] not in ("unix", "launcher", "store"):
             raise cohort.Corrupt(f"torch's store says to meet at {address!r}, which is no address of Cohort's")
         return str(address)
 
     def _call(self, number: int) -> str:
-        """Rank 0: where to meet, once all have come."""
+        """On rank 0: returns the address, when all ranks have claimed."""
         missing: list[int] = []
         claims = [self.claim]
         for rank in range(1, self.size):
@@ -275,8 +275,8 @@ class _Meeting:
         return self._verdict(number, address=f"store://{token}")
 
     def _hear(self, number: int) -> str:
-        """The other ranks: where rank 0 says."""
-        # Rank 0 ends a meeting that is late; its word needs a moment.
+        """On other ranks: returns the address that rank 0 has published."""
+        # Rank 0 ends a late meeting; its verdict may take a moment longer.
         said = self._get(self._key("verdict", number), self._left() + 3.0)
         if said is None:
             raise cohort.Timeout(

@@ -1,8 +1,8 @@
-"""RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where no launcher has set them: what stands for
-them in env://, and for programs that read them.
+"""Replaces RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT if no launcher has set them, for
+env:// and for programs that read them.
 
-They are set with the default group, and go with it: a process started afterwards is no rank of it. In an elastic job
-(`cohort run --min-np`) the launcher has set what held when this process was started; the membership counts.
+They are set with the default group and removed with it: a process started afterwards is no rank of that group. In an
+elastic job (`cohort run --min-np`) the launcher's values are those of this process's start; membership counts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
-# Name of an elastic job's world in joins.
+# Name by which joins identify an elastic job's world.
 MEMBERS = "torch's members"
 
 _master: dict[str, Any] = {}  # the address of the store that `meet` has made
-_formed: list[cohort.Communicator] = []  # for the default group that torch makes next
+_formed: list[cohort.Communicator] = []  # worlds for the next default group
 
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
-    """torch's store, this process's rank and the world's size, for the env:// of `url` without all of its variables: the
-    ranks meet as those of cohort.init() do, and rank 0 tells the others where its store is. Without a sign of several
-    ranks, a world of one, with a warning. None: torch has to do it, or to say what is missing.
+    """Returns torch's store, this process's rank and the world's size, for the env:// of `url` if some of its variables
+    are missing: the ranks meet as those of cohort.init() do, and rank 0 tells the others the address of its store.
+    Without any sign of several ranks, a world of one, with a warning. Returns None if torch has to do it, or to report
+    what is missing.
 
-    Raises InvalidArgument where the program or a variable contradicts the launcher, and what cohort.join raises.
+    Raises InvalidArgument if the program or a variable contradicts the launcher, and the errors of cohort.join.
     """
     query = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
     if _core.is_elastic():
@@ -75,14 +76,14 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
 
 
 def _forget_earlier_hook() -> None:
-    """torch puts another one around sys.excepthook for each default group, which says "[rank0]: " before each line."""
+    """torch wraps sys.excepthook again for each default group, to print "[rank0]: " before each line."""
     hook: Any = sys.excepthook
     if getattr(hook, "__name__", "") == "_distributed_excepthook":
         sys.excepthook = inspect.getclosurevars(hook).nonlocals.get("old_hook", hook)
 
 
 def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -> tuple[Any, int, int]:
-    """Meets in the elastic job's latest epoch. The default group uses its world; its store is of this epoch alone."""
+    """Meets in the elastic job's latest epoch. The default group uses its world; the store is of this epoch only."""
     _forget_earlier_hook()
     while True:
         world = cohort.join(group_name=MEMBERS, timeout=timeout)
@@ -96,10 +97,10 @@ def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -
             try:
                 store = _store(world, "", 0, 30.0)
             except RuntimeError:
-                world.barrier(timeout=30.0)  # rank 0 may have gone with its store
+                world.barrier(timeout=30.0)  # rank 0 may have ended, with its store
                 raise
         except (cohort.PeerLost, cohort.Aborted):
-            world.leave()  # the others form the next epoch's world, and so do we
+            world.leave()  # the others form the next epoch's world, and so does this process
         except BaseException as error:
             world.abort(f"{_INIT}, rank {world.rank()}: {error}")
             world.leave()
@@ -110,7 +111,7 @@ def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -
 
 
 def take_formed() -> Optional[cohort.Communicator]:
-    """The world that `meet` has formed in an elastic job, once."""
+    """Returns the world that `meet` has formed in an elastic job; later calls return None."""
     return _formed.pop() if _formed else None
 
 
@@ -137,7 +138,7 @@ def _store(world: cohort.Communicator, address: str, port: int, seconds: float) 
 
 
 def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> str:
-    """The first at which rank 0's store listens. torch's own tries would take its whole timeout."""
+    """Returns the first address at which rank 0's store listens. torch's own attempts would take its whole timeout."""
     tried = []
     for address in addresses:
         try:
@@ -152,8 +153,8 @@ def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> s
 
 
 def fill(communicator: cohort.Communicator, elastic: bool = False) -> list[tuple[str, str]]:
-    """Sets variables that are missing; returns them. For an elastic job's world, sets those that change with it.
-    (LOCAL_RANK, by which a process knows its GPU, does not.)"""
+    """Sets variables that are missing, and returns them. For an elastic job's world, also sets those that change with
+    it (not LOCAL_RANK, by which a process selects its GPU)."""
     if elastic:
         now = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size(), **_master}
         os.environ.update((name, str(value)) for name, value in now.items())

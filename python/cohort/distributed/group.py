@@ -1,7 +1,7 @@
-"""The process group: torch.distributed's operations on a Communicator of Cohort's.
+"""The process group: torch.distributed's operations over a Communicator of Cohort.
 
-Results are delivered into the tensors that the caller gave, wherever they lie; contiguous ones are used without a copy.
-A rank's wrong call is refused on all ranks (cohort.Mismatch), and the group stays usable.
+Results are written to the caller's tensors on any device; contiguous tensors are used without a copy. A rank's wrong
+call is refused on all ranks (cohort.Mismatch), and the group can still be used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 # Grace period for unfinished operations when a group is destroyed.
 _GRACE_SECONDS = 30.0
-# Numbers of the default group and those made from it that have reported a lost rank, a deadline or an abort.
+# Numbers of default groups for which a lost rank, a deadline or an abort was reported in them or groups made from them.
 ended: set[int] = set()
 
 
@@ -37,15 +37,15 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     def __init__(self, communicator: cohort.Communicator, ranks: Sequence[int] = (),
                  others: Collection[str] = (), elastic: bool = False) -> None:  # fmt: skip
         """
-        ranks    of the world's that are the group's, in its order; none: it is the world itself
-        others   devices whose tensors are for other backends
-        elastic  the world is an epoch's of an elastic job
+        ranks    the world's ranks that form the group, in its order; empty: the world itself
+        others   devices whose tensors belong to other backends
+        elastic  the world is that of an elastic job's epoch
         """
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator
         self._rank, self._size = communicator.rank(), communicator.size()
         self._timeout: Optional[float] = None
-        self._aborted = ""  # why, by this rank
+        self._aborted = ""  # reason for this rank's abort
         self._number = next(_numbers)
         self._line = (self._number, "collectives")
         self._pool = Pool(communicator)
@@ -56,7 +56,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._beside_devices: list[str] = []
         self._devices = [kind for kind in DEVICES if kind not in others]
         self.elastic = elastic
-        self.has_trained = False  # a step has ended, as `members_changed` knows
+        self.has_trained = False  # a step has ended, as `members_changed` was told
         self._parts: collections.Counter[str] = collections.Counter()
         if not ranks:
             ended.clear()
@@ -69,7 +69,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "cohort"
 
-    # C++ keeps the name with the backends that a group has, and this one has none.
+    # C++ keeps the name with the group's backends, of which this group has none.
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
@@ -97,7 +97,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
 
     @property
     def options(self) -> Any:
-        """A Backend.Options as it is now: changing it changes nothing. torch 1.13 has none."""
+        """Returns a Backend.Options with the current values: changing it has no effect. torch 1.13 has none."""
         timeout = self.communicator.timeout() if self._timeout is None else self._timeout
         found = c10d.Backend.Options("cohort", datetime.timedelta(seconds=timeout))
         found.group_name, found.global_ranks_in_group = self._name, self._ranks
@@ -105,7 +105,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # torch asks which device objects go by, and warns where it has a choice.
+        # torch asks for the device of pickled objects, and warns if there is a choice.
         own = [kind for kind in self._devices if kind == "cpu" or torch.cuda.is_available()]
         return [torch.device(kind) for kind in (*own, *self._beside_devices)]
 
@@ -123,7 +123,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Returns a 1-D tensor, in memory that collectives of this group use without copies between a host's ranks."""
+        """Returns a 1-D tensor in memory that this group's collectives use without copies between a host's ranks."""
         return self._pool.empty(size, dtype)
 
     def _set_sequence_number_for_group(self) -> None:
@@ -133,19 +133,19 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         return self._started
 
     def name_of_part(self, ranks: Sequence[int]) -> str:
-        """Returns a name for a group of these ranks that this process makes now. (All of them have made as many groups
-        of the same ranks; torch's name may differ after a failure.)"""
+        """Returns a name for a group of these ranks that this process makes now. (All of them have made equally many
+        groups of these ranks; torch's names may differ after a failure.)"""
         part = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:32]
         self._parts[part] += 1
         return f"torch {part} {self._parts[part]}"
 
     def note_failure(self, error: BaseException) -> None:
-        """For `is_over`."""
+        """Records a failure for `is_over`."""
         if isinstance(error, (cohort.PeerLost, cohort.Timeout, cohort.Aborted)):
             ended.add(self._number)
 
     def set_beside(self, container: Any, devices: list[str]) -> None:
-        """Backends of other devices (beside.py)."""
+        """Adds backends of other devices (beside.py)."""
         self._beside, self._beside_devices = container, devices
 
     # --- how operations begin ---
@@ -159,14 +159,14 @@ class ProcessGroup(Operations, dist.ProcessGroup):
                call: Any, arguments: Sequence[Any], how: dict[str, Any], line: Any = None,
                source: Optional[int] = -1) -> Work:  # fmt: skip
         """Starts the core's operation `call(*arguments, **how)`. The Work reports errors between ranks, however early
-        they are known; wrong arguments are reported at once.
+        they are known; wrong arguments raise immediately.
 
         name     of the operation, for messages and torch's profiler
-        inputs   what it reads
+        inputs   tensors that the operation reads
         outputs  the value of the Work's future and result
-        written  copies results to where the caller wants them
-        line     operations of one line end in their order; default: the collectives'
-        source   the rank that a message comes from; None: the core knows it at the end
+        written  copy results to the caller's tensors
+        line     operations of one line end in order; default: the collectives' line
+        source   the rank that sends the message; None: the core knows the rank at the end
         """
         check_device([*inputs, *outputs], name)
         event = profiler.begin(name, inputs) if profiler.flag._is_profiler_enabled else None
@@ -219,13 +219,13 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     # --- monitored barriers, and ends ---
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Raises cohort.Timeout, naming every rank that has not come: arrivals.py."""
+        """Raises cohort.Timeout, naming every rank that has not arrived: arrivals.py."""
         timeout = getattr(timeout, "timeout", timeout)  # C++ passes BarrierOptions
         seconds = arrivals.seconds_of(timeout, self.communicator.timeout() if self._timeout is None else self._timeout)
         arrivals.wait_for_all(self.communicator, self._ranks, seconds)
 
     def abort(self, reason: str = "aborted by the program") -> None:
-        """Ends the group on all ranks: what is under way and what comes raises cohort.Aborted."""
+        """Ends the group on all ranks: operations under way and later ones raise cohort.Aborted."""
         if self._beside is not None and hasattr(self._beside, "abort"):
             self._beside.abort()
         ended.add(self._number)
@@ -235,7 +235,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._leave()
 
     def shutdown(self) -> None:
-        """Leaves the group, once what is under way has ended; that is given 30 s."""
+        """Leaves the group when operations under way have ended, but waits at most 30 s."""
         if self._beside is not None and hasattr(self._beside, "shutdown"):
             self._beside.shutdown()
         self._leave()
@@ -246,5 +246,5 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         environment.take_back(self._filled)
 
     def __del__(self, take_back: Any = environment.take_back) -> None:
-        # torch 1.13 destroys a group by forgetting it, and the process's end forgets modules before.
+        # torch 1.13 destroys a group by dropping its reference, and at the process's end modules go first.
         take_back(getattr(self, "_filled", []))

@@ -1,8 +1,8 @@
-"""For callers in torch's C++, from torch 2.14 on: a `torch.distributed.Backend` in Python, within the process group.
+"""For callers in torch's C++, from torch 2.14 on: a `torch.distributed.Backend` in Python, inside the process group.
 
-torch asks a process group that is written in Python for most operations itself, and for the rest the backend within it:
-this one, which hands them back. The group stays what Python calls: of the Works that a Backend returns, C++ passes on
-`wait` and `get_future` alone, so that `is_completed`, `exception` and `result` would say nothing.
+For most operations torch calls a process group written in Python directly, and for the rest the backend in it: this
+one, which calls the group. Python still calls the group: from the Works that a Backend returns, C++ passes on only
+`wait` and `get_future`, so `is_completed`, `exception` and `result` would be useless.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPERATIONS = (
 
 
 def attach(group: Any, devices: Sequence[str]) -> None:
-    """Gives a group its backend of these devices, with a torch that can have one."""
+    """Gives a group its backend for these devices, if this torch supports it."""
     if TORCH < (2, 14):
         return
     kind = dist.ProcessGroup.BackendType.CUSTOM
@@ -47,13 +47,13 @@ _made: list[type] = []
 
 
 def _backend_class() -> type:
-    """Made when it is wanted: earlier versions of torch have no class to derive it from."""
+    """Creates the class when needed: earlier versions of torch lack its base class."""
     if not _made:
 
         class Backend(c10d.Backend):
             def __init__(self, group: Any) -> None:
                 super().__init__(group._rank, group._size)
-                self.group: Any = weakref.ref(group)  # which holds it
+                self.group: Any = weakref.ref(group)  # the group holds this object
 
             @property
             def options(self) -> Any:

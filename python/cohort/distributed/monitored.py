@@ -1,5 +1,5 @@
-"""Waiting for all ranks of a group with the missing ones named, ending a group, and what has ended it: for groups of
-torch.distributed."""
+"""Waits for all ranks of a group and names the missing ones, ends a group, and tells whether it has ended: for groups
+of torch.distributed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def monitored_barrier(
 
 
 def abort(reason: str, group: Optional[Any] = None) -> None:
-    """Ends a group of the backend "cohort" (default: the world) on all its ranks: what is under way and what comes raises
-    cohort.Aborted with this reason. Then destroy_process_group, and init_process_group forms a new one."""
+    """Ends a group of the backend "cohort" (default: the world) on all its ranks: operations under way and later ones
+    raise cohort.Aborted with this reason. To continue, call destroy_process_group, then init_process_group."""
     group = _group(group, "abort")
     if not isinstance(group, ProcessGroup):
         raise cohort.InvalidArgument('abort: this group is not of the backend "cohort"')
@@ -48,24 +48,24 @@ def abort(reason: str, group: Optional[Any] = None) -> None:
 
 
 def is_over() -> bool:
-    """True if an operation of this process's default group, or of one made from it, has reported a lost rank, a missed
-    deadline, or an abort of the group: then destroy_process_group, and init_process_group forms a new one.
-    For programs that handle a RuntimeError (what DDP's backward raises then): others are their own."""
+    """Returns True if an operation of this process's default group, or of one made from it, has reported a lost rank, a
+    missed deadline, or an abort of the group. Then destroy_process_group and init_process_group form a new one. Tells
+    programs whether a RuntimeError (as DDP's backward raises) is due to the group or to the program."""
     return dist.is_initialized() and bool(groups.ended)
 
 
 def members_changed(step: Optional[int] = None) -> bool:
-    """True if the elastic job (`cohort run --min-np`) goes on with other members than those of the default group:
-    workers wait to come, or some leave. All ranks call it together and have the same answer; it is an all_reduce of a
-    few bytes. If so, destroy_process_group, and init_process_group forms the world of those who are members now. False
+    """Returns True if the elastic job (`cohort run --min-np`) continues with other members than those of the default
+    group: workers wait to join, or some leave. All ranks call it together and get the same answer; it is an all_reduce
+    of a few bytes. If True, destroy_process_group and init_process_group form the world of the current members. False
     in other jobs.
 
-    step  how many steps have ended, the same on all ranks
+    step  the number of steps that have ended, the same on all ranks
 
-    A call declares that this rank has the training's state, after those steps: call it before each step, and in a new
-    world only once it has the state of rank 0. The job lets the last rank that has the state go only once another has
-    it. If all ranks are new, and others had trained before them in this attempt of the job, it raises Unavailable on
-    all of them: that training is lost, unless `step` is no less, from a checkpoint. Raises Mismatch if ranks give
+    A call declares that this rank has the training's state after those steps: call it before each step, and in a new
+    world only when it has rank 0's state. The job does not release the last rank that has the state until another one
+    has it. If all ranks are new, and earlier ranks had trained in this attempt of the job, raises Unavailable on all
+    ranks: that training is lost, unless a checkpoint gives a `step` that is no smaller. Raises Mismatch if ranks give
     different steps.
     """
     group = _group(None, "members_changed")
@@ -86,5 +86,5 @@ def members_changed(step: Optional[int] = None) -> bool:
     _core.note_state()
     if dist.get_rank() == 0 and group.has_trained:
         _core.note_trained(max(number, 0))
-    group.has_trained = True  # by the next call
+    group.has_trained = True  # holds from the next call on
     return bool(is_changed)

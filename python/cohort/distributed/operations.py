@@ -16,8 +16,8 @@ from cohort.distributed.work import Work, for_caller, may_be_compressed
 
 
 def operation(method: Callable[..., Work]) -> Callable[..., Any]:
-    """Wraps a method that torch calls. Tensors of a device that has another backend go to that backend (beside.py); the
-    Work of others is one that the caller can hold."""
+    """Wraps a method that torch calls. Tensors of a device with another backend go to that backend (beside.py); the
+    Work of other operations is one that the caller can hold."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -39,7 +39,7 @@ def _tensors_in(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 class Operations:
-    """ProcessGroup's operations. Types that the core does not know are moved as bytes."""
+    """ProcessGroup's operations. Types that the core does not support are moved as bytes."""
 
     # --- reductions ---
 
@@ -215,7 +215,7 @@ class Operations:
     all_to_all_single = alltoall_base
 
     def _rows(self: Any, tensor: torch.Tensor, splits: Optional[list[int]], moved: torch.Tensor) -> list[int]:
-        """Elements for each rank, from rows."""
+        """Returns the number of elements for each rank, from numbers of rows."""
         rows = tensor.size(0) if tensor.dim() else 0
         if not splits:
             if rows % self._size:
@@ -242,7 +242,7 @@ class Operations:
 
     @operation
     def barrier(self: Any, opts: Any = None) -> Work:
-        # As NCCL's, it comes after the work given to GPUs. There is none if torch has used no GPU.
+        # As with NCCL, the barrier follows the work queued on GPUs. There is none if torch has used no GPU.
         for index in getattr(opts, "device_ids", None) or () if torch.cuda.is_initialized() else ():
             torch.cuda.current_stream(index).synchronize()
         return self._start("barrier", [], [], [], self.communicator.barrier, [], {"timeout": self._limit(opts)})
@@ -264,7 +264,7 @@ class Operations:
         return self._receive("recvAnySource", tensors, None, tag)
 
     def _receive(self: Any, name: str, tensors: list[torch.Tensor], rank: Optional[int], tag: int) -> Work:
-        """From `rank`, or from whichever comes first."""
+        """Receives from `rank`, or from the first rank that sends."""
         written = Written(_only(tensors, "recv"), "recv", reads=False)
         call, memory, how = self.communicator.recv, as_moved(written.memory), {"tag": tag, "timeout": self._timeout}
         line = (self._number, "recv", rank, tag)
@@ -272,7 +272,7 @@ class Operations:
 
 
 def _only(tensors: Sequence[Any], operation: str) -> Any:
-    """torch passes lists, of one tensor each."""
+    """Returns the tensor of a list; torch passes lists of one tensor each."""
     if len(tensors) != 1:
         raise cohort.InvalidArgument(f"{operation}: takes one tensor of each rank, not {len(tensors)}")
     return tensors[0]
@@ -288,7 +288,7 @@ def _one_for_each(lists: Sequence[Any], size: int, operation: str) -> Any:
 
 
 def _alone(memory: list[torch.Tensor]) -> Any:
-    """One operation's, which is no group."""
+    """Returns the argument for one operation instead of a group of operations."""
     return memory[0] if len(memory) == 1 else memory
 
 
@@ -297,7 +297,7 @@ def _pair(sources: list[torch.Tensor], memory: list[torch.Tensor]) -> list[Any]:
 
 
 def _in_elements(counts: list[int], tensor: torch.Tensor, moved: torch.Tensor) -> list[int]:
-    """Counts of elements, of tensors that are moved as bytes."""
+    """Converts counts of elements for tensors that are moved as bytes."""
     if moved.dtype == tensor.dtype:
         return counts
     return [count * tensor.element_size() for count in counts]

@@ -1,4 +1,4 @@
-"""Tensors in memory that the other ranks of the host read where it lies: what `allocate_tensor` of a process group gives."""
+"""Tensors in memory that the other ranks of the host read directly, for `allocate_tensor` of a process group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# Smaller tensors are copied as fast as they are read in place, and a block is a mapping of every rank.
+# Smaller tensors are copied as fast as they are read in place, and every rank has to map each block.
 _LEAST = 1 << 16
 
 _probe = [object()]
@@ -17,8 +17,8 @@ _IDLE = sys.getrefcount(_probe[0])  # references to an object that only one list
 
 
 class Pool:
-    """Blocks of a communicator's memory, which are used again once no tensor lies in them. To make one takes longer than an
-    operation: the other ranks map it. They stay as long as the group does."""
+    """Blocks of a communicator's memory, reused when no tensor refers to them. Creating a block takes longer than an
+    operation, since the other ranks map it. Blocks are kept as long as the group."""
 
     def __init__(self, communicator: Any) -> None:
         self._communicator = communicator
@@ -27,7 +27,7 @@ class Pool:
         self._sizes: list[int] = []  # the blocks' sizes, ascending
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """One dimension of `count` elements, of any values."""
+        """Returns an uninitialised 1-D tensor of `count` elements."""
         nbytes = count * torch.empty(0, dtype=dtype).element_size()
         if nbytes < _LEAST or self._communicator.size() == 1:
             return torch.empty(count, dtype=dtype)
@@ -37,7 +37,7 @@ class Pool:
     def _idle(self, nbytes: int) -> Any:
         first = bisect.bisect_left(self._sizes, nbytes)
         for at in range(first, bisect.bisect_right(self._sizes, 2 * nbytes)):
-            if sys.getrefcount(self._blocks[at]) == _IDLE:  # a tensor's memory holds on to it
+            if sys.getrefcount(self._blocks[at]) == _IDLE:  # a tensor's memory holds a reference to the block
                 return self._blocks[at]
         block = self._communicator.allocate(nbytes)
         self._blocks.insert(first, block)

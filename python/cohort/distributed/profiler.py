@@ -1,7 +1,7 @@
 """Operations as events of torch's profiler, "cohort:all_reduce" and the like, from their start to their end.
 
-They end on another thread than they began on, so the profiler counts them as asynchronous, as it does those of torch's
-own backends. Waiting for the operation includes its event's end.
+Operations end on another thread than they began on, so the profiler counts them as asynchronous, like those of torch's
+own backends. Waiting for the operation includes the end of its event.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class _Always:
     _is_profiler_enabled = True
 
 
-# Its member _is_profiler_enabled is false where no profiler is on, and is read before each operation. torch 1.13 has
-# no such flag.
+# Its member _is_profiler_enabled, read before each operation, is false if no profiler is running. torch 1.13 has no
+# such flag.
 flag: Any = _profiler if hasattr(_profiler, "_is_profiler_enabled") else _Always
 
 _end_after = torch.ops.profiler._call_end_callbacks_on_jit_fut
 _end_after = getattr(_end_after, "_RecordFunction", _end_after)
-# Shown in the profiler's list of shapes: not more than a reader takes in.
+# Limit for the profiler's list of shapes, to keep it readable.
 _MOST_INPUTS = 64
 
 
 def begin(name: str, inputs: Sequence[Any]) -> Optional[Any]:
-    """The event, begun; None if no profiler records this thread."""
+    """Begins an event and returns it; None if no profiler records this thread."""
     if not torch.autograd._profiler_enabled():
         return None
     shown = [tensor for tensor in itertools.islice(inputs, _MOST_INPUTS) if isinstance(tensor, torch.Tensor)]
@@ -39,12 +39,12 @@ def begin(name: str, inputs: Sequence[Any]) -> Optional[Any]:
 
 
 class Seen:
-    """The core's work of an operation, with its event."""
+    """The core's work of an operation, together with its event."""
 
     def __init__(self, core: Any, event: Any, line: Hashable) -> None:
         self._core = core
         self._ended = threading.Event()
-        # It ends the event in the profiler of the thread that began it.
+        # Ends the event in the profiler of the thread that began it.
         end = torch.futures.Future()
         _end_after(event, end)
 
@@ -72,5 +72,5 @@ class Seen:
         return self._ended.is_set()
 
     def source(self) -> int:
-        """The rank that a message came from, once this has ended."""
+        """Returns the rank that a message came from, when the work has ended."""
         return int(self._core.source())

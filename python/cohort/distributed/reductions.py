@@ -1,4 +1,4 @@
-"""torch's ReduceOp in the core's words."""
+"""Converts torch's ReduceOp to the core's reductions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = {
 
 
 class Reduction(NamedTuple):
-    """The name of the core's operation, and what every value is multiplied by before."""
+    """The name of the core's operation, and the factor by which every value is multiplied beforehand."""
 
     op: str
     prescale: float = 1.0
@@ -34,7 +34,7 @@ _known: dict[tuple[Any, torch.dtype], Reduction] = {}
 
 
 def reduction_of(op: Any, dtype: torch.dtype, operation: str) -> Reduction:
-    """Raises InvalidArgument for what has no meaning for such elements."""
+    """Raises InvalidArgument for a reduction that has no meaning for such elements."""
     kind = getattr(op, "op", op)
     known = _known.get((kind, dtype))
     if known is not None:

@@ -1,5 +1,5 @@
-"""all_reduce of sparse (COO) tensors, such as DDP has of Embedding(sparse=True): every rank's indices and values are
-gathered, then equal indices summed, by ascending rank."""
+"""all_reduce of sparse (COO) tensors, as in DDP with Embedding(sparse=True): gathers every rank's indices and values,
+then sums equal indices by ascending rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import DEVICES, arrive, as_moved
 from cohort.distributed.work import All, Work
 
-# Tensors that ranks have made of valid ones are valid; torch 2 has to be told.
+# Tensors made of ranks' valid tensors are valid; torch 2 needs this to skip its check.
 _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 
 def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
-    """Blocks: the operation is over when it returns."""
+    """Blocks: the operation has ended when this returns."""
     name = "all_reduce of a sparse tensor"
     if tensor.layout != torch.sparse_coo or tensor.device.type not in DEVICES:
         raise cohort.InvalidArgument(
@@ -44,7 +44,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     counts = torch.empty(size, dtype=torch.int64)
     world.all_gather(torch.tensor([own._nnz()]), counts, timeout=limit)
     numbers, values = counts.tolist(), own.values().contiguous()
-    # One element after the other, so that a rank's are one piece.
+    # Indices element by element, so that each rank's are contiguous.
     places = own.indices().t().contiguous()
     all_places = torch.empty(sum(numbers), places.size(1), dtype=torch.int64, device=tensor.device)
     all_values = torch.empty(sum(numbers), *values.shape[1:], dtype=values.dtype, device=tensor.device)

@@ -1,6 +1,6 @@
-"""Tensors as the core wants them: dense, contiguous, in the memory of the host or of a GPU, of a type that it knows.
+"""Tensors in the form the core needs: dense, contiguous, in host or GPU memory, of a supported type.
 
-A `Staged` tensor is used where it lies if it can be. Otherwise a contiguous copy is, and `deliver` writes it back.
+A tensor is used in place if possible. Otherwise a contiguous copy is used, and `deliver` writes it back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 import cohort
 
-# Device types of the tensors that the backend takes.
+# Device types that the backend supports.
 DEVICES = ("cpu", "cuda")
 
 _KNOWN: dict[torch.dtype, bool] = {}
@@ -23,7 +23,7 @@ except ImportError:  # before torch 2.1
 
 
 def is_known(dtype: torch.dtype) -> bool:
-    """True if the core has elements of this type. Others (8-bit floats) can be moved as bytes, not reduced."""
+    """Returns True if the core supports elements of this type. Others (8-bit floats) can only be moved, as bytes."""
     known = _KNOWN.get(dtype)
     if known is None:
         known = _KNOWN[dtype] = cohort.supports(dtype, "sum")
@@ -31,7 +31,7 @@ def is_known(dtype: torch.dtype) -> bool:
 
 
 def check(tensor: Any, operation: str) -> None:
-    """Raises InvalidArgument for what cannot be used: other devices, sparse layouts."""
+    """Raises InvalidArgument for an unsupported tensor: another device, a sparse layout."""
     if not isinstance(tensor, torch.Tensor):
         raise cohort.InvalidArgument(f"{operation}: {type(tensor).__name__} is no tensor -- pass torch tensors")
     kind = tensor.device.type
@@ -49,7 +49,7 @@ def check(tensor: Any, operation: str) -> None:
 
 
 def check_device(tensors: Sequence[torch.Tensor], operation: str) -> None:
-    """Raises InvalidArgument unless one operation's tensors lie all on the same device."""
+    """Raises InvalidArgument unless all tensors of one operation are on the same device."""
     for tensor in tensors:
         if tensor.device != tensors[0].device:
             raise cohort.InvalidArgument(
@@ -58,13 +58,13 @@ def check_device(tensors: Sequence[torch.Tensor], operation: str) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if its memory holds its values, element after element."""
+    """Returns True if the tensor's memory holds its values, element after element."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def arrive(tensor: torch.Tensor) -> None:
-    """Call it once a result has been copied to the tensor: the copy is over when this returns. A GPU's is made on a
-    stream, and a thread that waits for the operation may use another."""
+    """Waits until a result's copy to the tensor has ended. On a GPU the copy is queued on a stream, and a thread that
+    waits for the operation may use another stream."""
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
 
@@ -76,12 +76,12 @@ def changed(tensor: torch.Tensor) -> None:
 
 
 def as_moved(tensor: torch.Tensor) -> torch.Tensor:
-    """The contiguous tensor as elements that the core can move."""
+    """Returns the contiguous tensor as elements that the core can move."""
     return tensor if is_known(tensor.dtype) else tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def read(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """For what is only read: itself, or a contiguous copy."""
+    """Returns the tensor itself, or a contiguous copy; for tensors that are only read."""
     check(tensor, operation)
     return tensor if is_plain(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
 
@@ -92,7 +92,7 @@ class Written:
     __slots__ = ("memory", "tensor")
 
     def __init__(self, tensor: torch.Tensor, operation: str, *, reads: bool) -> None:
-        """reads   the operation reads the tensor as well, as an all_reduce in place does"""
+        """reads   the operation also reads the tensor, as an all_reduce in place does"""
         check(tensor, operation)
         self.tensor = tensor
         if is_plain(tensor):
@@ -104,7 +104,7 @@ class Written:
 
     @property
     def copies(self) -> bool:
-        """True if `deliver` copies."""
+        """Returns True if `deliver` copies."""
         return self.memory is not self.tensor
 
     def deliver(self) -> None:
@@ -117,7 +117,7 @@ class Written:
 
 
 class Pieces:
-    """Tensors as parts of one row of memory, in their order. `memory` is theirs where they lie one behind the other."""
+    """Tensors as parts of one contiguous memory, in order. `memory` is their own if they are contiguous already."""
 
     __slots__ = ("counts", "memory", "tensors", "_own")
 
@@ -153,7 +153,7 @@ class Pieces:
 
     @property
     def copies(self) -> bool:
-        """True if `deliver` copies."""
+        """Returns True if `deliver` copies."""
         return self._own
 
     def deliver(self) -> None:
@@ -171,7 +171,7 @@ def _row(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> Optional[tor
     first = tensors[0]
     at = end = first.data_ptr()
     size = first.element_size()
-    # Within one storage: two that merely happen to be neighbours may not be taken for one.
+    # Only within one storage: two storages that happen to be adjacent are not one memory.
     storage = first.storage()._cdata if not hasattr(first, "untyped_storage") else first.untyped_storage()._cdata
     for tensor, count in zip(tensors, counts):
         here = tensor.storage()._cdata if not hasattr(tensor, "untyped_storage") else tensor.untyped_storage()._cdata

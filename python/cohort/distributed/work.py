@@ -1,4 +1,4 @@
-"""torch's Work over the core's: what every operation of a process group returns."""
+"""torch's Work over the core's work: the result of every operation of a process group."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from cohort.distributed.completion import call_after
 
 _NO_TIMEOUT = datetime.timedelta(0)
 
-# A Work that Python has let go of without waiting may be C++'s: DDP's `join` hands one to its reducer and keeps nothing.
-# Its C++ half cannot end without the Python half, so such Python halves stay here, the last so many, without their
-# tensors, which the core has until the operation has ended: what C++ asks for is a count.
+# A Work dropped by Python without waiting may still be used by C++: DDP's `join` gives one to its reducer and keeps
+# nothing. Its C++ half cannot complete without the Python half, so the last such Python halves stay here, without their
+# tensors, which the core keeps until the operation has ended: C++ only asks for a count.
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
 _MOST_KEPT = 1 << 10  # bytes
-_under_way: collections.deque[Work] = collections.deque()  # those of these whose results may have to be copied
+_under_way: collections.deque[Work] = collections.deque()  # those whose results may have to be copied
 
-# Errors of operations. A future of torch keeps the text alone of what a function on it has raised.
+# Errors of operations. A torch future keeps only the text of an error raised by a function on it.
 _failures: collections.deque[cohort.Error] = collections.deque(maxlen=64)
 
 
 def failure_told_by(error: BaseException) -> Optional[cohort.Error]:
-    """The operation's error whose text this one has, which a future of torch has made of it."""
+    """Returns the operation's error with the same text as this one, which a torch future has made from it."""
     text = str(error)
     return next((copy.copy(one) for one in reversed(_failures) if str(one) in text), None)
 
@@ -40,7 +40,7 @@ def settle_what_was_let_go() -> None:
     while _under_way:
         try:
             first = _under_way.popleft()
-        except IndexError:  # another thread has taken it
+        except IndexError:  # another thread removed it
             return
         if not first.is_completed():
             _under_way.appendleft(first)
@@ -49,10 +49,9 @@ def settle_what_was_let_go() -> None:
 
 
 class Work(_distributed_c10d.Work):
-    """An operation under way. It goes on unattended. Its results are in place once `wait` has returned, or once
-    `is_completed` has said so, or the future has its value. For a GPU's memory, `wait` and the future
-    mean, as with torch's NCCL, that work given to the current stream from then on comes after the result;
-    `is_completed`, that it is there."""
+    """An operation under way, which progresses by itself. Its results are in place when `wait` has returned,
+    `is_completed` is true, or the future has its value. For GPU memory, `wait` and the future only order later work of
+    the current stream after the result, as with torch's NCCL, and `is_completed` means that the result is there."""
 
     def __init__(self, name: str, line: Hashable, core: Sequence[Any], outputs: Sequence[torch.Tensor],
                  deliver: Optional[Callable[[], None]] = None, source: Optional[int] = -1,
@@ -63,11 +62,11 @@ class Work(_distributed_c10d.Work):
         line     operations of the same line end in their order (completion.py)
         core     the core's works; all have to end
         outputs  the value of the future and of result()
-        deliver  called once, when all have ended well: copies results to where the caller wants them
-        source   the rank that a message came from; None: as the core knows at the end
-        by_stream  streams wait for the outputs, and the host does not; `deliver` does not read them
+        deliver  called once, when all have succeeded: copies results to the caller's tensors
+        source   the rank that sent the message; None: the core knows the rank at the end
+        by_stream  streams wait for the outputs, not the host; `deliver` does not read the outputs
         failed     called with the operation's error, if it has one
-        copies     `deliver` may copy, or wait: it is not called before the operation has ended
+        copies     `deliver` may copy, or wait: it is called only after the operation has ended
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
@@ -80,8 +79,8 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
-        # True if the hook FP16_COMPRESS, which is C++, may have started it. The hook takes only a future whose value
-        # is a list of C++'s; futures fulfilled later cannot carry one, so this one is complete when it is made.
+        # True if the hook FP16_COMPRESS, which is C++, may have started it. That hook accepts only a future whose value
+        # is a list of C++'s; a future fulfilled later cannot hold one, so this future is complete when it is made.
         self.is_of_half = self.value_for_cpp = False
 
     def __del__(self) -> None:
@@ -105,9 +104,9 @@ class Work(_distributed_c10d.Work):
             deliver()
 
     def _settle(self) -> None:
-        """All have ended: delivers, or keeps the error."""
+        """Called when all have ended: delivers results, or keeps the error."""
         with self._settling:
-            if self._settled or self._is_settling:  # the latter: collecting garbage has led here once more
+            if self._settled or self._is_settling:  # garbage collection has called this recursively
                 return
             self._is_settling = True
             try:
@@ -120,14 +119,14 @@ class Work(_distributed_c10d.Work):
             except Exception as error:
                 self._failure = error
                 if isinstance(error, cohort.Error):
-                    _failures.append(copy.copy(error))  # without its traceback, which holds tensors
+                    _failures.append(copy.copy(error))  # a copy without the traceback, which holds tensors
                 self._failed(error)
             self._core, self._deliver = (), None
             self._settled = True
 
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
-        """Blocks until the operation has ended; raises its error, a cohort.Error. After `timeout` (0: the operation's own
-        deadline) raises cohort.Timeout and gives up waiting, not the operation."""
+        """Blocks until the operation has ended; raises its error, a cohort.Error. After `timeout` (0: the operation's
+        own deadline) raises cohort.Timeout and stops waiting; the operation goes on."""
         if self._by_stream and timeout <= _NO_TIMEOUT and not self.is_completed():
             self._order()
         elif not self._settled:
@@ -142,7 +141,7 @@ class Work(_distributed_c10d.Work):
                 except cohort.Error:
                     if not one.done():
                         raise
-                    break  # the operation's own, which settling finds again
+                    break  # the operation's own error, which settling finds again
             self._settle()
         self._waited = True
         if self._failure is not None:
@@ -150,7 +149,7 @@ class Work(_distributed_c10d.Work):
         return True
 
     def _order(self) -> None:
-        """The current stream waits."""
+        """Makes the current stream wait for the outputs."""
         core = self._core
         try:
             for one in core:
@@ -174,11 +173,11 @@ class Work(_distributed_c10d.Work):
         return self.is_completed() and self._failure is None
 
     def exception(self) -> Optional[BaseException]:
-        """The error of an operation that has ended; None while it runs and when it succeeded."""
+        """Returns the error of an operation that has ended; None while it runs and if it succeeded."""
         return self._failure if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the operation's output, once it has ended or has been waited for."""
+        """Returns the operation's output, when it has ended or has been waited for."""
         if not self._waited and not self.is_completed():
             raise cohort.InvalidArgument(f"{self._name}: there is no result yet -- call wait() first")
         return self._value()
@@ -186,7 +185,7 @@ class Work(_distributed_c10d.Work):
     def source_rank(self) -> int:
         if self._source is None:
             self.wait()
-        assert self._source is not None  # wait() has settled it
+        assert self._source is not None  # set by wait()
         if self._source < 0:
             raise cohort.InvalidArgument(f"{self._name}: only what is received has a source")
         return self._source
@@ -194,21 +193,21 @@ class Work(_distributed_c10d.Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A torch.futures.Future of the tensors that the operation wrote. Raises the operation's error, as text."""
+        """Returns a torch.futures.Future of the tensors that the operation wrote, or of its error, as text."""
         if self._future is None:
             if self._outputs is None:
                 raise cohort.InvalidArgument(f"{self._name}: nobody has waited for it or kept it, so its tensors are gone")
             if self.value_for_cpp:
-                self._future = torch._C.fork(self._value)  # called at once, on this thread
+                self._future = torch._C.fork(self._value)  # called immediately, on this thread
                 return self._future
-            # So that callbacks have streams which torch orders before those of threads that wait for the future.
+            # Gives callbacks streams that torch orders before those of threads that wait for the future.
             gpus = {tensor.device for tensor in self._outputs if tensor.is_cuda}
             ended = torch.futures.Future(devices=list(gpus)) if gpus else torch.futures.Future()
             if self.is_completed() and self._failure is None:
                 ended.set_result(self._outputs)
                 self._future = ended
             else:
-                # set_exception would give C++, DDP's reducer among others, the exception as if it were the result.
+                # set_exception would pass the exception to C++ (DDP's reducer, for example) as if it were the result.
                 self._future = ended.then(lambda _: self._value())
                 if self._settled:
                     ended.set_result(None)
@@ -223,7 +222,7 @@ class Work(_distributed_c10d.Work):
 
 
 class Failed:
-    """The core's work of an operation that failed as it was started."""
+    """The core's work of an operation that failed when it was started."""
 
     def __init__(self, error: cohort.Error) -> None:
         self._error = error
@@ -238,8 +237,7 @@ class Failed:
 
 
 class _Given:
-    """Several of the core's works, which GPUs have been given when it has been waited for: in streams that nothing else
-    is in."""
+    """Several of the core's works, queued on GPUs once they have been waited for, in streams that nothing else uses."""
 
     _streams: ClassVar[dict[torch.device, Any]] = {}
 
@@ -255,7 +253,7 @@ class _Given:
 
 
 class All:
-    """Several of the core's works as one; or none: it is over."""
+    """Several of the core's works as one; without any, already done."""
 
     def __init__(self, works: Sequence[Any] = ()) -> None:
         self._works = works
@@ -269,11 +267,11 @@ class All:
         return all(work.done() for work in self._works)
 
 
-# Its version: (2, 13).
+# torch's version: (2, 13).
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
-# Before torch 2.7 C++ lets go of the Python half of a Work that a Python process group returns to it, and what is left
-# never ends. C++ callers get a Work of its own kind then.
+# Before torch 2.7, C++ drops the Python half of a Work returned by a Python process group, and the rest never ends. C++
+# callers therefore get another kind of Work then.
 _C_KEEPS_WORKS = TORCH >= (2, 7)
 
 
@@ -285,7 +283,7 @@ def for_caller(work: Work) -> Any:
     return work if _C_KEEPS_WORKS else _distributed_c10d._create_work_from_future(work.get_future())
 
 
-_builtin_hooks: set[Any] = set()  # DDP's own, that this process uses
+_builtin_hooks: set[Any] = set()  # built-in hooks of DDP that this process uses
 
 
 def _note_hooks(register: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -300,13 +298,13 @@ dist._register_builtin_comm_hook = _note_hooks(dist._register_builtin_comm_hook)
 
 
 def may_be_compressed(tensor: torch.Tensor) -> bool:
-    """True if the hook FP16_COMPRESS may have made it."""
+    """Returns True if the hook FP16_COMPRESS may have made the tensor."""
     return tensor.dtype == torch.float16 and dist.BuiltinCommHookType.FP16_COMPRESS in _builtin_hooks
 
 
 def _is_called_from_python() -> bool:
-    """True if torch.distributed's functions called, which hold on to it in Python. Other callers may be Python or
-    C++."""
+    """Returns True if the caller is torch.distributed's functions, which hold the Work in Python. Other callers may be
+    Python or C++."""
     try:
         caller = sys._getframe(3)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Training that goes on when ranks are lost, leave or come, in processes that keep their memory (`cohort run --min-np`).
+"""Training that continues when ranks are lost, leave or join; its processes keep their memory (`cohort run --min-np`).
 
     state = cohort.elastic.State()
     state.add("model", net).add("optimizer", optimizer).add("sampler", sampler)
@@ -15,8 +15,8 @@
 
     train(state)
 
-No commit is needed: `state.step` marks the end of an optimizer step, and before the next world trains all ranks have the
-state of the last step that any of them has ended. docs/reference/elastic.md says what is kept and what is done again.
+No commit is needed: `state.step` marks the end of an optimizer step, and before the next world trains, all ranks get
+the state of the last step that any of them has ended. docs/reference/elastic.md says what is kept and what is repeated.
 Imports neither torch nor NumPy.
 """
 

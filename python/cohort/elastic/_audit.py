@@ -1,4 +1,4 @@
-"""Checks by a training's ledgers that every epoch's samples were used exactly once, and no step was trained anew."""
+"""Checks by a training's ledgers that every epoch's samples were used exactly once, and no step was repeated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cohort.errors import Corrupt, InvalidArgument
 class Audit:
     """Result of `audit`. True if there is no problem.
 
-    epochs    by (sampler, epoch of the data set): how many samples were used
-    problems  what is missing, repeated or trained anew, a line each with its place in the ledger
-    begins    by sampler: (epoch, place) where the ledger begins; (0, 0) unless the training goes on from a checkpoint of a
-              run that is not among the folders
+    epochs    by (sampler, epoch of the data set): the number of samples used
+    problems  what is missing, repeated or trained again, a line each with its place in the ledger
+    begins    by sampler: (epoch, place) at which the ledger begins; (0, 0) unless the training continues from a
+              checkpoint of a run that is not among the folders
     """
 
     epochs: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -31,20 +31,20 @@ class Audit:
         return not self.problems
 
 
-_World = tuple[int, int]  # folder, and number in it: ascending in time
+_World = tuple[int, int]  # (folder, number in it): ascending in time
 
 
 class _Begin(NamedTuple):
     step: int
-    samplers: dict[str, tuple[int, int]]  # their positions
-    restart: int  # the job's: it goes back to a checkpoint
+    samplers: dict[str, tuple[int, int]]  # the samplers' positions
+    restart: int  # the job's restart number: a restart goes back to a checkpoint
     place: str
 
 
 class _Line(NamedTuple):
-    begin: int  # samples
+    begin: int  # begin and end in samples
     end: int
-    first: int  # steps
+    first: int  # first and last in steps
     last: int
     world: _World
     place: str
@@ -55,16 +55,16 @@ _Folder = Union[str, "os.PathLike[str]"]
 
 
 def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str, int]] = None) -> Audit:
-    """Reads the ledger in a run's folder, samples-*.jsonl, or one file of it: have steps used each sample of each epoch
-    once, from the first on, and has no world begun before a step that another had ended? (One step may be done again, and
-    a restart of the job goes back to its checkpoint.)
+    """Reads the ledger in a run's folder, samples-*.jsonl, or one file of it. Checks that steps have used each sample
+    of each epoch once, from the first on, and that no world begins before a step that another had ended. (One step may
+    be done again, and a restart of the job goes back to its checkpoint.)
 
-    folder  or several, in order, of a training that went on in another run: what a run did beyond the place where the
-            next one begins counts for nothing
-    sizes   of the data sets, by sampler: then each epoch but a sampler's last one has to be whole, too
+    folder  one or several folders, in order, of a training that continued in another run: samples that a run used
+            beyond the point at which the next one begins do not count
+    sizes   of the data sets, by sampler: each epoch except a sampler's last one then has to be complete, too
 
-    Samples are counted by their place in the epoch's permutation. Raises InvalidArgument where there is no ledger, Corrupt
-    for a line that is none (a file's last one, if it is cut off, is passed over: its process was killed in writing it).
+    Samples are counted by their place in the epoch's permutation. Raises InvalidArgument if there is no ledger, Corrupt
+    for a line that is not a ledger's (a file's last line, if cut off, is ignored: its process was killed).
     """
     folders = [folder] if isinstance(folder, (str, os.PathLike)) else list(folder)
     begins: dict[_World, _Begin] = {}
@@ -87,7 +87,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
         last[sampler] = epoch
         counted: list[_Line] = []
         for line in sorted(lines[sampler, epoch]):
-            # Samples that the next world takes up again count there.
+            # Samples that the next world repeats count there.
             after = bisect.bisect_right(worlds, line.world)
             if after < len(worlds):
                 limit = begins[worlds[after]].samplers.get(sampler, (epoch + 1, 0))
@@ -108,7 +108,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
 
 
 def _check_worlds(begins: dict[_World, _Begin], lines: _Lines, problems: list[str]) -> None:
-    """Checks the worlds of each run: none begins before the last step but one of earlier worlds."""
+    """Checks the worlds of each run: none begins earlier than the second-last step of earlier worlds."""
     ended: dict[_World, int] = {}
     for each in lines.values():
         for line in each:
@@ -128,7 +128,7 @@ def _check_worlds(begins: dict[_World, _Begin], lines: _Lines, problems: list[st
 
 
 def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
-    """Checks the lines of one epoch, ascending, from sample `at` on. Returns the sample at which they end."""
+    """Checks the lines of one epoch, ascending, from sample `at` on. Returns the sample at which the lines end."""
     before: Optional[_Line] = None
     for line in lines:
         if line.begin > at:
@@ -145,7 +145,7 @@ def _check(what: str, lines: list[_Line], at: int, problems: list[str]) -> int:
 
 def _read(file: pathlib.Path, folder: int, begins: dict[_World, _Begin], lines: _Lines) -> None:
     texts = file.read_bytes().split(b"\n")
-    for number, text in enumerate(texts[:-1], 1):  # a text without a newline at its end was cut off
+    for number, text in enumerate(texts[:-1], 1):  # a last text without a newline was cut off
         try:
             line: dict[str, Any] = json.loads(text)
             world, place = (folder, int(line["world"])), f"{file}:{number}"

@@ -1,4 +1,4 @@
-"""Generators from which a rank draws: where they were at the last step, kept in this process."""
+"""Random generators of a rank: their states as of the last step, kept in this process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 from cohort import _core
 
-_MT19937_BYTES = 4 * 624 + 4  # the words and the position among them
+_MT19937_BYTES = 4 * 624 + 4  # the words and the position in them
 
 
 class _NumpyGlobal:
-    """NumPy's global generator. Its state takes 20 us to get, so this looks first whether its words have changed."""
+    """NumPy's global generator. Getting its state takes 20 us, so checks first whether its words have changed."""
 
     _bits: Any = None
     _watch: Optional[_core.Watch] = None
@@ -28,7 +28,7 @@ class _NumpyGlobal:
             known = type(bits) is numpy_random.MT19937
             self._bits = bits
             self._watch = _core.Watch(bits.ctypes.state_address, _MT19937_BYTES) if known else None
-        # A normal number may be left over from the last draw, and its use changes no word.
+        # A normal number may be left over from the last draw; using it changes no word.
         if self._watch is None or self._watch.changed() or self._state["has_gauss"]:
             self._state = numpy_random.get_state(legacy=False)
         return self._state
@@ -38,8 +38,8 @@ class _NumpyGlobal:
 
 
 class _PythonGlobal:
-    """Python's global generator, whose state is a tuple of 625 numbers. This looks first whether its memory has changed: as
-    CPython lays it out, which is compared with the tuple each time that one is made."""
+    """Python's global generator, whose state is a tuple of 625 numbers. First checks whether its memory has changed.
+    CPython's memory layout is assumed, and compared with the tuple each time that a tuple is made."""
 
     _generator: Any = None
     _watch: Optional[_core.Watch] = None
@@ -55,7 +55,7 @@ class _PythonGlobal:
             self._state = random.getstate()
             *words, position = self._state[1]
             if self._watch is not None and self._watch.copy != array.array("I", [position, *words]).tobytes():
-                self._watch = None  # it lies elsewhere
+                self._watch = None  # the words are elsewhere
         return self._state
 
     def setstate(self, state: Any) -> None:
@@ -66,7 +66,7 @@ _numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
 
 
 class GlobalGenerators:
-    """Global generators of imported modules; for GPUs, that of the device that is current where this was made."""
+    """Global generators of imported modules; for GPUs, that of the device current when the object was made."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -80,7 +80,7 @@ class GlobalGenerators:
         if torch is not None:
             found.append(torch.default_generator)
             if torch.version.cuda is not None and torch.cuda.is_initialized():
-                if self._device is None or threading.get_ident() == self._thread:  # other threads have one of their own
+                if self._device is None or threading.get_ident() == self._thread:  # other threads have their own device
                     self._device = torch.cuda.current_device()
                 found.append(torch.cuda.default_generators[self._device])
         return found
@@ -96,8 +96,8 @@ def is_generator(thing: Any) -> bool:
 
 
 def access(generators: Callable[[], list]) -> tuple[Callable[[], bytes], Callable[[bytes], None]]:
-    """Functions by which a State gets and sets the generators' states. It keeps a number: these states never leave the
-    process."""
+    """Returns functions by which a State gets and sets the generators' states. The State keeps a number: these states
+    never leave the process."""
     kept: dict[bytes, list] = {}
     number = 0
 

@@ -1,4 +1,4 @@
-"""`run`: calls a function once for each world of an elastic job, in one process."""
+"""`run`: calls a function for each world of an elastic job, in one process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cohort.errors import Aborted, Error, PeerLost
 
 
 class MembershipChanged(Error):
-    """Raised by `State.step` when the world has changed, on all ranks alike. `run` catches it; a function that catches
-    it has to raise it again."""
+    """Raised by `State.step` on all ranks when the world has changed. `run` catches it; a function that catches it has
+    to raise it again."""
 
     code = "Aborted"
 
@@ -29,9 +29,9 @@ class MembershipChanged(Error):
 class World:
     """One world of the job.
 
-    comm        its Communicator, which is the default world (`cohort.world()`)
-    epoch       of the job's membership; None where the job is not elastic
-    first_size  ranks of the first world that this state has been in, on any rank: what a batch or a rate was made for
+    comm        its Communicator; the default world (`cohort.world()`)
+    epoch       of the job's membership; None if the job is not elastic
+    first_size  number of ranks of this state's first world, on any rank: batches or rates were chosen for it
     """
 
     comm: Communicator
@@ -50,33 +50,33 @@ class World:
 def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.PathLike, None] = None,
         save: Optional[Callable[[State, World], None]] = None,
         join: Optional[Mapping[str, Any]] = None) -> Callable[..., Any]:  # fmt: skip
-    """Decorates train(state, world, ...), which is then called as train(state, ...): with a world, and again with the next
-    one, until it returns in a world of which no rank is lost. It is called with the state as it stands, also at its end:
-    loops begin where the state says.
+    """Decorates train(state, world, ...), which is then called as train(state, ...): with one world after the other,
+    until it returns in a world of which no rank is lost. Each call gets the current state, even one at its end, so
+    loops have to begin where the state says.
 
         @cohort.elastic.run                     or     @cohort.elastic.run(save=save)
         def train(state, world): ...
 
-    ledger  the file in which rank 0 writes which samples steps have used; "" for none. Default: samples-W.jsonl in the
-            run's folder, W the number of the process in its job; none without `cohort run`
-    save    save(state, world): called on all ranks at the same step when the job has been told to end (SIGTERM, SIGUSR1),
-            and once while a job waits for more members, with a world of one, on the rank that has gone furthest. When
-            the job has been told to end the process ends with 75 afterwards (SystemExit), and with 143 (128 + SIGTERM) if
-            there is no `save`; with 75, too, where the job goes on without it
+    ledger  the file in which rank 0 records which samples steps have used; "" for none. Default: samples-W.jsonl in the
+            run's folder, with W the number of the process in its job; none without `cohort run`
+    save    save(state, world): called on all ranks at the same step when the job has been told to end (SIGTERM,
+            SIGUSR1), and also while a job waits for more members: with a world of one, once, on the rank with the most
+            steps. When the job has been told to end, the process then ends with 75 (SystemExit), or with 143 (128 +
+            SIGTERM) if there is no `save`; with 75, too, if the job goes on without this process
     join    arguments of `cohort.init`, for each world
 
-    Each world becomes the process's default world, so `cohort.all_reduce`... of `cohort.nn`, `hvd.init` and
-    init_process_group("cohort") use it. Objects of one world, such as a DistributedDataParallel or a process group, are
-    made by `train`. `hvd` is initialised again for the next world where it was before, and process groups are
+    Each world becomes the process's default world, so `cohort.all_reduce`, `cohort.nn`, `hvd.init` and
+    init_process_group("cohort") use it. `train` itself makes objects of one world, such as a DistributedDataParallel or
+    a process group. If `hvd` was initialised, it is initialised again for the next world, and process groups are
     destroyed.
 
-    Returns the result of `train`, and raises its exceptions but those for a lost rank. If the job is not elastic
-    (`cohort run --min-np`) there is one world.
+    Returns the result of `train`, and raises its exceptions except those for a lost rank. If the job is not elastic (no
+    `cohort run --min-np`) there is one world.
     """
     if train is None:
         return functools.partial(run, ledger=ledger, save=save, join=join)
     function = train
-    # Without a save, a process that is started again would find nothing, so the status does not ask for that.
+    # Without a `save`, a restarted process would find nothing, so the status does not ask for a restart.
     told_to_end = REQUEUE_STATUS if save is not None else 128 + signal.SIGTERM
 
     @functools.wraps(function)
@@ -87,8 +87,8 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
             try:
                 world = _enter(state, file, dict(join or {}))
                 result = function(state, world, *args, **kwargs)
-                state._core.finish()  # before others can know that this rank has ended
-                # A rank that is lost in the last step has to be waited for by nobody: the others have ended it, too.
+                state._core.finish()  # before others can learn that this rank has ended
+                # Nobody has to wait for a rank that is lost in the last step: the others have ended that step, too.
                 world.comm.barrier()
                 return result
             except Exception as error:
@@ -118,7 +118,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                     save(state, World(_core.form_thread_world(1, None, None)[0], None, 0))
             if wait == "end":
                 raise SystemExit(told_to_end)
-        if state._core.told_to_leave:  # the others have all that it has
+        if state._core.told_to_leave:  # the other ranks have all of this rank's state
             raise SystemExit(REQUEUE_STATUS)
         if save is not None:
             save(state, world)
@@ -142,7 +142,7 @@ def _enter(state: State, ledger: str, join: dict[str, Any]) -> World:
     world = World(comm, epoch, first_size)
     if world.rank == 0 and world.size == first_size and state._policies:
         print("cohort: elastic: " + "; ".join(say(first_size) for say in state._policies), file=sys.stderr, flush=True)
-    state._policies.clear()  # the longest member is rank 0, so another one need not say it again
+    state._policies.clear()  # the longest member is rank 0, so other ranks need not repeat them
     if _hvd_was_used:
         from cohort.hvd import basics
 
@@ -156,7 +156,7 @@ _hvd_was_used = False
 
 
 def _leave_world() -> None:
-    """The default world, and what others have made of it."""
+    """Leaves the default world, and ends what other packages have made of it."""
     global _hvd_was_used
     basics = sys.modules.get("cohort.hvd.basics")
     if basics is not None and basics.is_initialized():
@@ -169,13 +169,13 @@ def _leave_world() -> None:
         if groups:
             distributed.destroy_process_group()
     if groups or _hvd_was_used:
-        gc.collect()  # torch's wrapped models and Horovod's optimizers refer to themselves, and have hooks on the parameters
+        gc.collect()  # wrapped models and Horovod's optimizers are reference cycles with hooks on the parameters
     _world.shutdown()
 
 
 def _loss_in(error: BaseException) -> Optional[Error]:
-    """Returns the error that reports a lost rank, or a change, within an exception that a framework, a hook or a
-    program's own `except` may have made of it."""
+    """Returns the error that reports a lost rank or a change, within an exception into which a framework, a hook or the
+    program's own `except` may have turned it."""
     todo: list[Optional[BaseException]] = [error]
     seen: set[int] = set()
     while todo:
@@ -184,7 +184,7 @@ def _loss_in(error: BaseException) -> Optional[Error]:
             continue
         if isinstance(one, (MembershipChanged, PeerLost, Aborted)):
             return one
-        # torch's DistributedDataParallel keeps the text alone.
+        # torch's DistributedDataParallel keeps only the text.
         retold = re.search(r"running the callback: (PeerLost|Aborted): ", str(one)) if type(one) is RuntimeError else None
         if retold:
             return {"PeerLost": PeerLost, "Aborted": Aborted}[retold[1]](str(one)[retold.end() :])
@@ -195,7 +195,7 @@ def _loss_in(error: BaseException) -> Optional[Error]:
 
 
 def _let_go_of(error: BaseException) -> None:
-    """The frames of `train` hold what belongs to its world: wrapped models, whose hooks are on the parameters."""
+    """Clears the frames of `train`, which hold wrapped models, whose hooks are on the parameters."""
     one: Optional[BaseException] = error
     while one is not None:
         traceback.clear_frames(one.__traceback__)

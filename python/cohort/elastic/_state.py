@@ -1,5 +1,5 @@
-"""A training's state, in the form of the core's State: parts that optimizer steps change, and values that are copied at
-each step."""
+"""A training's state, as the core's State: parts that optimizer steps change, and values that are copied at each
+step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _POSITION = struct.Struct("<Qqqq")
 
 
 class State:
-    """The state of a training. Attributes that are set on it belong to it, too: any objects that can be pickled, the
-    same on all ranks (`state.best = 0.0`). Read them from the State, since a new world may bring other ones.
+    """The state of a training. Attributes set on the object are part of it: any objects that can be pickled, the same
+    on all ranks (`state.best = 0.0`). Read them from the State, since a new world may bring other values.
 
-    rng  each rank's generators go back to their state of the last step, too, when a step is done again: torch's (of the
-         CPU and of the current GPU), Python's `random` and NumPy's global one, as far as they are imported
+    rng  each rank's generators, too, go back to their state of the last step when a step is repeated: torch's (of the
+         CPU and of the current GPU), Python's `random` and NumPy's global one, if imported
 
-    One thread uses it, the one that calls `run`.
+    Only the thread that calls `run` uses it.
     """
 
     def __init__(self, *, rng: bool = True) -> None:
@@ -36,7 +36,7 @@ class State:
             _on_step=[],
             _on_change=[],
             _things={},  # by name
-            _policies=[],  # descriptions of them, by the size of the first world
+            _policies=[],  # their descriptions, by the size of the first world
             _schedules={},  # by name
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
@@ -44,30 +44,31 @@ class State:
             self._core.add_value("generators", *_random.access(_random.GlobalGenerators()), True)
 
     def add(self, name: str, thing: Any, *more: Any, **options: Any) -> State:
-        """Adds, before `run` and in the same order on all ranks, under a name of its own:
+        """Adds a thing under its own name, before `run` and in the same order on all ranks:
 
-        a torch.nn.Module    its parameters and buffers. Not a wrapper: `train` wraps it, in each world anew
-        an optimizer         of torch, or of `cohort.torch`; its states and options. After it may come its model, which is
-                             then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its rates, also
-                             those that schedules of this state go by, with the world's size over that of the first one
-                             (or the root of that); default: None
+        a torch.nn.Module    its parameters and buffers. Not a wrapper: `train` wraps the module again in each world
+        an optimizer         of torch, or of `cohort.torch`; its states and options. It may be followed by its model,
+                             which is then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its
+                             rates, and those that schedules of this state use, by the world's size over that of the
+                             first world (or its square root); default: None
         a cohort.optim.LocalSGD or DiLoCo
                              instead of the module and the inner optimizer: new ranks get the last synchronised
                              parameters, the outer optimizer's state, the inner one's options and how many steps are
-                             left until the next synchronisation; those that stay lose no step. `step` synchronises
-                             then, once the step has ended
+                             left until the next synchronisation; ranks that stay lose no step. `step` then synchronises
+                             after the step has ended
         a cohort.data.DistributedSampler
-                             with a batch_size: the ledger has its samples, and `step` calls its `step`, unless that was called
-                             since. batch="keep", the default: steps have the samples of the first world's, spread over the ranks
-                             there are; its ranks' shares may differ by one: DistributedDataParallel(..., sampler=sampler)
-                             weights them. batch="scale": each rank has batch_size samples
-        arrays               of NumPy or torch, or a dict of them, that only steps change. version=function, which returns
-                             another number whenever they may have changed, saves reading NumPy's at each step
+                             with a batch_size: the ledger records its samples, and `step` calls its `step`, unless the
+                             program has. batch="keep", the default: steps have as many samples as in the first world,
+                             spread over the current ranks; their shares may differ by one: DistributedDataParallel(...,
+                             sampler=sampler) weights them. batch="scale": each rank has batch_size samples
+        arrays               of NumPy or torch, or a dict of them, that only steps change. version=function, which
+                             returns a new number whenever the arrays may have changed, avoids reading NumPy's at each
+                             step
         a generator          torch.Generator, numpy.random.Generator, random.Random: each rank's own
-        anything else        with state_dict and load_state_dict: schedules, GradScaler. It is pickled at each step. The same
-                             on all ranks; with per_rank=True each rank's own, which goes back and is never sent
+        anything else        with state_dict and load_state_dict: schedules, GradScaler. It is pickled at each step. The
+                             same on all ranks; with per_rank=True each rank's own, which is restored but never sent
 
-        Returns the state. Raises InvalidArgument for a name that is taken, and what cannot be kept.
+        Returns the state. Raises InvalidArgument for a name already in use, and for a thing that cannot be kept.
         """
         if name in self._things:
             raise InvalidArgument(f"elastic.State.add: there is '{name}' already")
@@ -106,19 +107,19 @@ class State:
         return self
 
     def on_change(self, callback: Callable[[Any], None]) -> None:
-        """Called with each new World, in the order added, once all ranks have the same state and before `train`."""
+        """Registers a function to call with each new World, when all ranks have the same state, before `train`."""
         self._on_change.append(callback)
 
     def on_step(self, callback: Callable[[], None]) -> None:
-        """Called by `step` before anything else."""
+        """Registers a function that `step` calls before anything else."""
         self._on_step.append(callback)
 
     def step(self) -> None:
-        """The optimizer has taken a step. Call it right after that, and after everything else that a step changes (a
-        schedule's step), with no collective in between: after a later failure training goes on from here, and after an
-        earlier one it does the step again. Changes after this call are lost if the members change with this step.
-        Raises MembershipChanged, on all ranks at the same step, when ranks come or leave as planned, and the errors of
-        a collective; both are for `run`."""
+        """Tells that the optimizer has taken a step. Call it right after the step and everything else that a step
+        changes (a schedule's step), with no collective in between. After a later failure training continues from here;
+        after an earlier failure the step is repeated. Changes after this call are lost if the members change with this
+        step. Raises MembershipChanged, on all ranks at the same step, when ranks join or leave as planned, and the
+        errors of a collective; `run` handles both."""
         for callback in self._on_step:
             callback()
         for schedule in self._schedules.values():
@@ -127,11 +128,11 @@ class State:
 
     @property
     def steps(self) -> int:
-        """Steps that have ended since training began, in whatever world."""
+        """The number of steps that have ended since training began, in all worlds."""
         return self._core.steps
 
     def set_steps(self, steps: int) -> None:
-        """Sets the number of steps when training goes on from a checkpoint; before `run`."""
+        """Sets the number of steps when training continues from a checkpoint; before `run`."""
         self._core.set_steps(steps)
 
     # -------------------------------------------------------------------------------------------- attributes
@@ -158,7 +159,7 @@ class State:
 
     def _get_attributes(self) -> bytes:
         now, (before, copy) = self._attributes, self._kept_attributes
-        # An immutable value is unchanged as long as it is the same object.
+        # An immutable value is unchanged if it is the same object.
         if now.keys() == before.keys() and all(type(v) in _PLAIN and v is before[k] for k, v in now.items()) and copy:
             return copy
         copy = pickle.dumps(now, -1)
@@ -203,7 +204,7 @@ class State:
 
         def step() -> None:
             nonlocal seen
-            # With two optimizers that train on one batch, the first one's step is the batch's.
+            # If two optimizers train on one batch, the first one's step is the batch's.
             if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()
             seen = sampler._calls_of_step
@@ -245,8 +246,8 @@ class State:
 
 
 class _Schedule:
-    """Warns, on rank 0, of one that goes on after each `State.step`: the copy of that step has not got it. (One that goes on
-    after an epoch's last step does so once in an epoch.)"""
+    """Warns, on rank 0, of a schedule that steps after each `State.step`: the copy of that step lacks it. (A schedule
+    that steps after an epoch's last step does so once per epoch.)"""
 
     _MANY = 3
 
@@ -278,7 +279,7 @@ class _Schedule:
 
 
 def _count_received() -> None:
-    """torch's DataLoader tells samplers that its loop has got a batch: with workers it draws some ahead."""
+    """Makes torch's DataLoader tell samplers when its loop receives a batch: with workers it draws batches ahead."""
     loaders = sys.modules.get("torch.utils.data.dataloader")
     iterator = getattr(loaders, "_BaseDataLoaderIter", None)
     inner = getattr(iterator, "__next__", None)
@@ -302,7 +303,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _dense(array: Any) -> Any:
-    """Returns a tensor's bytes: its own memory where that is dense and the CPU's."""
+    """Returns a tensor's bytes: its own memory if that is dense and on the CPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from cohort._checkpoint_tensors import to_entry

@@ -25,7 +25,7 @@ _SCALES = {None: Scaling.NONE, "linear": Scaling.LINEAR, "sqrt": Scaling.SQUARE_
 
 
 def fill(tensor: Tensor, data: memoryview) -> None:
-    """With the bytes of another one of the same type and shape, in the order of its elements."""
+    """Fills the tensor with the bytes of another one of the same type and shape, in the order of its elements."""
     if tensor.numel():
         with torch.no_grad():
             tensor.copy_(torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
@@ -57,7 +57,7 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
             f"elastic.State.add: '{name}' has a get_extra_state, which is no tensor -- keep that by something of yours with "
             "state_dict and load_state_dict"
         )
-    parameters: list[Tensor] = []  # from the last look through the module, which costs more than a step may
+    parameters: list[Tensor] = []  # as of the last search of the module, which is too slow for each step
 
     def look() -> dict[str, Tensor]:
         named = dict(module.named_parameters())
@@ -79,7 +79,7 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
 
     def forget_gradients(*_: int) -> None:
         for parameter in module.parameters():
-            parameter.grad = None  # it is that of a step that did not end, in memory of a world that is gone
+            parameter.grad = None  # the gradient is of a step that did not end, in memory of a world that has ended
 
     look()
     state._core.add_part(name, contents, assign, version)
@@ -88,7 +88,7 @@ def add_module(state: Any, name: str, module: torch.nn.Module) -> None:
 
 
 def _add_buffers(state: Any, name: str, module: torch.nn.Module) -> None:
-    buffers = _Buffers(name, module)  # also where there are none yet: a forward may register some
+    buffers = _Buffers(name, module)  # even if there are none yet: a forward may register some
     state._core.add_value(f"{name}'s buffers", buffers.get, buffers.set, False)
 
 
@@ -97,7 +97,7 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 class _Buffers:
-    """A module's buffers, which forwards change: read where they lie, as long as they are the same ones."""
+    """A module's buffers, which forwards change: read in place while they are the same tensors."""
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name, self._module = name, module
@@ -124,7 +124,7 @@ class _Buffers:
         self._look()
         buffers = self._buffers
         if sum(map(_bytes_of, buffers)) != len(copy):
-            buffers = self._kept  # others were registered since then
+            buffers = self._kept  # other buffers were registered since the copy
         if sum(map(_bytes_of, buffers)) != len(copy):
             raise InvalidArgument(
                 f"elastic.State: the buffers of '{self._name}' have {sum(map(_bytes_of, self._buffers))} bytes, and "
@@ -141,7 +141,7 @@ class _Buffers:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles an optimizer's state without the tensors: those become items."""
+    """Pickles an optimizer's state without the tensors, which become separate items."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 4)
@@ -168,7 +168,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Rates:
-    """The rates of an optimizer, and of schedules that go by them, in proportion to the size of the world."""
+    """The rates of an optimizer and of its schedules, in proportion to the size of the world."""
 
     _OPTIONS = ("lr", "initial_lr", "max_lr", "min_lr")
     _LISTS = ("base_lrs", "_last_lr", "max_lrs")
@@ -176,10 +176,10 @@ class _Rates:
     def __init__(self, optimizer: torch.optim.Optimizer, kind: Scaling, schedules: Callable[[], list]) -> None:
         self._optimizer, self._kind, self._schedules = optimizer, kind, schedules
         self.factor = 1.0
-        self.scaled: dict[tuple, tuple[float, float]] = {}  # by place: at the first size, now
+        self.scaled: dict[tuple, tuple[float, float]] = {}  # by place: the rate at the first size, and now
 
     def _places(self) -> Iterator[tuple[tuple, Any, Any]]:
-        """(its name, what has it, its key)."""
+        """Yields (name, object that holds the rate, key in the object)."""
         for number, group in enumerate(self._optimizer.param_groups):
             for option in self._OPTIONS:
                 if option in group:
@@ -198,7 +198,7 @@ class _Rates:
             now = owner[key]
             value = float(now)
             before = self.scaled.get(place)
-            # A value changed since, by a schedule, is divided by the factor that it had been multiplied with.
+            # A value that a schedule has changed since is divided by the factor by which it had been multiplied.
             base = before[0] if before is not None and before[1] == value else value / self.factor
             fresh = base * factor
             scaled[place] = base, fresh
@@ -217,7 +217,7 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
         known = {id(parameter) for parameter in model.parameters()}
         if not all(id(parameter) in known for parameter in _optimizer_state.parameters_of(optimizer)):
             raise InvalidArgument(f"elastic.State.add: the optimizer '{name}' has parameters that are not the model's")
-    steps = 0  # an optimizer may change a parameter's `.data`, which has a version of its own
+    steps = 0  # an optimizer may change a parameter's `.data`, which has its own version
 
     def count(*_: Any) -> None:
         nonlocal steps
@@ -238,7 +238,7 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
     def assign(layout: bytes, items: list) -> None:
         device = parameters[0].device if parameters else torch.device("cpu")
         taken = _Unpickler(layout, items, device).load()
-        # The options are a value, which is set besides.
+        # The options are a separate value.
         taken["groups"] = [_options(group) for group in optimizer.param_groups]
         _optimizer_state.put(optimizer, taken)
         count()
@@ -287,7 +287,7 @@ def add_local_steps(state: Any, name: str, steps: Any) -> None:
             fill(tensor, data)
         own = steps._outer()
         for (one, dtype, shape), (_, data) in zip(described, items):
-            if one not in own:  # it belongs to an outer optimizer that has not stepped here
+            if one not in own:  # the state belongs to an outer optimizer that has not stepped here
                 _, key, number = one.split("/")
                 flat = steps._fragments[int(number)].outer
                 own[one] = torch.empty(shape, dtype=getattr(torch, dtype), device=flat.device if shape else "cpu")
@@ -322,7 +322,7 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Options:
-    """The options of an optimizer's groups, pickled again when they have changed."""
+    """The options of an optimizer's groups, pickled again only when they have changed."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Optional[_Rates]) -> None:
         self._optimizer, self.rates = optimizer, rates
@@ -335,7 +335,7 @@ class _Options:
             rates = self.rates
             self._copy = pickle.dumps((now, (rates.factor, rates.scaled) if rates else None), 4)
             plain = all(type(one) in _PLAIN or _is_plain_tuple(one) for group in now for one in group.values())
-            self._seen = now if plain else None  # mutable options are never known to be the same
+            self._seen = now if plain else None  # mutable options always count as changed
         return self._copy
 
     def scale(self, size: int, first_size: int) -> None:
@@ -357,7 +357,7 @@ def _is_plain_tuple(value: Any) -> bool:
 
 
 def _schedules_of(state: Any, optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """All schedules of the state that set this optimizer's rates, also those that others consist of."""
+    """Returns all schedules of the state that set this optimizer's rates, also those within other schedules."""
     found = []
     todo = list(state._things.items())
     while todo:

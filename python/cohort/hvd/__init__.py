@@ -1,1 +1,1 @@
-"""Horovod's API, but for what belongs to a framework: the world, process sets, names, elastic states."""
+"""Horovod's API, except the parts of a single framework: the world, process sets, names, elastic states."""

@@ -1,4 +1,4 @@
-"""Operations on NumPy arrays, for frameworks whose tensors are seen as such where they lie."""
+"""Operations on NumPy arrays, for frameworks whose tensors can be viewed as such without a copy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from cohort.hvd.operations import Adasum, Call, adasum, note_of, require_same_notes, wait_for
 from cohort.hvd.process_sets import engine_of, root_in
 
-# Frameworks take over memory that begins so, without a copy; below this size a copy costs less.
+# Frameworks take over memory aligned like this without a copy; below this size a copy costs less.
 _ALIGNMENT = 64
 LEAST_TO_HAND_OVER = 64 << 10
 
 
 def carry_out(call: Call, arrays: Sequence[Any]) -> Tuple[List[Any], List[List[int]]]:
-    """Does it, and waits. Returns new arrays and, of allgather and alltoall, the rows that came from each rank for each."""
+    """Runs the operation and waits. Returns new arrays and, for allgather and alltoall, each one's rows by rank."""
     if call.kind in ("allreduce", "broadcast") and call.op != Adasum:
         made = [empty(array.shape, array.dtype) for array in arrays]
         if call.kind == "allreduce":
@@ -37,7 +37,7 @@ def carry_out(call: Call, arrays: Sequence[Any]) -> Tuple[List[Any], List[List[i
 
 
 def _with_note(array: Any, note: bytes) -> Any:
-    """Its elements, and bytes in those after them."""
+    """Returns the array's elements, followed by elements that hold the note's bytes."""
     return np.concatenate([array.reshape(-1), np.frombuffer(note, np.uint8).view(array.dtype)])
 
 
@@ -51,7 +51,7 @@ def _combined(rows: Any, array: Any, call: Call, received: Sequence[int]) -> Any
 
 
 def empty(shape: Tuple[int, ...], dtype: Any) -> Any:
-    """Memory for a result, such as frameworks take over."""
+    """Returns memory for a result that frameworks can take over."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST_TO_HAND_OVER:
@@ -62,7 +62,7 @@ def empty(shape: Tuple[int, ...], dtype: Any) -> Any:
 
 
 def _made_by(work: Any, dtype: Any) -> Any:
-    """Returns an operation's result, without a copy, in elements of `dtype`: the buffer protocol knows no bfloat16."""
+    """Returns an operation's result, without a copy, as elements of `dtype`: the buffer protocol has no bfloat16."""
     result = work.result
     if result.nbytes == 0:
         return np.empty(result.shape, dtype)

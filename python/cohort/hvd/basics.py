@@ -1,7 +1,7 @@
-"""The world of this API: `init`, `shutdown`, who this process is, and what this build can do.
+"""The world of this API: `init`, `shutdown`, this process's numbers, and the features of this build.
 
-It is a group of all ranks of `cohort`'s default world, with a communicator of its own, so both APIs work at the same
-time. `init` forms the default world if there is none, and then `shutdown` leaves it too.
+The world is a group of all ranks of `cohort`'s default world, with a communicator of its own, so both APIs work at the
+same time. `init` forms the default world if there is none, and then `shutdown` leaves that world too.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class _Place(NamedTuple):
 
 _lock = threading.RLock()
 _place: Optional[_Place] = None
-_formed_world = False  # the default world is ours to leave
+_formed_world = False  # if this API formed the default world, it leaves it, too
 
-when_formed: List[Callable[[], None]] = []  # called as a world begins: what belonged to the last one goes
+when_formed: List[Callable[[], None]] = []  # called as a world begins: state of the last one is dropped
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
-    """Meets the other ranks. All call it; does nothing where it was called already.
+    """Meets the other ranks. All call it; does nothing if it was called already.
 
-    comm          None: all ranks of the world. A list of ranks: those become a world of their own, numbered as listed;
-                  every rank of the world calls `init`, each with a list that it is in. An object with mpi4py's
-                  `allgather`: the ranks that are in it
+    comm          None: all ranks of the world. A list of ranks: these form a world of their own, numbered as listed;
+                  every rank of the world calls `init`, each with a list that contains it. An object with mpi4py's
+                  `allgather`: the ranks in that communicator
     process_sets  sets to add, the same on all ranks. "dynamic" changes nothing: sets can always be added
 
-    Raises ValueError for a list that has no meaning or is not the same on its ranks, and HorovodInitError (a
+    Raises ValueError for a list that has no meaning or differs between its ranks, and HorovodInitError (a
     ValueError and a HorovodInternalError) if the world could not be formed.
     """
     global _place, _formed_world
@@ -74,8 +74,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
                 break
             except BaseException as error:
                 shutdown()
-                # A rank of an elastic job that is lost now is not in the next world. (What `join` says is for good: it
-                # has waited for that.)
+                # A rank of an elastic job that is lost now will not be in the next world. (An error of `join` is final:
+                # `join` itself waits for the next world.)
                 if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "join":
                     cohort.shutdown()
                     continue
@@ -88,7 +88,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
 
 
 def form_again() -> None:
-    """Leaves the world and forms the next; in an elastic job also where the program had formed the default world."""
+    """Leaves the world and forms the next; in an elastic job even if the program had formed the default world."""
     shutdown()
     if is_elastic():
         cohort.shutdown()
@@ -96,12 +96,12 @@ def form_again() -> None:
 
 
 def may_grow() -> bool:
-    """True if a world of one is to act as larger ones do, since it may become one."""
+    """Returns True if a world of one has to act as larger ones do, since it may become larger."""
     return is_elastic() or is_on("HOROVOD_ELASTIC")
 
 
 def is_on(name: str) -> bool:
-    """True if a variable is set to something that means yes."""
+    """Returns True if a variable's value means yes."""
     return environment_value(name) is True
 
 
@@ -114,11 +114,11 @@ def _open(engine: NamedEngine, wanted: List[ProcessSet]) -> None:
 
 
 def _members(world: Communicator, comm: Any) -> Communicator:
-    """A communicator of the ranks that `comm` names. Every rank of the world calls it."""
+    """Returns a communicator of the ranks that `comm` names. Every rank of the world calls it."""
     if hasattr(comm, "allgather"):
         comm = comm.allgather(world.rank())
     if comm is not None and not isinstance(comm, Iterable):
-        comm = [repr(comm)]  # no rank of the world: all have to learn of it
+        comm = [repr(comm)]  # no rank of the world: all ranks have to learn of the error
     ranks = [] if comm is None else list(comm)
     if not ranks:
         group = world.split()
@@ -126,7 +126,7 @@ def _members(world: Communicator, comm: Any) -> Communicator:
         return group
     known = all(isinstance(r, int) and 0 <= r < world.size() for r in ranks) and len(set(ranks)) == len(ranks)
     fine = known and world.rank() in ranks
-    # Also a rank that is wrong takes part: the others wait for it.
+    # A rank with a wrong argument takes part, too: the others wait for it.
     group = world.split(min(ranks), ranks.index(world.rank())) if fine else world.split(None)
     if not known:
         raise ValueError(f"init(comm={ranks}): these are no different ranks of a world of {world.size()}")
@@ -155,9 +155,9 @@ def _place_of(communicator: Communicator) -> _Place:
 
 
 def shutdown() -> None:
-    """Ends the operations of all ranks: those under way fail on each. `init` may be called again, as often as one likes.
+    """Ends the operations of all ranks; those under way fail on each. `init` may be called again, any number of times.
 
-    Leaves cohort's default world if `init` had formed it. Does nothing where there is no world.
+    Leaves cohort's default world if `init` had formed it. Does nothing if there is no world.
     """
     global _place, _formed_world
     with _lock:
@@ -170,18 +170,18 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """True if `init` was called, and `shutdown` not yet."""
+    """Returns True if `init` was called, and `shutdown` not yet."""
     return _place is not None
 
 
 def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool = False,
                    all_ranks: bool = False) -> None:
-    """Writes what becomes of each operation from now on to a file that chrome://tracing and Perfetto show; rank 0 does.
+    """Writes the progress of each operation from now on to a file for chrome://tracing and Perfetto; rank 0 does.
 
-    mark_cycles  also note when operations were started together
-    all_ranks    all ranks that call write: rank 3 of "a.json" to "a-rank-3.json"; `cohort trace merge` takes them
+    mark_cycles  also record when operations were started together
+    all_ranks    every rank that calls writes: rank 3 of "a.json" to "a-rank-3.json"; `cohort trace merge` joins them
 
-    Raises ValueError before `init`, and if a timeline is being written; OSError if the file cannot be.
+    Raises ValueError before `init`, and if a timeline is already being written; OSError if the file cannot be written.
     """
     place = _whereabouts("start_timeline")
     if place.rank == 0 or all_ranks:
@@ -202,38 +202,38 @@ def _whereabouts(what: str) -> _Place:
 
 
 def rank() -> int:
-    """This process's number, from 0. This and those below raise ValueError before `init`."""
+    """Returns this process's number, from 0. This function and those below raise ValueError before `init`."""
     return _whereabouts("rank").rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """Returns the number of processes."""
     return _whereabouts("size").size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host; see `cohort.local_rank`. So `torch.cuda.set_device(hvd.local_rank())` gives
-    a process that comes the GPU that is free."""
+    """Returns this process's number among those of its host; see `cohort.local_rank`. So
+    `torch.cuda.set_device(hvd.local_rank())` gives a new process the GPU that is free."""
     return _whereabouts("local_rank").local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this host."""
+    """Returns the number of processes on this host."""
     return _whereabouts("local_size").local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have this local rank."""
+    """Returns this host's number among the hosts that have this local rank."""
     return _whereabouts("cross_rank").cross_rank
 
 
 def cross_size() -> int:
-    """The number of hosts that have this local rank."""
+    """Returns the number of hosts that have this local rank."""
     return _whereabouts("cross_size").cross_size
 
 
 def is_homogeneous() -> bool:
-    """True if all hosts have the same number of processes."""
+    """Returns True if all hosts have the same number of processes."""
     return _whereabouts("is_homogeneous").homogeneous
 
 
@@ -244,27 +244,27 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_built() -> bool:
-    """False: processes meet without MPI."""
+    """Returns False: processes meet without MPI."""
     return False
 
 
 def gloo_built() -> bool:
-    """True: programs ask this to know whether they run without MPI, and may call `init` again after `shutdown`."""
+    """Returns True: programs use it to learn whether they run without MPI, and may call `init` after `shutdown`."""
     return True
 
 
 def rocm_built() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: operations on tensors of TensorFlow, Keras and JAX work in the host's memory."""
+    """Returns False: operations on tensors of TensorFlow, Keras and JAX work in host memory."""
     return False
 
 
 def nccl_built() -> int:
-    """0, as `cuda_built`."""
+    """Returns 0, for the same reason as `cuda_built`."""
     return 0
 
 
@@ -273,7 +273,7 @@ ccl_built = ddl_built = rocm_built
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held it; here there is none that could give it back.
+    # Another thread of the parent may have held the lock; that thread does not exist here and could not release it.
     global _lock
     _lock = threading.RLock()
 

@@ -1,8 +1,8 @@
 """Names under which ranks meet, each for one owner: two optimizers may have parameters of the same name.
 
-The first owner of a name in a world has the name itself, others a numbered one, in the order in which they asked: as
-programs make their optimizers in the same order on all ranks, these are the same on all. An owner that asks again gets
-the same answer.
+The first owner of a name in a world has the name itself, others a numbered one, in the order in which they asked.
+Programs make their optimizers in the same order on all ranks, so these names are the same on all. An owner that asks
+again gets the same answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Counter as Counts, Dict, Tuple
 
 from cohort.hvd.process_sets import ProcessSet
 
-# By process set: its engine, which is another one in each world, and the owners of each name.
+# By process set: its engine, which is new in each world, and the number of owners of each name.
 _counts: "weakref.WeakKeyDictionary[ProcessSet, Tuple[Any, Counts[str]]]" = weakref.WeakKeyDictionary()
 
 # By id of an owner: tensors cannot be compared, as dictionaries of weak references do.
@@ -21,12 +21,12 @@ _owners: Dict[int, Tuple["weakref.ref[Any]", Dict[Tuple[int, str], int]]] = {}
 
 
 def claimed(name: str, owner: Any, process_set: ProcessSet) -> str:
-    """The name for this owner, which may be any object that can be referred to weakly."""
+    """Returns the name for this owner, which may be any object that supports weak references."""
     known, counts = _numbers_of(owner), _counts_of(process_set)
     key = (process_set._key, name)
     if key not in known:
         known[key] = counts[name]
-    # In a new world those come first that have been there before.
+    # In a new world, owners from earlier worlds come first.
     counts[name] = max(counts[name], known[key] + 1)
     return f"{name}~{known[key] + 1}" if known[key] else name
 

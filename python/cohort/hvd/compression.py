@@ -1,4 +1,4 @@
-"""Compression of tensors. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
+"""Compression of tensors. A custom compressor derives from `Compressor` and is given as `compression=`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 
 class Compressor:
-    """Makes a tensor smaller for the journey. Subclasses have these two static methods."""
+    """Makes a tensor smaller for sending. Subclasses have these two static methods."""
 
-    # The wire format of float32 sums and averages between hosts, beside what `compress` does.
+    # The wire format of float32 sums and averages between hosts, in addition to `compress`.
     wire_format: Optional[str] = None
 
     @staticmethod
     def compress(tensor: Any) -> Tuple[Any, Any]:
-        """The tensor to send, and what `decompress` needs to know."""
+        """Returns the tensor to send, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
@@ -42,19 +42,19 @@ class Int8Compressor(NoneCompressor):
 
 
 class Int4Compressor(NoneCompressor):
-    """The same as 4 bits and a scale for each 128 elements."""
+    """Like Int8Compressor, with 4 bits and a scale for each 128 elements."""
 
     wire_format = "int4"
 
 
 class FP8Compressor(NoneCompressor):
-    """The same as float8 (E4M3) and a scale for each 256 elements: 4 binary digits of small values, too."""
+    """Like Int8Compressor, with float8 (E4M3), in which small values keep 4 binary digits, too."""
 
     wire_format = "float8_e4m3"
 
 
 def compressed(tensors: Sequence[Any], compression: Any) -> List[Tuple[Any, Any]]:
-    """Compresses each tensor, where the framework's graphs have no wire formats. Raises ValueError for those."""
+    """Compresses each tensor, in a framework's graph. Raises ValueError for wire formats, which graphs do not have."""
     if getattr(compression, "wire_format", None) is not None:
         raise ValueError(
             f"compression={getattr(compression, '__name__', compression)}: wire formats are for horovod.torch -- none, fp16 "
@@ -64,7 +64,7 @@ def compressed(tensors: Sequence[Any], compression: Any) -> List[Tuple[Any, Any]
 
 
 class FloatCompressor(Compressor):
-    """Sends floating-point tensors as `dtype`; a framework says how."""
+    """Sends floating-point tensors as `dtype`; each framework converts them."""
 
     dtype: Any
     is_floating: Any

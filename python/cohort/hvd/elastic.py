@@ -1,5 +1,5 @@
-"""Training that survives failures: what it keeps, saved at each commit, restored after a failure, sent from rank 0 to those
-who are new; and `run`, which calls a function until it ends without a failure or a change of hosts."""
+"""Training that survives failures: its state is saved at each commit, restored after a failure, and sent from rank 0 to
+new ranks. `run` calls a function until it ends without a failure or a change of hosts."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from cohort.hvd.objects import allgather_object, broadcast_array, broadcast_obje
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run"]
 
-# A program's own mistake fails again and again at the same place: then it is no failure to be survived.
+# A program's own error fails again and again at the same point: it is not a failure to survive.
 _MOST_WITHOUT_COMMIT = 3
 
-# Kinds of changes of hosts, as passed to on_hosts_updated; 3 is both.
+# Kinds of host changes, as passed to on_hosts_updated; 3 means both.
 _REMOVED, _ADDED = 1, 2
 
 
 def _change_of_job() -> int:
-    """0: this process's world is that of the job's latest epoch, as far as it knows; or the job is not elastic."""
+    """Returns 0 if this process's world is that of the job's latest known epoch, or if the job is not elastic."""
     news = _core.job_news() if basics.rank() == 0 else None
     if news is None:
         return 0
     _, came, left = news
-    # The same workers in another order need no state either.
+    # The same workers in another order need no new state either.
     return (_ADDED if came else 0) | (_REMOVED if left or not came else 0)
 
 
 class State:
-    """The base of states: when to save, restore and send. Subclasses say what."""
+    """The base of states, which says when to save, restore and send. Subclasses say what."""
 
     _commits = 0
-    _told_job = False  # that the training has begun
+    _told_job = False  # the job knows that the training has begun
 
     def __init__(self, **kwargs: Any) -> None:
         self._host_messages: "queue.Queue[Tuple[float, int]]" = queue.Queue()
@@ -46,18 +46,18 @@ class State:
         self._reset_callbacks: List[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
-        """Functions to call after each reset: a new world may ask for another learning rate, say."""
+        """Registers functions to call after each reset: a new world may need another learning rate, for example."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The world is a new one."""
+        """Called when the world is a new one."""
         self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts have changed: update_res is 1 if some went, 2 if some came, 3 for both. Any thread may call."""
+        """Call when hosts have changed: update_res is 1 if some left, 2 if some joined, 3 for both. Any thread."""
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
@@ -66,7 +66,7 @@ class State:
         self._commits += 1
         _core.note_state()
         if basics.rank() == 0 and not self._told_job:
-            _core.note_trained(0)  # how far is the program's to know
+            _core.note_trained(0)  # only the program knows its progress
             self._told_job = True
         self.check_host_updates()
 
@@ -88,23 +88,23 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=result == _REMOVED)
 
     def save(self) -> None:
-        """Keeps what there is now."""
+        """Keeps the current values."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was kept last."""
+        """Goes back to the values kept last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes all ranks' state that of rank 0."""
+        """Sets all ranks' state to rank 0's."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The world is a new one: for subclasses."""
+        """Called when the world is a new one; for subclasses."""
 
 
 class ObjectState(State):
-    """Attributes that are any objects. They are kept as they are, not copied: replace them, do not change them.
+    """Attributes that may be any objects. They are kept as they are, not copied: replace them, do not change them.
 
     bcast_object  sends rank 0's object to all; default: hvd.broadcast_object
     get_rank      this process's rank; default: hvd.rank
@@ -136,11 +136,11 @@ class ObjectState(State):
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates func(state, ...): the state is sent from rank 0 to all, then the function is called.
 
-    HorovodInternalError: the state goes back to its last commit. HostsUpdatedInterrupt: it stays as it is (and is not
-    sent again if hosts only went). In both cases the world is left and formed anew, `state.on_reset()` is called, and
-    then all of this again. If all ranks are new, and others had committed before them in this attempt of the job, all
-    raise cohort.Unavailable: the training of those is lost. After three failures with no commit between them the last
-    is raised, but those that ended an epoch of an elastic job do not count.
+    On HorovodInternalError the state goes back to its last commit. On HostsUpdatedInterrupt it stays as it is (and is
+    not sent again if hosts were only removed). In both cases the world is left and formed anew, `state.on_reset()` is
+    called, and everything starts over. If all ranks are new, and earlier ranks had committed in this attempt of the
+    job, all raise cohort.Unavailable: that training is lost. After three failures without a commit between them the
+    last one is raised; failures that ended an epoch of an elastic job do not count.
     """
 
     @functools.wraps(func)
@@ -150,7 +150,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             epoch = _core.joined_epoch()
             try:
-                # New processes have no state; among the others, one may have noticed a failure and another a change of
+                # New processes have no state; of the others, one may have noticed a failure and another a change of
                 # hosts.
                 if _core.is_elastic():
                     anew = not _core.has_state()
@@ -179,7 +179,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 print(f"cohort: elastic: this process leaves the job: {error}", file=sys.stderr)
                 raise SystemExit(REQUEUE_STATUS) from None
-            if _core.joined_epoch() != epoch:  # somebody was lost, or came: no fault of the program
+            if _core.joined_epoch() != epoch:  # a process was lost or joined: not the program's fault
                 failures = 0
             state.on_reset()
 

@@ -16,12 +16,12 @@ __all__ = [
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed: ranks disagreed about it, one was lost, or the world has ended.
+    """An operation failed: ranks disagreed about it, a rank was lost, or the world has ended.
 
-    After a disagreement (the cause is `cohort.Mismatch`) everything goes on; after all else `shutdown` and `init` are
-    what helps, which `elastic.run` does.
+    After a disagreement (the cause is `cohort.Mismatch`) everything goes on; after any other cause, call `shutdown` and
+    `init`, as `elastic.run` does.
 
-    error  the cause, also where a framework on the way has taken `__cause__` away
+    error  the cause, even if a framework has removed `__cause__`
     """
 
     error: Optional[Error] = None
@@ -32,7 +32,7 @@ class HorovodInitError(HorovodInternalError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went. `skip_sync`: they only went, so that the state of the remaining ranks is still good."""
+    """Hosts came or went. `skip_sync`: hosts only went, so the state of the remaining ranks is still good."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were added or removed")
@@ -55,14 +55,14 @@ def translated(error: Error) -> Exception:
     """Returns the exception for callers of Horovod's API: ValueError for invalid arguments, else
     HorovodInternalError."""
     if isinstance(error, InvalidArgument):
-        return error  # it is a ValueError
+        return error  # InvalidArgument is a ValueError
     internal = HorovodInternalError(str(error))
     internal.__cause__ = internal.error = error
     return internal
 
 
 def retold(text: str) -> HorovodInternalError:
-    """The error of an operation of which a framework has kept the text alone."""
+    """Returns the error of an operation from its text, if a framework has kept nothing else."""
     internal = HorovodInternalError(text)
     for kind, words in ((Aborted, "aborted by rank"), (PeerLost, "lost rank")):
         found = re.search(rf"\b{words} (\d+)", text)

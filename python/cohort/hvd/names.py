@@ -1,4 +1,4 @@
-"""The names that all frameworks share; each has others beside them."""
+"""The names that all frameworks export; each framework adds its own."""
 
 from __future__ import annotations
 

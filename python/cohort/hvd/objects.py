@@ -1,4 +1,4 @@
-"""Any object, sent to all ranks of a set; and small arrays, without a framework."""
+"""Sends any object, or a small array, to all ranks of a set; without a framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cohort.hvd.operations import finished, named
 
 
 def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSet = global_process_set) -> None:
-    """Fills `data`, anything with a writable buffer, with what `root_rank` has in its own. The set's ranks all call."""
+    """Fills `data`, any writable buffer, with the contents of `root_rank`'s `data`. All ranks of the set call it."""
     engine = engine_of(process_set)
     root = root_in(process_set, root_rank)
     full = named("broadcast", name, process_set)
@@ -21,10 +21,10 @@ def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSe
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled.
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. The object is pickled.
 
-    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others; also on those that
-    cannot unpickle it.
+    Raises on that rank the error of pickling, and on the others HorovodInternalError with its text; also raised on
+    ranks that cannot unpickle the object.
     """
     is_root = engine_of(process_set).rank() == root_in(process_set, root_rank)
     base = named("object", name, process_set)
@@ -32,7 +32,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
     if is_root:
         try:
             data = bytearray(dumps_for_ranks(obj))
-        except Exception as error:  # the others have to learn of it
+        except Exception as error:  # the other ranks have to learn of the error
             failure = error
             data = bytearray(dumps_for_ranks(f"{type(error).__name__}: {error}"))
     head = array.array("q", [len(data), int(failure is not None)])
@@ -49,15 +49,15 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
 
 
 def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> List[Any]:
-    """Returns the objects of all ranks of the set, in their order. They are pickled.
+    """Returns the objects of all ranks of the set, in rank order. Objects are pickled.
 
-    Raises on a rank what pickling its object raised, and HorovodInternalError with its text on the others; on all ranks if
-    an object cannot be unpickled.
+    Raises on a rank the error of pickling its object, and on the others HorovodInternalError with its text; raises on
+    all ranks if an object cannot be unpickled.
     """
     failure = None
     try:
         data = bytearray(dumps_for_ranks((None, obj)))
-    except Exception as error:  # the others have to learn of it
+    except Exception as error:  # the other ranks have to learn of the error
         failure = error
         data = bytearray(dumps_for_ranks((f"{type(error).__name__}: {error}", None)))
     engine = engine_of(process_set)
@@ -65,7 +65,7 @@ def allgather_object(obj: Any, name: Optional[str] = None, process_set: ProcessS
     work = finished("ALLGATHER", [full], engine.all_gather_group, [full], [data], needs_all_ranks=True)[0]
     if failure is not None:
         raise failure
-    everything = memoryview(work.result)  # it has one: all have contributed theirs
+    everything = memoryview(work.result)  # there is a result: all ranks have contributed theirs
     parts: List[Tuple[Optional[str], Any]] = []
     at = 0
     ranks = process_set.ranks or []

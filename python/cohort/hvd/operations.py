@@ -1,4 +1,4 @@
-"""Common parts of the frameworks' operations: reductions, names, how an engine is asked and waited for."""
+"""Common parts of the frameworks' operations: reductions, names, and calls of an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cohort.hvd.process_sets import ProcessSet, engine_of, global_process_set, r
 
 __all__ = ["Average", "Max", "Min", "Product", "Sum", "barrier"]
 
-# The reductions, as the numbers that Horovod's programs pass around.
+# The reductions, by the numbers that Horovod's programs use.
 Average = 0
 Sum = 1
 Adasum = 2
@@ -32,7 +32,7 @@ ENGINE_OPS = {
 
 
 def resolve(op: Optional[int], average: Optional[bool]) -> int:
-    """The reduction that is asked for by `op` or, as programs did long ago, by `average`. Neither: Average."""
+    """Returns the reduction given by `op` or, as in old programs, by `average`. Neither: Average."""
     if op is None and average is None:
         return Average
     if average is not None:
@@ -46,7 +46,7 @@ def resolve(op: Optional[int], average: Optional[bool]) -> int:
 
 
 def check_options(op: int, predivide: float, passes: int) -> None:
-    """Raises ValueError for arguments of a DistributedOptimizer's that have no meaning."""
+    """Raises ValueError for arguments of a DistributedOptimizer that have no meaning."""
     if predivide != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor goes with op=hvd.Average alone")
     if predivide <= 0:
@@ -56,8 +56,8 @@ def check_options(op: int, predivide: float, passes: int) -> None:
 
 
 def check_groups(groups: Any, num_groups: int, what: str, least: int = 0) -> Any:
-    """The groups that are asked for: a number, or lists of these; num_groups is the older name. Raises ValueError for what
-    has no meaning."""
+    """Returns the groups: their number, or lists of tensors; num_groups is the older name. Raises ValueError for values
+    that have no meaning."""
     if num_groups:
         warnings.warn("num_groups is deprecated -- give groups=N", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
@@ -69,35 +69,35 @@ def check_groups(groups: Any, num_groups: int, what: str, least: int = 0) -> Any
 
 
 def parts_of(items: List[Any], count: int) -> List[List[Any]]:
-    """The list in so many parts, or as many as it has items, of about the same length."""
+    """Splits the list into `count` parts of about equal length; fewer if it has fewer items."""
     count = min(count, len(items))
     bounds = [len(items) * i // count for i in range(count + 1)] if count else [0]
     return [items[begin:end] for begin, end in zip(bounds, bounds[1:])]
 
 
 class NotSupported(HorovodInternalError, NotImplementedError):
-    """Horovod's core refuses it; its frameworks, where they know, are not implemented."""
+    """Raised for what Horovod's core (HorovodInternalError) or its frameworks (NotImplementedError) refuse."""
 
 
 def require_scattering(op: int) -> None:
-    """Raises NotSupported for a reduction that `reducescatter` has not."""
+    """Raises NotSupported for a reduction that `reducescatter` does not have."""
     if op not in (Average, Sum):
         raise NotSupported(f"reducescatter: op={op!r} -- hvd.Average and hvd.Sum are supported")
 
 
 def named(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
-    """The name that ranks meet under. Without one it counts: then all ranks have to call in the same order."""
+    """Returns the operation's name on all ranks. Unnamed operations are counted: all ranks call in the same order."""
     return f"{kind}.{name}" if name is not None else f"{kind}.noname.{process_set._number(kind)}"
 
 
 def group_names(kind: str, name: Optional[str], process_set: ProcessSet, count: int) -> List[str]:
-    """The names of the tensors of a group."""
+    """Returns the names of the tensors of a group."""
     base = named(kind, name, process_set)
     return [f"{base}_{i + 1}of{count}" for i in range(count)]
 
 
 def started(kind: str, names: List[str], start: Callable[..., Any], *args: Any, **kwargs: Any) -> List[NamedWork]:
-    """The operations that `start` asks the engine for, seen by the timeline."""
+    """Starts operations by `start`, and adds them to the timeline."""
     recorder = timeline.current
     began = 0.0 if recorder is None else timeline.now()
     try:
@@ -111,7 +111,7 @@ def started(kind: str, names: List[str], start: Callable[..., Any], *args: Any, 
 
 
 def wait_for(works: List[NamedWork]) -> None:
-    """Waits until all are done. Raises what the first one that failed did."""
+    """Waits until all are done. Raises the error of the first that failed."""
     failed: Optional[Error] = None
     for work in works:
         try:
@@ -123,14 +123,14 @@ def wait_for(works: List[NamedWork]) -> None:
 
 
 def finished(kind: str, names: List[str], start: Callable[..., Any], *args: Any, **kwargs: Any) -> List[NamedWork]:
-    """As `started`, and waits for them."""
+    """Like `started`, but also waits for the operations."""
     works = started(kind, names, start, *args, **kwargs)
     wait_for(works)
     return works
 
 
 class Call(NamedTuple):
-    """An operation on some tensors, each under a name of its own, which all ranks of the set ask for."""
+    """An operation on some tensors, each under its own name, for which all ranks of the set call."""
 
     kind: str  # allreduce (also Adasum), broadcast, allgather, reducescatter or alltoall
     names: Sequence[str]
@@ -144,24 +144,24 @@ class Call(NamedTuple):
     wire_format: Optional[str] = None  # allreduce and reducescatter, Sum and Average of float32
     step: int = 0  # an optimizer's Adasum: the number of the step, the same on all ranks
 
-    # In a compiled program of JAX's: the rows of each rank, which all have to have contributed.
+    # In a compiled program of JAX: the rows of each rank, all of which have to have contributed.
     rows: Tuple[Tuple[int, ...], ...] = ()
-    # In a graph of TensorFlow's each name is asked for once at a time, however functions call each other.
+    # In a graph of TensorFlow each name is used once at a time, whichever functions call each other.
     once: bool = False
 
     def also(self, suffix: str, **changes: Any) -> "Call":
-        """Another one that this one leads to, under names that follow from this one's."""
+        """Returns a further call that this call needs, under names derived from this call's."""
         return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
 
     def numbers(self) -> Dict[str, int]:
-        """Returns its numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python combines."""
+        """Returns the numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python combines."""
         root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
         kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
         return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
 
     def start(self, tensors: Sequence[Any], outputs: Optional[Sequence[Any]] = None) -> List[NamedWork]:
-        """Asks the engine for it. Tensors are what it takes: those of a broadcast are written, and of an allreduce if there
-        are no outputs."""
+        """Starts the operation on the engine. Tensors of a broadcast are written, and so are those of an allreduce
+        without `outputs`."""
         engine, names = engine_of(self.process_set), list(self.names)
         if not names:
             return []
@@ -183,18 +183,18 @@ class Call(NamedTuple):
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until all ranks of the set have called it. Not a part of graphs and compiled programs, which have no order."""
+    """Waits until all ranks of the set have called it. Not in graphs and compiled programs, which have no order."""
     name = named("barrier", None, process_set)
     finished("BARRIER", [name], engine_of(process_set).barrier, name)
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and waits until all ranks of the set have said so.
+    """Tells that this rank has no more data, and waits until all ranks of the set have called `join`.
 
     Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
-    are still divided by all ranks), nothing to minima, maxima and products. Allgather, broadcast, reducescatter and
-    alltoall fail on the others meanwhile. `device` means nothing here: a rank that has joined needs no GPU. Returns the
-    rank of the world that joined last, the same on all ranks.
+    are still divided by the number of all ranks) and has no effect on minima, maxima and products. Meanwhile allgather,
+    broadcast, reducescatter and alltoall fail on the others. `device` has no effect: a rank that has joined needs no
+    GPU. Returns the rank of the world that joined last, the same on all ranks.
     """
     work = finished("JOIN", ["join"], engine_of(process_set).join)[0]
     process_set._renumber()  # ranks have had different numbers of unnamed operations
@@ -206,13 +206,13 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: Callable[[Call, Sequence[Any]], List[Any]],
                  equal: Callable[[Any, Any], Any],
                  products_of_others: Callable[[Call, Sequence[Any]], List[Any]]) -> List[Any]:  # fmt: skip
-    """The gradients of an allreduce's inputs, from those of its results.
+    """Returns the gradients of an allreduce's inputs, computed from those of its results.
 
-    back    as the allreduce, under names of its own
-    values  what was given, of Min, Max and Product
-    run     carries out a call and gives its results
-    equal   of two values: 1 where they are, else 0
-    products_of_others  of the other ranks' (scaled) values: dividing the result by one's own would fail at zeros
+    back    the allreduce of gradients, under its own names
+    values  the inputs, for Min, Max and Product
+    run     runs a call and returns its results
+    equal   for two values: 1 where they are equal, else 0
+    products_of_others  of the other ranks' (scaled) values: dividing the result by a rank's own value fails at zeros
     """
     if back.op not in (Min, Max, Product):
         return run(back, grads)
@@ -221,7 +221,7 @@ def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: C
     if back.op == Product:
         shares = products_of_others(back, values)
     else:
-        # 1 where this rank's value is the minimum or maximum, shared among the ranks that have it; else 0.
+        # 1 if this rank's value is the minimum or maximum, divided among the ranks that have it; else 0.
         op = back.op if back.prescale >= 0 else Max if back.op == Min else Min
         best = run(plain.also("best", op=op), values)
         wins = [equal(value, one) for value, one in zip(values, best)]
@@ -233,13 +233,13 @@ _NOTE = struct.Struct("=ddq")
 
 
 def note_of(call: Call) -> bytes:
-    """Returns the note sent with each tensor of an Adasum, to check that all ranks combine alike: 24 bytes, which any
-    element type divides."""
+    """Returns the note sent with each tensor of an Adasum, by which ranks check that all combine alike: 24 bytes, a
+    multiple of the size of any element type."""
     return _NOTE.pack(call.prescale, call.postscale, call.step)
 
 
 def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) -> None:
-    """Raises HorovodInternalError, on all ranks, where their notes differ. rows: from each rank; none where it has joined."""
+    """Raises HorovodInternalError, on all ranks, if their notes differ. rows: by rank; none if it has joined."""
     ranks = [rank for rank, count in zip(call.process_set.ranks or [], rows) if count]
     first = _NOTE.unpack(notes[0]) if notes else ()
     for rank, note in zip(ranks, notes):
@@ -252,12 +252,12 @@ def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) 
 
 
 def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:
-    """Adasum: of two vectors (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, their sum where they are orthogonal and their average
-    where they are parallel. Ranks are combined as neighbours, then neighbours of those, and so on; one without a
-    neighbour goes up alone, so any number of ranks will do. Every rank gathers all vectors and combines them itself, so
-    all have the same bits where their devices are alike.
+    """Returns the Adasum: for two vectors (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, their sum if they are orthogonal
+    and their average if they are parallel. Neighbouring ranks are combined, then neighbouring results, and so on; a
+    result without a neighbour is passed on unchanged, so any number of ranks works. Every rank gathers all vectors and
+    combines them itself, so all have the same bits if their devices are alike.
 
-    dot  the product, in double: those of long vectors would lose what decides here
+    dot  the dot product, in double: a float product of long vectors would lose the digits that matter here
     """
     while len(level) > 1:
         pairs = []

@@ -1,4 +1,4 @@
-"""Process sets: groups of ranks with operations of their own. Each has its own engine, so a set that waits holds up no other.
+"""Process sets: groups of ranks with operations of their own. Each has its own engine, so sets do not block each other.
 
 `add_process_set` and `remove_process_set` may be called at any time, by all ranks, in the same order.
 """
@@ -22,23 +22,23 @@ _keys = itertools.count()
 
 
 class ProcessSet:
-    """Some of the ranks.
+    """A set of ranks.
 
     process_set_id  None until the set is added; 0 is the set of all ranks
     ranks           their numbers in the world of `init`, ascending
     mpi_comm        always None: sets are given by ranks
 
-    Raises ValueError for what is no list of different ranks, also for an MPI communicator.
+    Raises ValueError unless `ranks` is a list of different ranks, also for an MPI communicator.
     """
 
     process_set_id: Optional[int] = None
     ranks: Optional[List[int]] = None
     mpi_comm: Any = None
 
-    # Its key in compiled programs: never another set's, and the same after the next `init`.
+    # The set's key in compiled programs: unique to this set, and the same after the next `init`.
     _key: int
 
-    # For a set that has been added: its engine (None where this rank is not in it) and the numbers of unnamed
+    # For a set that has been added: its engine (None if this rank is not in the set) and the numbers of unnamed
     # operations.
     _engine: Optional[NamedEngine] = None
     _counters: DefaultDict[str, Iterator[int]]
@@ -60,11 +60,11 @@ class ProcessSet:
         self._counters = _new_counters()
 
     def size(self) -> Optional[int]:
-        """Number of its ranks; None until it is added."""
+        """Returns the number of ranks; None until the set is added."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> Optional[int]:
-        """This process's number in the set, from 0; None until it is added. Raises ValueError where it is not in it."""
+        """Returns this process's number in the set; None until it is added. Raises ValueError if not in the set."""
         if self.process_set_id is None or self.ranks is None:
             return None
         if self._engine is None:
@@ -72,7 +72,7 @@ class ProcessSet:
         return self._engine.rank()
 
     def included(self) -> Optional[bool]:
-        """True if this process is in the set; None until it is added."""
+        """Returns True if this process is in the set; None until the set is added."""
         return None if self.process_set_id is None else self._engine is not None
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class ProcessSet:
     __repr__ = __str__
 
     def __deepcopy__(self, memo: Any) -> "ProcessSet":
-        return self  # a copy of a layer that has a set is in the same set
+        return self  # a copy of a layer with a set uses the same set
 
     def __reduce__(self) -> Any:
         return _unpickled, (self.ranks, self is global_process_set)
@@ -102,14 +102,14 @@ class ProcessSet:
             try:
                 engine.shutdown()
             except Error:
-                pass  # it had ended before, and its waiting callers know why
+                pass  # the engine had ended before, and its waiting callers know why
 
     def _renumber(self) -> None:
-        """Unnamed operations count from 0 again, on all ranks."""
+        """Numbers unnamed operations from 0 again, on all ranks."""
         self._counters = _new_counters()
 
     def _number(self, kind: str) -> int:
-        """The next number for an unnamed operation of a kind: the same on all ranks that ask in the same order."""
+        """Returns the next number for an unnamed operation of a kind; the same on all ranks, if called in one order."""
         return next(self._counters[kind])
 
 
@@ -118,7 +118,7 @@ def _new_counters() -> DefaultDict[str, Iterator[int]]:
 
 
 def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
-    """The set of these ranks, if there is one; else one that is yet to be added."""
+    """Returns the set of these ranks, if there is one; else a new one that is not added yet."""
     if is_global:
         return global_process_set
     return next((one for one in _sets.values() if one.ranks == ranks), ProcessSet(ranks))
@@ -127,11 +127,11 @@ def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
 global_process_set = ProcessSet([])
 """All ranks. Usable as an argument before `init` already."""
 
-_sets: Dict[int, ProcessSet] = {}  # sets that were added, without the global one
+_sets: Dict[int, ProcessSet] = {}  # sets that were added, except the global one
 
 
 def engine_of(process_set: ProcessSet) -> NamedEngine:
-    """The engine that carries out the set's operations, or the reason why this rank has none."""
+    """Returns the engine that runs the set's operations; raises with the reason if this rank has none."""
     refuse_on_threads("an operation")
     engine = process_set._engine
     if engine is not None:
@@ -148,7 +148,7 @@ def engine_of(process_set: ProcessSet) -> NamedEngine:
 
 
 def root_in(process_set: ProcessSet, root_rank: int) -> int:
-    """The number in the set of a rank of the world."""
+    """Converts a rank of the world to its number in the set."""
     if process_set is global_process_set:
         return root_rank  # the engine knows its ranks
     try:
@@ -163,7 +163,7 @@ def _global_rank() -> Optional[int]:
 
 
 def require_world(what: str) -> None:
-    """Raises ValueError before `init`: Horovod asks for the world's size where this is called."""
+    """Raises ValueError before `init`, as Horovod does, which needs the world's size here."""
     _global_engine(what)
 
 
@@ -175,10 +175,10 @@ def _global_engine(what: str) -> NamedEngine:
 
 
 def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet:
-    """Makes a set usable; all ranks call it, with the same ranks, in the same order. Blocks until they have.
+    """Makes a set usable; all ranks call it, with the same ranks, in the same order. Blocks until all have called.
 
     Returns the set. Raises ValueError before `init`, for ranks that do not exist, and for a set of the same ranks as
-    another; HorovodInternalError where the ranks did not agree.
+    another; HorovodInternalError if the ranks did not agree.
     """
     engine = _global_engine("add_process_set")
     if not isinstance(process_set, ProcessSet):
@@ -203,17 +203,17 @@ def add_process_set(process_set: Union[ProcessSet, Sequence[int]]) -> ProcessSet
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends a set; all ranks call it, in the same order. Blocks until they have. Its operations in progress fail.
+    """Ends a set; all ranks call it, in the same order. Blocks until all have called. Its operations in progress fail.
 
-    Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError
-    where the ranks did not agree.
+    Returns False, and does nothing, for a set that was not added and for the global one. Raises HorovodInternalError if
+    the ranks did not agree.
     """
     number = process_set.process_set_id
     if number is None or _sets.get(number) is not process_set:
         return False
     engine = _global_engine("remove_process_set")
     try:
-        # Two ranks that remove different sets wait for different names, and fail at the deadline.
+        # Two ranks that remove different sets wait under different names, and fail at the deadline.
         engine.barrier(f"remove_process_set.{process_set.ranks}").wait()
     except Error as error:
         raise translated(error) from error
@@ -223,18 +223,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def is_process_set_registered(process_set: ProcessSet) -> bool:
-    """True if its operations can be called (by the ranks that are in it)."""
+    """Returns True if ranks in the set can call its operations."""
     return process_set.process_set_id is not None
 
 
 def get_process_set_ids_and_ranks() -> Dict[int, List[int]]:
-    """The sets there are: {process_set_id: ranks}, with the global one."""
+    """Returns all sets: {process_set_id: ranks}, with the global one."""
     sets = {0: global_process_set, **_sets} if global_process_set.process_set_id is not None else {}
     return {number: list(one.ranks or []) for number, one in sets.items()}
 
 
 def engine_options() -> Dict[str, Any]:
-    """Arguments for `NamedEngine`, of HOROVOD_* variables; those that have no meaning here are ignored. Raises InvalidArgument for a variable whose value has no meaning."""
+    """Returns arguments for `NamedEngine` from HOROVOD_* variables. Raises InvalidArgument for wrong values."""
     stall = environment_value("HOROVOD_STALL_CHECK_TIME_SECONDS")
     options: Dict[str, Any] = {
         "fusion_threshold": environment_value("HOROVOD_FUSION_THRESHOLD"),
@@ -251,13 +251,13 @@ def engine_options() -> Dict[str, Any]:
 
 
 def open_world(engine: NamedEngine) -> None:
-    """`init` has made a world."""
+    """Called when `init` has formed a world."""
     global_process_set.ranks = list(range(engine.size()))
     global_process_set._open(0, engine)
 
 
 def close_world() -> None:
-    """Ends all sets, the global one last: others hang on it."""
+    """Ends all sets, the global one last, since the others depend on it."""
     for process_set in list(_sets.values()):
         process_set._close()
     _sets.clear()

@@ -1,8 +1,8 @@
-"""The timeline: what became of each operation, in the format of chrome://tracing and Perfetto.
+"""The timeline: the progress of each operation, in the format of chrome://tracing and Perfetto.
 
-Each name is a row ("process"). On it NEGOTIATE_<OPERATION> lasts from the call on this rank until all ranks have asked
-for the operation, and <OPERATION> from then until it is done. Times are microseconds since the start. The file is
-complete JSON once the timeline is stopped, and every line before that is whole.
+Each name is a row ("process"). In that row NEGOTIATE_<OPERATION> lasts from the call on this rank until all ranks have
+called the operation, and <OPERATION> from then until it is done. Times are microseconds since the start. The file is
+complete JSON after the timeline is stopped; before that, every line is complete.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any, Dict, List, Optional
 from cohort import _core
 from cohort._core import NamedWork
 
-_LOOK_S = 0.1  # how often what has come is written
+_LOOK_S = 0.1  # interval between writes
 
 
 def now() -> float:
-    """Seconds of the clock that the engine uses too."""
+    """Returns seconds of the clock that the engine uses, too."""
     return time.monotonic()
 
 
 class Timeline:
-    """A file being written, by a thread of its own. Any thread may call."""
+    """A file that a thread of its own writes. Any thread may call."""
 
     def __init__(self, path: str, mark_cycles: bool, rank: int, size: int) -> None:
-        # Without a buffer: a forked child would write what is in it a second time.
+        # Unbuffered: a forked child would write the buffer's contents a second time.
         self._file = open(path, "wb", buffering=0)
         self._mark_cycles = mark_cycles
         self._began = now()
@@ -47,7 +47,7 @@ class Timeline:
         self._thread.start()
 
     def watch(self, kind: str, names: List[str], works: List[NamedWork], began: float) -> None:
-        """Notes what becomes of operations that were asked for at `began`."""
+        """Records the progress of operations that were started at `began`."""
         for name, work in zip(names, works):
             work.add_done_callback(functools.partial(self._done, kind, name, began))
 
@@ -66,7 +66,7 @@ class Timeline:
                 row = self._rows[name] = len(self._rows) + 1
                 self._queue.put({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
                 self._queue.put({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
-            # Operations that all ranks agreed on at one time belong to one round of the engine.
+            # Operations on which all ranks agreed at the same time belong to one round of the engine.
             if self._mark_cycles and agreed > self._last_cycle:
                 self._last_cycle = agreed
                 self._put("CYCLE_START", "i", 0, agreed, s="g")
@@ -85,7 +85,7 @@ class Timeline:
         going = True
         while going:
             going = not self._ending.wait(_LOOK_S)
-            for record in _core.named_records_take():  # from compiled programs, which do not tell Python
+            for record in _core.named_records_take():  # operations of compiled programs, which do not call Python
                 self._note(*record)
             lines = []
             while not self._queue.empty():
@@ -93,7 +93,7 @@ class Timeline:
             self._file.write(b"".join(lines))
 
     def close(self) -> None:
-        """Writes what has come so far, and the end."""
+        """Writes the remaining records, and the end of the file."""
         self._ending.set()
         self._thread.join()
         _core.named_records_keep(False)
@@ -115,7 +115,7 @@ def path_of(path: str, rank: int) -> str:
 
 
 def start(path: str, mark_cycles: bool, rank: int, size: int) -> None:
-    """Begins a file. Raises ValueError while another is written."""
+    """Begins a file. Raises ValueError while another is being written."""
     global current
     if current is not None:
         raise ValueError("start_timeline: a timeline is being written already -- call hvd.stop_timeline() before")
@@ -132,7 +132,7 @@ def stop() -> None:
 
 def _after_fork() -> None:
     global current
-    current = None  # it is the parent's
+    current = None  # the timeline is the parent's
 
 
 atexit.register(stop)

@@ -1,4 +1,4 @@
-"""Horovod's API for JAX over Cohort: operations by name between processes, at once and within compiled programs.
+"""Horovod's API for JAX over Cohort: operations by name between processes, eagerly and within compiled programs.
 
     import cohort.jax as hvd
 
@@ -7,7 +7,7 @@
     step = jax.jit(hvd.value_and_grad(loss))      # gradients are those of all ranks
     value, gradients = step(parameters, batch)
 
-docs/reference/jax.md says what is there. Arrays are in the host's memory, one of each process.
+docs/reference/jax.md lists what is supported. Arrays are in host memory, each in one process.
 """
 
 from __future__ import annotations

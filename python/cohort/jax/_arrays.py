@@ -1,4 +1,4 @@
-"""Arrays of JAX as the engine wants them: on one device, in the host's memory, viewed without a copy."""
+"""Arrays of JAX in the form the engine needs: on one device, in host memory, viewed without a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.hvd.arrays import LEAST_TO_HAND_OVER
 
 
 def checked(value: Any, what: str) -> jax.Array:
-    """The array, or that of a number or of NumPy's array. Raises ValueError for what the operations cannot take."""
+    """Returns the array, converted from a number or NumPy array if need be. Raises ValueError for others."""
     array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if not isinstance(array, jax.core.Tracer):
         _check_place(array, what)
@@ -21,7 +21,7 @@ def checked(value: Any, what: str) -> jax.Array:
 
 
 def checked_list(values: Any, what: str) -> List[jax.Array]:
-    """The arrays of a group."""
+    """Returns the arrays of a group."""
     if not isinstance(values, (list, tuple)):
         raise ValueError(f"{what}: a list of arrays is needed, not {type(values).__name__}")
     return [checked(value, what) for value in values]
@@ -43,16 +43,16 @@ def _check_place(array: jax.Array, what: str) -> None:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """True if some stand for values that are not there yet: within jit, grad, vmap, scan."""
+    """Returns True if some are placeholders for values not computed yet: within jit, grad, vmap, scan."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def view(array: Any) -> np.ndarray:
-    """The elements where they lie; read only. Waits until they have been computed."""
+    """Returns a read-only view of the elements. Waits until they have been computed."""
     host = np.asarray(array)
     return host if host.flags.c_contiguous else np.ascontiguousarray(host)
 
 
 def handed_over(array: np.ndarray) -> jax.Array:
-    """An array of JAX over the memory, which nobody writes to any more."""
+    """Returns an array of JAX over the memory, to which nobody writes any more."""
     return jax.device_put(array) if array.nbytes >= LEAST_TO_HAND_OVER else jnp.asarray(array)

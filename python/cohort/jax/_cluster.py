@@ -1,5 +1,5 @@
-"""Under `cohort run` a bare `jax.distributed.initialize()` finds the other processes: at MASTER_ADDR and MASTER_PORT, as
-programs of torch do. JAX's own processes, beside this package."""
+"""Under `cohort run`, `jax.distributed.initialize()` without arguments finds the other processes, at MASTER_ADDR and
+MASTER_PORT, as programs of torch do. For JAX's own communication, besides this package's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Optional
 
 try:
     from jax._src.clusters.cluster import ClusterEnv
-except ImportError:  # then it has to be told the addresses, as ever
+except ImportError:  # then it needs addresses as arguments, as usual
     ClusterEnv = None
 
 _NEEDED = ("COHORT_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def register() -> None:
-    """Called once. JAX asks this one before its own: a job within an allocation of Slurm's has the job's ranks."""
+    """Called once. JAX tries this class before its own: a job within a Slurm allocation uses the job's ranks."""
     if ClusterEnv is None:
         return
 

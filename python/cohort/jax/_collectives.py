@@ -1,11 +1,11 @@
-"""The operations: at once, under `jit` and in all that JAX makes of functions, with gradients.
+"""The operations: eagerly, under `jit` and JAX's other transformations, with gradients.
 
-Gradients are those that Horovod gives. If the result is one for all ranks (allgather, broadcast), ranks average the
-incoming gradients, as is right for a loss that each rank has of its own, averaged over ranks. Minimum, maximum and
-product have true gradients: incoming ones are added up, and go to the ranks whose values made the result.
+Gradients are those that Horovod computes. If all ranks get the same result (allgather, broadcast), ranks average the
+incoming gradients, as is right for each rank's own loss, averaged over ranks. Minimum, maximum and product have true
+gradients: incoming ones are summed, and passed to the ranks whose values made the result.
 
-All raise ValueError for what has no meaning (nothing was done then) and HorovodInternalError where there is no world,
-where ranks disagree, and where one is lost; what fails in a compiled program is JAX's JaxRuntimeError with that text.
+All raise ValueError for arguments that have no meaning (nothing was done then), and HorovodInternalError if there is no
+world, if ranks disagree, or if one is lost; failures in a compiled program are JAX's JaxRuntimeError with that text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allreduce
 
 def _call(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any], op: int = Average,
           prescale: float = 1.0, postscale: float = 1.0, *, group: bool = False, **how: Any) -> Call:  # fmt: skip
-    # Unnamed operations of programs count when they are traced, which is not in step with those that are done at once.
+    # Unnamed operations of programs are counted when traced, which is not in step with eager operations.
     shown = f"jit.{kind}" if is_traced(arrays) else kind
     names = group_names(shown, name, process_set, len(arrays)) if group else [named(shown, name, process_set)]
     return Call(kind, tuple(names), process_set, op, prescale, postscale, **how)
@@ -38,7 +38,7 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 
 
 def _is_none(cotangent: Any) -> bool:
-    """True for integers, which have no gradient: then None goes back."""
+    """Returns True for integers, which have no gradient: their gradient is None."""
     return bool(cotangent.dtype == jax.dtypes.float0)
 
 
@@ -85,7 +85,7 @@ def _reduced(call: Call, arrays: List[jax.Array]) -> List[jax.Array]:
 
 
 def _changes_nothing(call: Call, arrays: Sequence[jax.Array]) -> bool:
-    # A program for a world of one is compiled anew for a larger one.
+    # A program compiled in a world of one is compiled anew for a larger one.
     alone = engine_of(call.process_set).size() == 1 and call.prescale == call.postscale == 1
     return alone and all(jnp.issubdtype(array.dtype, jnp.number) for array in arrays)
 
@@ -96,8 +96,8 @@ def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] =
     """Reduces an array over the set's ranks and returns the result, of the same shape.
 
     op                one of hvd.Average (default), Sum, Min, Max, Product; averages of integers are truncated
-    prescale_factor   each rank's values are multiplied by it before
-    postscale_factor  the result is multiplied by it
+    prescale_factor   each rank's values are multiplied by this factor before
+    postscale_factor  the result is multiplied by this factor
     """
     array = checked(tensor, "allreduce")
     op = resolve(op, average)
@@ -107,7 +107,7 @@ def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] =
 def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
                       op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
-    """As `allreduce` for several arrays, which travel together: none is carried out before all ranks have all."""
+    """Like `allreduce` for several arrays, which travel together: none is reduced before all ranks have all."""
     arrays = checked_list(tensors, "grouped_allreduce")
     op = resolve(op, average)
     return _reduced(_call("allreduce", name, process_set, arrays, op, prescale_factor, postscale_factor, group=True), arrays)
@@ -123,7 +123,7 @@ def _all_gather(call: Call, array: jax.Array) -> jax.Array:
 
 def _all_gather_forward(call: Call, array: jax.Array) -> Any:
     own = engine_of(call.process_set).rank()
-    # Number of this rank's rows, as a shape, which stays a number under jit.
+    # Number of this rank's rows, as a shape, which remains a number under jit.
     count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))
@@ -145,8 +145,8 @@ _all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Concatenates the ranks' arrays along dimension 0, in the order of ranks.
 
-    Dimension 0 may differ, others must not. Under `jit`, where shapes are known before, dimension 0 has to be the same
-    on all ranks too; where it is not, the program fails on all of them.
+    Dimension 0 may differ, others must not. Under `jit`, where shapes are known in advance, dimension 0 has to be the
+    same on all ranks, too; otherwise the program fails on all ranks.
     """
     array = checked(tensor, "allgather")
     if array.ndim == 0:
@@ -161,7 +161,7 @@ def allgather(tensor: Any, name: Optional[str] = None, process_set: ProcessSet =
 
 
 def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable[[Call, jax.Array], jax.Array]:
-    """An operation on one array, whose gradient is made of what comes back alone."""
+    """Returns an operation on one array, whose gradient depends only on the incoming gradient."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def operation(call: Call, array: jax.Array) -> jax.Array:
@@ -180,7 +180,7 @@ def _with_gradient(backward: Callable[[Call, jax.Array], jax.Array]) -> Callable
 @_with_gradient
 def _broadcast(call: Call, cotangent: jax.Array) -> jax.Array:
     mean = _run(call.also("grad", kind="allreduce", op=Average), [cotangent])[0]
-    # A value that was dropped here would be an operation less than on the root.
+    # Dropping the value here would skip an operation that the root runs.
     return jnp.where(rank() == call.root, mean, jnp.zeros_like(mean))
 
 
@@ -189,7 +189,7 @@ def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None,
     """Returns rank `root_rank`'s array (a rank of the world, also for process sets) on every rank. The others' have to
     have its shape and type."""
     array = checked(tensor, "broadcast")
-    root_in(process_set, root_rank)  # says now what is wrong
+    root_in(process_set, root_rank)  # raises now for a wrong root
     call = _call("broadcast", name, process_set, [array], root=root_rank)
     return _broadcast(call, array) if is_traced([array]) else _run(call, [array])[0]
 
@@ -235,11 +235,11 @@ _all_to_all.defvjp(_all_to_all_forward, _all_to_all_backward)
 
 def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional[str] = None,
              process_set: ProcessSet = global_process_set) -> Union[jax.Array, Tuple[jax.Array, jax.Array]]:  # fmt: skip
-    """Sends rows to all ranks, and returns those received, in the order of ranks; with `splits` also how many came from
-    each, an array of int32.
+    """Sends rows to all ranks, and returns the rows received, in the order of ranks; with `splits` also an array of
+    int32 with their number by rank.
 
-    splits  rows for each rank; those beyond their sum are not sent. None: equal parts. Not under `jit`, where the shape
-            of the result has to be known before
+    splits  rows for each rank; rows beyond their sum are not sent. None: equal parts. Not under `jit`, where the shape
+            of the result has to be known in advance
     """
     array = checked(tensor, "alltoall")
     size = engine_of(process_set).size()
@@ -274,8 +274,8 @@ def _reduce_scatter(call: Call, cotangent: jax.Array) -> jax.Array:
 def reducescatter(tensor: Any, name: Optional[str] = None, op: int = Average,
                   process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> jax.Array:  # fmt: skip
-    """Reduces an array and returns this rank's rows of the result. If dimension 0 does not divide, the first ranks
-    get one row more. op: hvd.Average or hvd.Sum; for the factors see `allreduce`."""
+    """Reduces an array and returns this rank's rows of the result. If dimension 0 does not divide evenly, the first
+    ranks get one row more. op: hvd.Average or hvd.Sum; for the factors see `allreduce`."""
     array = checked(tensor, "reducescatter")
     if op not in (Average, Sum):
         raise ValueError(f"reducescatter: op={op!r} -- hvd.Average and hvd.Sum are supported")

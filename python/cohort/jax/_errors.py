@@ -1,4 +1,4 @@
-"""Converts errors that JAX raises as an operation of a compiled program fails: to the errors that they stand for."""
+"""Converts errors that JAX raises when an operation of a compiled program fails: to the operation's own errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import jax
 
 from cohort.hvd.exceptions import HorovodInternalError, retold
 
-# XLA's name of the kind, then the text of a cohort.Error, which says on which rank. If a program calls back into
-# Python, that is the last line of a traceback.
+# XLA's name of the kind, then the text of a cohort.Error, which names the rank. If a program calls back into Python,
+# that text is the last line of a traceback.
 _TOLD = re.compile(r"(?:UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNKNOWN): (.*)", re.DOTALL)
 _CALLED_BACK = re.compile(r"HorovodInternalError: ([^\n]*)")
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The HorovodInternalError that an error is or, raised by JAX, stands for; None for all others. The `cohort.Error`
-    that names a lost rank is its `__cause__`."""
+    """Returns the HorovodInternalError of an error: the error itself, or the cause of one raised by JAX; None for
+    others. A `cohort.Error` that names a lost rank is the `__cause__` of the result."""
     if isinstance(error, HorovodInternalError):
         return error
     if not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):

@@ -43,7 +43,7 @@ def _register() -> None:
 
 
 def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
-    """The custom call. python/jax_ffi/handler.cpp reads it."""
+    """Returns the custom call, which python/jax_ffi/handler.cpp reads."""
     in_place = call.kind in ("allreduce", "broadcast")
     rule = jax.ffi.ffi_lowering(
         _TARGET,
@@ -61,7 +61,7 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
 
 
 def rows_differ(name: str, given: List[int], wanted: Tuple[int, ...]) -> str:
-    """The message if ranks contribute other rows than a program was compiled for."""
+    """Returns the message for ranks that contribute other rows than those for which a program was compiled."""
     return (
         f"{name}: the ranks brought {list(given)} rows, and this program was compiled for {list(wanted)} -- results have "
         "one shape under jit -- bring equal rows on all ranks, or call it outside of jit"

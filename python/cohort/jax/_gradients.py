@@ -1,4 +1,4 @@
-"""Gradients of all ranks: what `value_and_grad` and optimizers are built with."""
+"""Gradients reduced over all ranks: the basis of `value_and_grad` and optimizers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["grad", "reduce_gradients", "reduce_tree", "value_and_grad"]
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
                      postscale: float = 1.0, process_set: ProcessSet = global_process_set,
                      compression: Any = Compression.none) -> List[jax.Array]:  # fmt: skip
-    """Reduces arrays under the names given, together: one operation for all. At once, and under `jit`.
+    """Reduces arrays under the given names in one operation, eagerly and under `jit`.
 
     gradients    arrays, the same shapes and types on all ranks
-    names        one for each, different ones; ranks meet by them
+    names        one for each array, all different; ranks match arrays by name
     op           hvd.Average (default) or another of `allreduce`
-    compression  hvd.Compression.fp16 or bf16: floating-point numbers are sent, and added, as that; the same on all ranks
+    compression  hvd.Compression.fp16 or bf16: floating-point numbers are sent, and added, in this type; the same on all
+                 ranks
 
-    Returns the results, in that order. Raises ValueError for what has no meaning, else as `allreduce`.
+    Returns the results, in that order. Raises ValueError for arguments that have no meaning, else as `allreduce`.
     """
     arrays = checked_list(list(gradients), "reduce_gradients")
     if len(arrays) != len(names):
@@ -37,13 +38,13 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int 
 
 
 def named_leaves(tree: Any) -> Tuple[List[str], List[Any], Any]:
-    """The leaves of a tree of arrays with their paths (layers.0.w, say), and the tree's structure."""
+    """Returns the leaves of a tree of arrays with their paths (such as layers.0.w), and the tree's structure."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return [path_of(path) for path, _ in pairs], [leaf for _, leaf in pairs], structure
 
 
 def path_of(keys: Sequence[Any]) -> str:
-    """A path within a tree, in a form that does not depend on the version of JAX."""
+    """Returns a path within a tree, in a form that does not depend on JAX's version."""
     parts = []
     for key in keys:
         for attribute in ("name", "key", "idx"):
@@ -58,9 +59,9 @@ def path_of(keys: Sequence[Any]) -> str:
 def reduce_tree(gradients: Any, name: str = "", *, op: int = Average, prescale_factor: float = 1.0,
                 postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
                 compression: Any = Compression.none) -> Any:  # fmt: skip
-    """Reduces all leaves of a tree of gradients together, each under its path behind `name`, and returns such a tree.
+    """Reduces all leaves of a tree of gradients together, each named by `name` and its path, and returns such a tree.
 
-    For programs that have the gradients already; between them and an optimizer of optax, say:
+    For programs that compute the gradients themselves; for example, before an optimizer of optax:
 
         gradients = hvd.reduce_tree(gradients)
         updates, state = optimizer.update(gradients, state, parameters)
@@ -76,12 +77,12 @@ def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] =
                    name: Optional[str] = None, op: int = Average, prescale_factor: float = 1.0,
                    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
                    compression: Any = Compression.none, **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
-    """As `jax.value_and_grad`, with gradients that are reduced over the set's ranks. The value is this rank's.
+    """Like `jax.value_and_grad`, with gradients reduced over the set's ranks. The value is this rank's.
 
-    name    in front of the gradients' names, so that two such functions can be under way at a time; default: that of
-            `fun`. The same on all ranks
-    compression  as that of `reduce_gradients`
-    kwargs  others of `jax.value_and_grad`
+    name    prefix of the gradients' names, so that two such functions can be under way at the same time; default: the
+            name of `fun`. The same on all ranks
+    compression  as for `reduce_gradients`
+    kwargs  further arguments of `jax.value_and_grad`
     """
     local = jax.value_and_grad(fun, argnums, has_aux, **kwargs)
     prefix = name if name is not None else getattr(fun, "__name__", type(fun).__name__)
@@ -98,7 +99,7 @@ def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] =
 
 def grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] = 0, has_aux: bool = False,
          **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
-    """As `jax.grad`, with gradients that are reduced over the set's ranks. For the rest see `value_and_grad`."""
+    """Like `jax.grad`, with gradients reduced over the set's ranks. For the rest see `value_and_grad`."""
     both = value_and_grad(fun, argnums, has_aux, **kwargs)
 
     @functools.wraps(fun)

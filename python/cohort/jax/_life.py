@@ -1,4 +1,4 @@
-"""Keeps compiled programs and worlds consistent: their ends, and worlds of another size."""
+"""Keeps compiled programs consistent with worlds: when these end, and when a new world has another size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _last: Optional[Tuple[int, int]] = None
 
 
 def watch() -> None:
-    """Called once, as this package is imported: after `cohort`, so that its end comes before that of the worlds."""
+    """Called once, on this package's import: after `cohort`'s import, so that it runs before the worlds end."""
     atexit.register(_finish)
     basics.when_formed.append(_formed)
 
 
 def _finish() -> None:
-    # Programs run behind Python's back, and their operations need a world until they are done. JAX runs those of a thread
-    # one after the other, so that one more waits for all that this one has started; results tell of other threads'.
-    # Nobody is left to report failures to. After an exception nothing is waited for: the world's end tells others.
+    # Programs run outside of Python, and their operations need a world until they are done. JAX runs a thread's
+    # programs in order, so an additional one waits for all that this thread has started; other threads' are known by
+    # their results. Nobody is left to receive failures. After an exception nothing is waited for: the world's end tells
+    # other ranks.
     if not basics.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     try:
@@ -34,7 +35,7 @@ def _finish() -> None:
 
 
 def _formed() -> None:
-    # Programs have the rank and the size of the world in their shapes.
+    # Programs have the world's rank and size in their shapes.
     global _last
     place = basics._place
     now = None if place is None else (place.rank, place.size)

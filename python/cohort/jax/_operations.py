@@ -1,8 +1,8 @@
-"""One JAX primitive for all operations by name: at once where the arrays are there, else as part of a compiled program.
+"""One JAX primitive for all operations by name: eager if the arrays are computed, else part of a compiled program.
 
-Compiled programs reach the engine by XLA's foreign function interface, where it is one that is known, else by calling
-back into Python, which copies. An operation has no order among others: ranks meet by its name, wherever XLA puts it. A
-result that nothing uses is dropped by JAX together with the operation, on all ranks alike if they run the same program.
+Compiled programs call the engine through XLA's foreign function interface if its version is supported, else by calling
+back into Python, which copies. Operations have no order: ranks match them by name, wherever XLA places them. JAX drops
+a result that nothing uses together with its operation, on all ranks alike if they run the same program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.interpreters import batching, mlir
 
 
 def at_once(call: Call, arrays: Sequence[jax.Array]) -> Tuple[List[jax.Array], List[List[int]]]:
-    """Carries the operations out and waits for them, with arrays whose elements are there. Raises as hvd's operations do."""
+    """Runs the operations on computed arrays and waits for them. Raises as hvd's operations do."""
     results, received = carry_out(call, [view(array) for array in arrays])
     return [handed_over(array) for array in results], received
 
@@ -35,10 +35,10 @@ _named.multiple_results = True
 
 
 def in_program(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
-    """The same where arrays may stand for values that are not there yet."""
+    """Runs the operations if arrays may be placeholders for values not computed yet."""
     if not arrays:
         return []
-    engine_of(call.process_set)  # says now what is wrong
+    engine_of(call.process_set)  # raises now if this rank has no engine
     results: List[jax.Array] = _named.bind(*arrays, call=call)
     return results
 
@@ -67,7 +67,7 @@ def _abstract(*avals: Any, call: Call) -> List[Any]:
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Tuple[Any, Any]:
-    # One operation for the whole batch: by element where rows mean nothing, else with the batch behind the rows.
+    # One operation for the whole batch: by element if rows have no meaning, else with the batch behind the rows.
     at = 1 if call.rows else 0
     moved = [one if dim is None else jnp.moveaxis(one, dim, at) for one, dim in zip(arrays, dims)]
     return _named.bind(*moved, call=call), [None if dim is None else at for dim in dims]

@@ -1,4 +1,4 @@
-"""Types that gradients travel as: less is sent, with less precision."""
+"""Types in which gradients travel: less data, with less precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Compression:
-    """For `compression=`: a type that arrays of floating-point numbers are sent as, or None. Others stay as they are."""
+    """For `compression=`: a type in which floating-point arrays are sent, or None. Others are not changed."""
 
     none = None
     fp16 = jnp.float16
@@ -16,7 +16,7 @@ class Compression:
 
 
 def compressed(array: Any, compression: Any) -> Any:
-    """The array as it is sent."""
+    """Returns the array to send."""
     if compression is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return array
     return array.astype(compression)

@@ -13,11 +13,11 @@ from cohort.jax._operations import at_once
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """Returns the tree of arrays that rank `root_rank` (of the world) has, on every rank: parameters, the state of an
-    optimizer of optax. Ranks meet by the leaves' paths; shapes and types have to be the same.
+    """Returns, on every rank, the tree of arrays of rank `root_rank` (of the world): parameters, or the state of an
+    optimizer of optax. Ranks match leaves by path; shapes and types have to be the same.
 
-    Numbers in the tree come back as arrays; what has no values to send (None, functions, strings) stays as it is.
-    Raises ValueError under `jit`: that is done once, before.
+    Numbers in the tree are returned as arrays; leaves without values to send (None, functions, strings) are unchanged.
+    Raises ValueError under `jit`: call it once, before.
     """
     names, leaves, structure = named_leaves(params)
     if is_traced(leaves):

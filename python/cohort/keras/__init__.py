@@ -1,11 +1,11 @@
-"""Horovod's API for Keras over Cohort: `import cohort.keras as hvd`, and the rest of a program stays as it is.
+"""Horovod's API for Keras over Cohort: `import cohort.keras as hvd`, and the rest of a program stays unchanged.
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
     model.compile(optimizer=optimizer, loss="mse")
     model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
-For Keras 3 with TensorFlow, torch or JAX behind it, and for Keras 2 (tf_keras). docs/reference/keras.md has the rest.
+For Keras 3 with TensorFlow, torch or JAX as its backend, and for Keras 2 (tf_keras). See docs/reference/keras.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cohort.keras._values import *  # noqa: F403
 from cohort.keras.compression import Compression
 from cohort.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
-# Before there is an optimizer: in `model.compile(hvd.DistributedOptimizer(...))` the method is found first.
+# Before an optimizer exists: in `model.compile(hvd.DistributedOptimizer(...))` the method is looked up first.
 _training.install(_flavor.name())
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A step's communication, where Keras works with JAX: operations of a compiled program, or done at once."""
+"""A step's communication if Keras uses JAX: operations of a compiled program, or eager ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cohort.jax.compression import Compression
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
                      process_set: ProcessSet, compression: Any = Compression.none,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
-    """The gradients of all ranks. There are no sparse ones."""
+    """Returns the gradients reduced over all ranks. There are no sparse ones."""
     return _gradients.reduce_gradients(gradients, names, op=op, prescale=prescale, postscale=postscale,
                                        process_set=process_set, compression=compression)  # fmt: skip
 
@@ -26,31 +26,31 @@ def _reduced(value: Any, name: str, op: int, process_set: ProcessSet) -> Any:
     return jax.lax.stop_gradient(_gradients.reduce_gradients([value], [name], op=op, process_set=process_set)[0])
 
 
-OVERLAPS = False  # XLA calls what is outside one by one
+OVERLAPS = False  # XLA runs external calls one at a time
 
 
 def total(count: Any, name: str, process_set: ProcessSet) -> Any:
-    """The sum of a number over ranks."""
+    """Returns the sum of a number over ranks."""
     return _reduced(jnp.asarray(count, jnp.float32), name, Sum, process_set)
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """True if a flag is set on all ranks."""
+    """Returns whether a flag is set on all ranks."""
     return _reduced(jnp.asarray(flag, jnp.int32), name, Min, process_set).astype(bool)
 
 
 def factor_of(count: Any, ranks: int, samples: Any) -> Any:
-    """This rank's part of all samples, times the ranks."""
+    """Returns this rank's fraction of all samples, times the number of ranks."""
     return jnp.where(samples > 0, count * ranks / jnp.maximum(samples, 1), 0)
 
 
 def times(value: Any, factor: Any) -> Any:
-    """A loss or a gradient, times such a factor."""
+    """Returns a loss or a gradient, multiplied by that factor."""
     return value * factor.astype(value.dtype)
 
 
 def samples_in(leaf: Any) -> Any:
-    """The number of samples of a batch."""
+    """Returns the number of samples of a batch."""
     return leaf.shape[0]
 
 
@@ -60,4 +60,4 @@ def zeros(variable: Any, type_of_indices: Any) -> Any:
 
 
 def type_of_indices(gradient: Any) -> None:
-    """None: no gradients are sparse."""
+    """Returns None: no gradients are sparse."""

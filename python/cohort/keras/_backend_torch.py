@@ -1,4 +1,4 @@
-"""A step's communication, where Keras works with torch: everything is done at once, in the program's order."""
+"""A step's communication if Keras uses torch: all operations are eager, in the program's order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cohort.hvd.operations import Call, Min, Sum
 from cohort.torch._collectives import run
 from cohort.torch.compression import Compression
 
-OVERLAPS = False  # all gradients are there when they are asked for
+OVERLAPS = False  # all gradients are computed before the reduction is called
 
 
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
                      process_set: ProcessSet, compression: Any = Compression.none,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
-    """The gradients of all ranks: in place, unless they travel as something else."""
+    """Returns the gradients reduced over all ranks: in place, unless they are sent in another format."""
     compressed = [compression.compress(gradient.detach()) for gradient in gradients]
     full = [f"allreduce.{name}" for name in names]
     call = Call("allreduce", full, process_set, op, prescale, postscale,
@@ -26,12 +26,12 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int,
 
 
 def total(count: Any, name: str, process_set: ProcessSet) -> float:
-    """The sum of a number over ranks."""
+    """Returns the sum of a number over ranks."""
     return float(_reduced(torch.tensor([float(count)], dtype=torch.float64), name, process_set, Sum))
 
 
 def all_true(flag: Any, name: str, process_set: ProcessSet) -> Any:
-    """True if a flag is set on all ranks."""
+    """Returns whether a flag is set on all ranks."""
     return _reduced(torch.as_tensor(flag).reshape(1).to(torch.uint8), name, process_set, Min).reshape(()).bool()
 
 
@@ -40,17 +40,17 @@ def _reduced(tensor: torch.Tensor, name: str, process_set: ProcessSet, op: int) 
 
 
 def factor_of(count: Any, ranks: int, samples: Any) -> Any:
-    """This rank's part of all samples, times the ranks."""
+    """Returns this rank's fraction of all samples, times the number of ranks."""
     return float(count) * ranks / samples if samples else 0.0
 
 
 def times(value: Any, factor: Any) -> Any:
-    """A loss or a gradient, times such a factor."""
+    """Returns a loss or a gradient, multiplied by that factor."""
     return value if isinstance(factor, float) and factor == 1 else value * factor
 
 
 def samples_in(leaf: Any) -> Any:
-    """The number of samples of a batch."""
+    """Returns the number of samples of a batch."""
     return int(leaf.shape[0])
 
 
@@ -61,4 +61,4 @@ def zeros(variable: Any, type_of_indices: Any) -> Any:
 
 
 def type_of_indices(gradient: Any) -> None:
-    """None: no gradients are sparse."""
+    """Returns None: no gradients are sparse."""

@@ -1,4 +1,4 @@
-"""Converts errors of `fit` when ranks fail: to Horovod's, whatever the framework makes of them on their way."""
+"""Converts errors of `fit` when ranks fail: to Horovod's, from any form that the framework gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cohort.errors import Error
 
 def _known(error: Optional[BaseException]) -> Optional[BaseException]:
     """Returns Cohort's error among an exception and its causes."""
-    for _ in range(50):  # a chain may lead back into itself
+    for _ in range(50):  # the chain may be a cycle
         if error is None or isinstance(error, (HorovodInternalError, Error)):
             return error
         error = error.__cause__ or error.__context__
@@ -21,8 +21,8 @@ def _known(error: Optional[BaseException]) -> Optional[BaseException]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Within it a failed operation is a HorovodInternalError, or a `cohort.Error` that is a ValueError too. The
-    framework's own error is left out: it tells no more, in a hundred lines."""
+    """Raises a failed operation as a HorovodInternalError, or a `cohort.Error` that is a ValueError too, while the
+    context lasts. Leaves out the framework's own error: it says the same, in a hundred lines."""
     try:
         yield
     except (HostsUpdatedInterrupt, Error):
@@ -31,7 +31,7 @@ def translated() -> Iterator[None]:
         known = _known(error) or _of_framework(error)
         if known is None:
             raise
-        # Keras has taken the cause away.
+        # Keras has removed the cause.
         raise known from getattr(known, "error", None) or known.__cause__
 
 

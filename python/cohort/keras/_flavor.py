@@ -1,5 +1,5 @@
-"""Differences between kinds of Keras: Keras 3, with a backend of its own choice, or Keras 2 (tf_keras, or keras before
-3), on TensorFlow."""
+"""Differences between kinds of Keras: Keras 3, with a choice of backends, or Keras 2 (tf_keras, or keras before 3), on
+TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Iterable, List
 
 
 def name() -> str:
-    """The package that a program means by Keras: "tf_keras" if TF_USE_LEGACY_KERAS asks for it, or if it has imported no
-    other, else "keras"."""
+    """Returns the package that the program uses as Keras: "tf_keras" if TF_USE_LEGACY_KERAS selects it, or if the
+    program has imported no other, else "keras"."""
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         return "tf_keras"
     return "tf_keras" if "tf_keras" in sys.modules and "keras" not in sys.modules else "keras"
@@ -23,7 +23,7 @@ def module(package: str = "") -> Any:
 
 
 def package_of(one: Any) -> str:
-    """The package whose optimizer, or model, an object is."""
+    """Returns the Keras package of an optimizer or a model."""
     for base in type(one).__mro__:
         root = base.__module__.split(".")[0]
         if root in ("keras", "tf_keras"):
@@ -32,23 +32,23 @@ def package_of(one: Any) -> str:
 
 
 def is_keras_2(package: str) -> bool:
-    """True if that package is Keras 2."""
+    """Returns whether the package is Keras 2."""
     return package == "tf_keras" or str(module(package).__version__).startswith("2.")
 
 
 def backend_name(package: str) -> str:
-    """ "tensorflow", "torch" or "jax"."""
+    """Returns "tensorflow", "torch" or "jax"."""
     return "tensorflow" if is_keras_2(package) else str(module(package).backend.backend())
 
 
 def path_of(variable: Any) -> str:
-    """The name of a variable, as the program's layers make it."""
+    """Returns the name of a variable, as given by the program's layers."""
     path = getattr(variable, "path", None)
     return str(path if path else variable.name).split(":")[0]
 
 
 def unique_paths(variables: Iterable[Any]) -> List[str]:
-    """Names for variables; layers may share theirs, and the second of a name is the second on every rank."""
+    """Returns names for variables; layers may share names, and a repeated name gets the same number on every rank."""
     seen: dict[str, int] = {}
     paths = []
     for variable in variables:
@@ -59,13 +59,13 @@ def unique_paths(variables: Iterable[Any]) -> List[str]:
 
 
 def optimizer_variables(optimizer: Any) -> List[Any]:
-    """The variables of an optimizer: a property, but in Keras 2's old optimizers a method."""
+    """Returns the variables of an optimizer: a property, but a method in Keras 2's old optimizers."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
 
 
 def value_of(variable: Any) -> Any:
-    """A variable's value as a NumPy array, which is not the variable's own memory."""
+    """Returns a variable's value as a NumPy array, which is not the variable's own memory."""
     import numpy
 
     if hasattr(variable, "path"):
@@ -74,13 +74,13 @@ def value_of(variable: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float:
-    """As it is now."""
+    """Returns the current learning rate."""
     rate = optimizer.learning_rate
     return float(value_of(rate) if hasattr(rate, "numpy") or hasattr(rate, "path") else rate)
 
 
 def synchronize_state(model: Any) -> None:
-    """While JAX trains, values are not in the variables: puts them there."""
+    """Writes the current values to the variables, which do not hold them while JAX trains."""
     synchronize = getattr(model, "jax_state_sync", None)
     if synchronize is not None and getattr(model, "_jax_state", None) is not None:
         synchronize()

@@ -1,8 +1,8 @@
-"""Turns an optimizer into one that reduces: a class made on the fly, by the method to which each Keras passes all
+"""Turns an optimizer into one that reduces: derives a class that overrides the method to which each Keras passes all
 gradients.
 
-Keras 3 `_clip_gradients`, once for each update, after accumulation and before clipping, on all backends; Keras 2
-`aggregate_gradients`; its legacy optimizers `_aggregate_gradients`.
+Keras 3: `_clip_gradients`, once for each update, after accumulation and before clipping, on all backends; Keras 2:
+`aggregate_gradients`; its legacy optimizers: `_aggregate_gradients`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Distributed:
     _cohort_reduction: Reduction
 
     def register_local_var(self, var: Any) -> None:
-        """This variable's gradients stay this rank's own, divided by the number of ranks (unless
+        """Keeps this variable's gradients this rank's own, divided by the number of ranks (unless
         scale_local_gradients=False)."""
         type(self)._cohort_reduction.add_local(var)
 
@@ -84,7 +84,7 @@ def _reduced(optimizer: Any, pairs: Any) -> List[Tuple[Any, Any]]:
 
 
 def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
-    """Applies gradients once for each so many times, added up: Keras 2 does not accumulate itself."""
+    """Accumulates gradients, and applies them in every `passes`-th call: Keras 2 has no accumulation of its own."""
     reduction = type(optimizer)._cohort_reduction
     passes = reduction.settings.passes
     pairs = list(pairs)
@@ -110,7 +110,7 @@ def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
     count.assign_add(1)
 
     def update() -> Any:
-        # The hook takes it that Keras has averaged.
+        # The hook assumes that Keras has averaged.
         apply([(kept[id(variable)] / passes, variable) for _, variable in pairs])
         for _, variable in pairs:
             kept[id(variable)].assign(tf.zeros(variable.shape, variable.dtype))
@@ -126,7 +126,7 @@ def _mixin(optimizer: Any, package: str) -> Tuple[type, str]:
 
 
 def _public(base: type) -> type:
-    """The class that files know: with torch, Keras makes another of the same name."""
+    """Returns the class named in files: with torch, Keras makes another class of the same name."""
     for one in base.__mro__:
         if one.__name__ == base.__name__ and ".backend." not in one.__module__:
             return one
@@ -145,7 +145,7 @@ def _class(optimizer: Any, reduction: Reduction) -> Any:
 
 
 def derived(optimizer: Any, reduction: Reduction) -> Any:
-    """An optimizer of such a class, with the attributes of the one that is given."""
+    """Returns an optimizer of such a class, with the attributes of the given one."""
     made = _class(optimizer, reduction)
     wrapped: Any = made.__new__(made)
     wrapped.__dict__.update(vars(optimizer))
@@ -153,16 +153,16 @@ def derived(optimizer: Any, reduction: Reduction) -> Any:
 
 
 class _Probe(Reduction):
-    """Counts instead."""
+    """A reduction that only counts calls."""
 
     def is_shared(self) -> bool:
         return False
 
 
 def prove(optimizer: Any, reduction: Reduction) -> None:
-    """Applies a gradient to a variable of its own with an optimizer of the same kind: raises RuntimeError unless that asks
-    for what `reduction` needs. An optimizer that cannot be made a second time is not asked; `fit` looks after its first
-    step too."""
+    """Applies a gradient to a test variable with an optimizer of the same kind: raises RuntimeError unless that calls
+    the hook that `reduction` needs. An optimizer that cannot be created again is not tested; `fit` also checks after
+    its first step."""
     probe = _Probe(reduction.settings._replace(passes=1, groups=None), reduction.package)
     try:
         config = optimizer.get_config()
@@ -191,8 +191,8 @@ def prove(optimizer: Any, reduction: Reduction) -> None:
 
 
 def agreeing(outer: Any) -> Any:
-    """A LossScaleOptimizer of Keras 3 whose ranks agree on whether gradients are finite: a step is skipped by all or by none.
-    Keras 2's looks at gradients that are reduced already."""
+    """Returns a LossScaleOptimizer of Keras 3 whose ranks agree on whether gradients are finite: all ranks skip a step,
+    or none. Keras 2's checks gradients that are reduced already."""
     base = type(outer)
     if not hasattr(base, "check_finite") or hasattr(base, "_cohort_agrees"):
         return outer

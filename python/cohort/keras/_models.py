@@ -1,4 +1,4 @@
-"""Models from files."""
+"""Loads models from files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cohort.keras.optimizer import DistributedOptimizer
 
 def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Optional[Dict[str, Any]] = None,
                compression: Any = Compression.none, legacy_opts: bool = False) -> Any:  # fmt: skip
-    """Loads a model, and makes its optimizer a distributed one that has the state of the file.
+    """Loads a model, and makes its optimizer a distributed one with the state in the file.
 
     filepath           as keras.models.load_model
     custom_optimizers  classes of optimizers that are not Keras's
     custom_objects     other classes and functions, by name
-    compression        what gradients travel as
-    legacy_opts        means nothing here: Keras 2's legacy optimizers are known
+    compression        the format in which gradients travel
+    legacy_opts        has no effect: Keras 2's legacy optimizers are recognized
     """
     known = {one.__name__: one for one in custom_optimizers or ()}
     known.update(custom_objects or {})
@@ -31,7 +31,7 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Opt
 
 
 def _mended(model: Any, optimizer: Any, filepath: Any) -> Any:
-    """The optimizer, for the model's variables: of a Sequential in HDF5, Keras 3 builds it for none, and loses its state."""
+    """Returns the optimizer built for the model's variables: for a Sequential in HDF5, Keras 3 loses its state."""
     built_for = getattr(optimizer, "_trainable_variables", None)
     variables = model.trainable_variables
     if not getattr(optimizer, "built", False) or built_for is None or len(built_for) == len(variables):

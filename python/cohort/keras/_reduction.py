@@ -1,4 +1,4 @@
-"""A distributed optimizer's treatment of gradients, whatever the backend. It is kept outside the optimizer, whose
+"""A distributed optimizer's reduction of gradients, for all backends. It is kept outside the optimizer, whose
 attributes Keras tracks, copies and saves."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BUCKET_BYTES = 4 << 20
 
 
 class Settings(NamedTuple):
-    """As the arguments of `DistributedOptimizer`."""
+    """The arguments of `DistributedOptimizer`."""
 
     op: int
     predivide: float
@@ -48,17 +48,17 @@ class Reduction:
             if self.compression is None and name != "none":
                 raise ValueError(f"hvd.Compression.{name} is for Keras with torch, not with {_flavor.backend_name(package)}")
         self.local_layers: List[Any] = []
-        self.hook = ""  # its name, for errors
-        self.reached = 0  # how often the hook was
-        self.bytes = 0  # that were given to it for reducing
+        self.hook = ""  # the hook's name, for errors
+        self.reached = 0  # number of the hook's calls
+        self.bytes = 0  # bytes passed to the hook for reduction
         self.sparse: Dict[str, Any] = {}  # variables with sparse gradients: the type of their indices
-        # With Keras 2, which does not accumulate itself: sums of gradients by variable, and how many passes are in them.
+        # With Keras 2, which does not accumulate itself: sums of gradients by variable, and their number of passes.
         self.accumulated: Dict[int, Any] = {}
         self.passes_done: Any = None
         self._local: Set[int] = set()
-        self._now = threading.local()  # the variables whose gradients an optimizer is at
+        self._now = threading.local()  # the variables that an optimizer is currently updating
 
-    # --- who takes part ---
+    # --- which ranks take part ---
 
     def is_shared(self) -> bool:
         """True if there are other ranks to reduce with, or may be: programs compiled in a world of one outlive it."""
@@ -71,11 +71,11 @@ class Reduction:
         return self.settings.process_set.size() or 1
 
     def add_local(self, variable: Any) -> None:
-        """Its gradient is this rank's own."""
+        """Keeps the variable's gradient this rank's own."""
         self._local.update(self._keys(variable))
 
     def _keys(self, variable: Any) -> Set[int]:
-        # A keras.Variable may come as itself or as what it holds; with JAX that is another object after each step.
+        # A keras.Variable may be passed itself or as its value; with JAX the value is a new object after each step.
         held = getattr(variable, "_value", None)
         return {id(variable)} if held is None or self.backend.__name__.endswith("jax") else {id(variable), id(held)}
 
@@ -93,7 +93,7 @@ class Reduction:
 
     @contextlib.contextmanager
     def applying(self, optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """An optimizer applies gradients of these variables."""
+        """Marks, while the context lasts, that an optimizer applies gradients of these variables."""
         step = _step.current()
         if step is not None:
             step.applied.append((optimizer, list(variables)))
@@ -105,7 +105,7 @@ class Reduction:
             self._now.variables = before
 
     def filled(self, gradients: Sequence[Any], variables: Sequence[Any]) -> List[Any]:
-        """With zeros where there is no gradient: on other ranks there may be one."""
+        """Returns the gradients, with zeros for missing ones, which other ranks may have."""
         special = [_flavor.path_of(v) for v in variables if getattr(v, "overwrite_with_gradient", False)]
         if special and self.is_shared():
             raise ValueError(
@@ -123,7 +123,8 @@ class Reduction:
         ]
 
     def weighted(self, loss: Any) -> Any:
-        """A loss, by this rank's part of all samples: so the gradients' average over ranks is that over samples."""
+        """Returns the loss scaled by this rank's fraction of samples, so that gradients averaged over ranks are by
+        samples."""
         step = _step.current()
         if step is None or step.factor is None or step.process_set is not self.settings.process_set:
             return loss
@@ -131,7 +132,7 @@ class Reduction:
         return self.backend.times(loss, step.factor)
 
     def reduce(self, gradients: Sequence[Any], variables: Optional[Sequence[Any]] = None) -> List[Any]:
-        """The gradients of all ranks. The hooks call it."""
+        """Returns the gradients reduced over all ranks. The hooks call it."""
         self.reached += 1
         if variables is None:
             variables = getattr(self._now, "variables", None) or []
@@ -142,7 +143,7 @@ class Reduction:
             )
         passes = 1.0
         if self.settings.passes > 1 and not self.settings.average_passes:
-            passes = float(self.settings.passes)  # Keras has averaged them
+            passes = float(self.settings.passes)  # Keras has averaged the gradients
         if not self.is_shared():
             return [one if one is None or passes == 1 else one * passes for one in gradients]
         step = _step.current()
@@ -162,9 +163,9 @@ class Reduction:
             self.bytes += max(1, _bytes_of(variable))
         if step is not None:
             step.before_reducing()
-        # Another optimizer may be at work on variables of the same paths.
+        # Another optimizer may be updating variables of the same paths.
         meet = {i: claimed(names[i], self._owner(variables[i]), self.settings.process_set) for i in shared}
-        alike = getattr(self.backend, "alike", None)  # others know no sparse ones
+        alike = getattr(self.backend, "alike", None)  # other backends have no sparse gradients
         if alike is not None:
             made = alike([gradients[i] for i in shared], [meet[i] for i in shared], [variables[i] for i in shared],
                          self.settings.process_set, self.settings.sparse_as_dense)  # fmt: skip
@@ -206,8 +207,8 @@ class Reduction:
 
     @staticmethod
     def _buckets(wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
-        """Buckets of _BUCKET_BYTES and more, in backward's order of their gradients: each travels while the rest is
-        made."""
+        """Returns buckets of _BUCKET_BYTES and more, in backward's order of their gradients: each is sent while the
+        rest is computed."""
         buckets: List[List[int]] = [[]]
         filled = 0
         for i in reversed(wanted):
@@ -226,7 +227,7 @@ class Reduction:
 
 
 def _bytes_of(variable: Any) -> int:
-    """About: half types count as whole ones where a type is a name."""
+    """Returns the approximate size: half types count as whole ones if a type is a name."""
     count = 1
     for size in variable.shape:
         count *= int(size)
@@ -234,7 +235,7 @@ def _bytes_of(variable: Any) -> int:
 
 
 def of(optimizer: Any) -> Optional[Reduction]:
-    """The reduction of an optimizer, or of the one within it (LossScaleOptimizer); None where ranks are not in it."""
+    """Returns the reduction of an optimizer, or of its inner one (LossScaleOptimizer); None if not distributed."""
     found: Optional[Reduction] = getattr(type(optimizer), "_cohort_reduction", None)
     if found is None:
         inner = inner_of(optimizer)
@@ -243,7 +244,7 @@ def of(optimizer: Any) -> Optional[Reduction]:
 
 
 def inner_of(optimizer: Any) -> Any:
-    """The optimizer within a LossScaleOptimizer; None for others."""
+    """Returns the inner optimizer of a LossScaleOptimizer; None for others."""
     if not any(base.__name__.startswith("LossScaleOptimizer") for base in type(optimizer).__mro__):
         return None
     return getattr(optimizer, "inner_optimizer", None)

@@ -1,4 +1,4 @@
-"""The step of a training that is being made: by a backend that traces it once, or by one that does it each time."""
+"""The training step being built: by a backend that traces it once, or by one that runs it each time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cohort.hvd.process_sets import ProcessSet
 
 
 class Step:
-    """factor: this rank's part of the samples of all, times the ranks; None where every rank counts alike.
-    before_reducing: called once it is known of which kinds the gradients are."""
+    """factor: this rank's fraction of all samples, times the number of ranks; None if every rank counts equally.
+    before_reducing: called when the kinds of the gradients are known."""
 
     def __init__(self, process_set: ProcessSet, factor: Any, before_reducing: Callable[[], None]) -> None:
         self.process_set = process_set
         self.factor = factor
         self.before_reducing = before_reducing
-        self.weighted: Set[int] = set()  # ids of reductions whose loss has had the factor
+        self.weighted: Set[int] = set()  # ids of reductions whose loss has been scaled
         self.applied: List[Tuple[Any, List[Any]]] = []  # optimizers and the variables that they changed, in order
 
 
@@ -25,14 +25,14 @@ _now = threading.local()
 
 
 def current() -> Optional[Step]:
-    """The step that this thread is at."""
+    """Returns the step that this thread is running."""
     step: Optional[Step] = getattr(_now, "step", None)
     return step
 
 
 @contextlib.contextmanager
 def at(step: Step) -> Iterator[Step]:
-    """Within it `step` is the current one."""
+    """Makes `step` the current one while the context lasts."""
     before = current()
     _now.step = step
     try:

@@ -1,7 +1,6 @@
-"""`fit` with ranks: weights that are equal before the first step, averages by samples, ends that all ranks reach together.
+"""`fit` with ranks: equal weights before the first step, averages by samples, and ends that all ranks reach together.
 
-The first DistributedOptimizer puts this between a program and its models' `compile` and `fit`; models without one are not
-touched.
+The first DistributedOptimizer wraps `compile` and `fit` of the program's models; models without one are not affected.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _METRICS = " (hvd.callbacks.MetricAverageCallback before the others), or give Di
 
 
 def install(package: str) -> None:
-    """From now on `compile` and `fit` of that Keras's models look for distributed optimizers."""
+    """Makes `compile` and `fit` of that Keras's models look for distributed optimizers from now on."""
     for name, make in (("compile", _compile), ("fit", _fit)):
-        # Replaced in the class that defines it: Keras compares a model's method with that one to see whether it is the
-        # model's own.
+        # Replaced in the class that defines it: Keras compares a model's method with this one to see whether the model
+        # overrides it.
         owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
         if not getattr(vars(owner)[name], "_cohort", False):
             wrapper = make(vars(owner)[name], package)
@@ -100,14 +99,14 @@ def _fit(original: Callable[..., Any], package: str) -> Any:
 
 
 def distributed_optimizers(model: Any) -> List[Any]:
-    """Returns a model's optimizers: that of `compile`, and the attributes of models that have several."""
+    """Returns a model's optimizers: that of `compile`, and attributes of models with several optimizers."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     unique: Dict[int, Any] = {id(one): one for one in found if _reduction.of(one) is not None}
     return list(unique.values())
 
 
 class Training:
-    """A model whose `fit` ranks run together."""
+    """A model whose `fit` all ranks run together."""
 
     def __init__(self, model: Any, original_step: Callable[..., Any], package: str) -> None:
         self.model = model
@@ -115,12 +114,12 @@ class Training:
         self.reduction: Reduction
         self.optimizers: List[Any] = []
         self.recipe: List[Tuple[Any, List[Any]]] = []  # the last step's optimizers, and the variables that they changed
-        self.others: List[Any] = []  # callbacks that take part in the steps of ranks without data
+        self.others: List[Any] = []  # callbacks for steps of ranks without data
         self._original_step = original_step
-        self._batches = 0  # that this rank has begun in this epoch
+        self._batches = 0  # batches that this rank has begun in this epoch
         self._finished = False
-        self._epochs = 0  # that have ended, in all calls of `fit` of all ranks
-        self._asks_kinds = False  # True: ranks have to tell each other which gradients are sparse
+        self._epochs = 0  # epochs that have ended, in all calls of `fit` of all ranks
+        self._asks_kinds = False  # True: ranks have to exchange which gradients are sparse
 
     @classmethod
     def of(cls, model: Any, optimizers: List[Any], package: str) -> "Training":
@@ -141,7 +140,7 @@ class Training:
         return training
 
     def _wrapper(self) -> Any:
-        """The step that `fit` calls. Each time another one: JAX keeps what it has compiled of a function."""
+        """Returns the step for `fit`. It is a new one each time: JAX keeps the compiled form of a function."""
 
         @functools.wraps(self._original_step)
         def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -153,7 +152,7 @@ class Training:
     # --- steps ---
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """A step on this rank's batch."""
+        """Runs a step on this rank's batch."""
         reduction = self.reduction
         if not reduction.is_shared():
             return self._original_step(*args, **kwargs)
@@ -168,15 +167,15 @@ class Training:
         return result
 
     def _exchange_kinds(self) -> None:
-        """Runs once, before gradients are reduced for the first time: ranks without a batch cannot know which are
-        sparse. If steps are graphs, they have made one, too."""
+        """Runs once, before gradients are reduced for the first time: ranks without a batch cannot know which gradients
+        are sparse. If steps are graphs, such ranks have built one, too."""
         if not self._asks_kinds:
             return
         self._asks_kinds = False
         self._learn(allgather_object(self._kinds(), "keras.kinds", self.reduction.settings.process_set))
 
     def _kinds(self) -> List[Dict[str, Any]]:
-        """Returns, for each optimizer, the gradients that are known, by name, with the index type of sparse ones."""
+        """Returns, for each optimizer, the known gradients by name, with the index type of sparse ones."""
         reductions = map(_reduction.of, self.optimizers)
         return [{} if reduction is None else dict(reduction.sparse) for reduction in reductions]
 
@@ -188,7 +187,7 @@ class Training:
                     reduction.sparse.setdefault(name, kind)  # type: ignore[union-attr]
 
     def _is_eager(self) -> bool:
-        """True if gradients may be sparse, and steps are no graphs."""
+        """True if gradients may be sparse, and steps are not graphs."""
         if _flavor.backend_name(self.package) != "tensorflow":
             return False
         import tensorflow as tf
@@ -196,7 +195,7 @@ class Training:
         return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
 
     def _by_samples(self) -> bool:
-        """True if this rank's loss is a mean over samples, and so is to be the average over ranks."""
+        """True if this rank's loss is a mean over samples, and the average over ranks is to be one, too."""
         settings = self.reduction.settings
         if settings.op != _reduction.Average or settings.average_by != "samples":
             return False
@@ -204,7 +203,7 @@ class Training:
         return not any(str(getattr(one, "reduction", "")).lower().endswith("sum") for one in losses)
 
     def _absent_step(self) -> None:
-        """A step on the other ranks' batches."""
+        """Runs a step on the other ranks' batches."""
         recipe = self.recipe or [(self.model.optimizer, list(self.model.trainable_variables))]
         for optimizer, variables in recipe:
             outer = next((one for one in self.optimizers if _reduction.inner_of(one) is optimizer), optimizer)
@@ -234,8 +233,8 @@ class Training:
         self._level(absent)
 
     def _level(self, absent: int) -> None:
-        """Ranks that made steps without data have computed them otherwise (not by a compiled step, say), to the last bits:
-        they get the weights of one that had data to the end."""
+        """Ranks that made steps without data have computed them differently (not by a compiled step, for example), to
+        the last bits: they get the weights of a rank that had data to the end."""
         process_set = self.reduction.settings.process_set
         missed = allgather_object(absent, "keras.absent", process_set)
         if not any(missed):
@@ -250,7 +249,7 @@ class Training:
     # --- callbacks ---
 
     def callbacks(self, epochs: Tuple[int, int]) -> Tuple[Any, Any]:
-        """Returns the callbacks that come before the program's, and those that come after them."""
+        """Returns the callbacks to run before the program's, and those to run after them."""
         training, base = self, _flavor.module(self.package).callbacks.Callback
 
         class Before(base):  # type: ignore[misc,valid-type]
@@ -294,7 +293,7 @@ class Training:
         return Before(), After()
 
     def build(self, x: Any) -> None:
-        """Has the model built before the first step, so that weights can be made equal."""
+        """Builds the model before the first step, so that weights can be made equal."""
         model = self.model
         if _flavor.is_keras_2(self.package):
             batch = None if model.built else _peek(x)
@@ -303,7 +302,7 @@ class Training:
         elif hasattr(model, "_maybe_symbolic_build") and not getattr(model, "_distribute_strategy", None):
 
             def build(iterator: Any = None, data_batch: Any = None) -> None:
-                # TensorFlow's iterator gives iterators, where the others' give lists of batches. There may be none.
+                # TensorFlow's iterator yields iterators; the others' yield lists of batches. The iterator may be empty.
                 if iterator is not None:
                     data_batch = next((next(one, None) for _, _, one in iterator), None)
                 if data_batch is not None:
@@ -312,10 +311,10 @@ class Training:
             model._maybe_symbolic_build = build
 
     def check_reached(self) -> None:
-        """After a step: raises RuntimeError if none has reduced anything."""
+        """After a step: raises RuntimeError if no optimizer has reduced anything."""
         reduction = self.reduction
         optimizer = self.optimizers[0]
-        # Steps that only accumulate, and those that overflow, do not come to it.
+        # Steps that only accumulate or that overflow do not reach the hook.
         if _reduction.inner_of(optimizer) is not None:
             return
         if self._batches < (getattr(optimizer, "gradient_accumulation_steps", None) or reduction.settings.passes):
@@ -333,7 +332,7 @@ class Training:
         return reduction is not None and reduction.bytes > 0
 
     def agree(self, epochs: Tuple[int, int], steps: Optional[int]) -> None:
-        """Before the first step. Raises ValueError, on all ranks, where they would not train the same."""
+        """Called before the first step. Raises ValueError, on all ranks, if they would not train the same model."""
         reduction = self.reduction
         if not reduction.is_shared():
             return
@@ -347,7 +346,7 @@ class Training:
                     f"{self._name(rank)} from {plan[0]} to {plan[1]} -- give all ranks the same epochs and initial_epoch"
                 )
         self._learn([plan[3] for plan in plans])
-        self._epochs = min(plan[5] for plan in plans)  # a rank may be new in a world that others were in before
+        self._epochs = min(plan[5] for plan in plans)  # a new rank may be in a world that others have been in before
         self._asks_kinds = not any(self._kinds()) and all(plan[4] for plan in plans)
         if len({plan[2] for plan in plans}) > 1 and reduction.settings.process_set.rank() == 0:
             print(
@@ -356,7 +355,7 @@ class Training:
                 + "; those that have no data left take part in the others' steps without any",
                 file=sys.stderr,
             )
-        # In an elastic job programs call `fit` before their state is made equal, to have variables for it.
+        # In an elastic job programs call `fit` before their state is made equal, to create its variables.
         elastic = basics.may_grow()
         differ = self.compare_weights(
             "before the first step", "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to fit's callbacks", refuses=not elastic
@@ -369,7 +368,7 @@ class Training:
         return f"rank {ranks[rank] if rank < len(ranks) else rank}"
 
     def _take_those_of_first(self, differ: bool) -> None:
-        """Gives all ranks the first one's weights and the states of its optimizers."""
+        """Gives all ranks the first rank's weights and the states of its optimizers."""
         process_set, model = self.reduction.settings.process_set, self.model
         root = (process_set.ranks or [0])[0]
         if differ and process_set.rank() == 0:
@@ -386,8 +385,8 @@ class Training:
             broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
 
     def compare_weights(self, when: str, advice: str, refuses: bool = True) -> bool:
-        """Raises ValueError, on all ranks, where they have other weights to train, or other values of them: then with
-        refuses=False it returns True, on all ranks."""
+        """Raises ValueError, on all ranks, if their trainable weights or the values of these differ; for values with
+        refuses=False, returns True on all ranks instead."""
         if not self.reduction.is_shared():
             return False
         _flavor.synchronize_state(self.model)
@@ -423,8 +422,7 @@ class Training:
         return differ
 
     def compare_numbers(self, epoch: int) -> None:
-        """Raises ValueError, on all ranks, where the optimizers have come to have different learning rates or others of their
-        numbers."""
+        """Raises ValueError, on all ranks, if the optimizers' learning rates or other numbers now differ."""
         if not self.reduction.is_shared():
             return
         mine = [pair for optimizer in self.optimizers for pair in _numbers_of(optimizer).items()]
@@ -443,7 +441,7 @@ class Training:
         return any(reduction.is_local(variable) for reduction in map(_reduction.of, self.optimizers) if reduction)
 
     def agree_on_end(self) -> None:
-        """If one rank's callbacks have ended the training, all end it with this epoch."""
+        """If one rank's callbacks have ended the training, ends it on all ranks with this epoch."""
         reduction = self.reduction
         if reduction.is_shared():
             asked = 1.0 if self.model.stop_training else 0.0
@@ -452,25 +450,25 @@ class Training:
 
 
 def _numbers_of(optimizer: Any) -> Dict[str, Any]:
-    """Returns the numbers that a step computes with: the learning rate as it is now, and those among its arguments."""
+    """Returns the numbers that a step uses: the current learning rate, and numeric arguments."""
     inner = _reduction.inner_of(optimizer) or optimizer
     try:
         found = {name: one for name, one in inner.get_config().items() if isinstance(one, (bool, int, float))}
-    except NotImplementedError:  # an optimizer of the program's
+    except NotImplementedError:  # a custom optimizer
         found = {}
-    if not hasattr(inner.learning_rate, "get_config"):  # Keras 2's schedules: they are functions of the step
+    if not hasattr(inner.learning_rate, "get_config"):  # Keras 2's schedules are functions of the step
         found["learning_rate"] = _flavor.learning_rate(inner)
     return found
 
 
 def _apply(optimizer: Any, reduction: Reduction, variables: List[Any]) -> None:
-    """Steps with the other ranks' gradients."""
+    """Makes a step with the other ranks' gradients."""
     nothing = reduction.nothing(variables)
     name = _flavor.backend_name(reduction.package)
     if _flavor.is_keras_2(reduction.package):
         optimizer.apply_gradients(zip(nothing, variables))
     elif name == "jax":
-        # Without a compiled step around it a condition of JAX must not assign.
+        # Outside of a compiled step, a condition of JAX must not assign.
         values, state = optimizer.stateless_apply(
             [one.value for one in optimizer.variables], nothing, [one.value for one in variables]
         )
@@ -499,7 +497,7 @@ def _first_leaf(data: Any) -> Any:
 
 
 def _peek(x: Any) -> Any:
-    """Some inputs of a training, where looking at them takes nothing away; else None."""
+    """Returns some inputs of a training if reading them consumes nothing; else None."""
     import tensorflow as tf
 
     if isinstance(x, tf.data.Dataset):

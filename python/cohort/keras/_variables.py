@@ -1,4 +1,4 @@
-"""Variables that are made equal on all ranks."""
+"""Makes variables equal on all ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cohort.keras import _flavor
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str,
                         process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
-    """Gives variables the values that `root_rank` has. Raises ValueError, on the ranks concerned, for those that differ in
-    name, shape or type; the others get HorovodInternalError."""
+    """Sets variables to the values of `root_rank`. If name, shape or type differ, raises ValueError on the ranks
+    concerned and HorovodInternalError on the others."""
     import numpy
 
     engine = engine_of(process_set)
@@ -28,7 +28,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str,
         raise ValueError(f"broadcast of {name}: {_difference(outline, theirs, root_rank)}")
     if not values:
         return
-    # As bytes: half types of others know no buffers.
+    # As bytes: half types from other packages do not support buffers.
     flat = [numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8) for value in values]
     names = [named("broadcast", f"keras.{name}.{i}.{one[0]}", process_set) for i, one in enumerate(theirs)]
     full = [i for i, one in enumerate(flat) if one.size]

@@ -26,26 +26,26 @@ __all__ = [
 
 
 class _Callback(_callbacks.Callback):
-    async_safe = False  # ranks communicate in one thread
+    async_safe = False  # ranks communicate from one thread
 
     def before_absent_batch(self, batch: int) -> None:
-        """This rank has no data left, and is about to take part in the others' batch of this number."""
+        """Called if this rank has no data left, before it takes part in the others' batch of this number."""
 
     def after_absent_batch(self, batch: int) -> None:
-        """That batch is done."""
+        """Called after that batch."""
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        """Does nothing. If any callback has this method, Keras calls all of them in the training's own thread."""
+        """Does nothing. If any callback has this method, Keras calls all of them on the training's own thread."""
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives all ranks the weights and the optimizer's state that `root_rank` has, before the first step.
+    """Sets all ranks' weights and optimizer state to those of `root_rank`, before the first step.
 
     root_rank        a rank of the world
-    device           means nothing here
+    device           has no effect
     local_variables  variables that stay each rank's own
 
-    Generators of random numbers are not made equal: each rank drops other units.
+    Random number generators are not made equal: each rank drops different units.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-        self._broadcast()  # for a model that its first batch has built
+        self._broadcast()  # for a model that was built by its first batch
 
     def _broadcast(self) -> None:
         model = self.model
@@ -81,10 +81,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Puts the averages over ranks into the logs of each epoch, for the callbacks after it: weighted by the samples that
-    each rank has seen, those of the validation too.
+    """Puts the averages over ranks into the logs of each epoch, for later callbacks: weighted by each rank's number of
+    samples, also in validation.
 
-    Exact for means over samples (losses, accuracies). Others (AUC, precision) are the mean of the ranks' values.
+    Exact for means over samples (losses, accuracies). Other metrics (AUC, precision) are means of the ranks' values.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -118,7 +118,7 @@ class MetricAverageCallback(_Callback):
 
 
 def _samples_seen(model: Any) -> float:
-    """Since its metrics were reset; 1 where nobody has counted: then ranks count alike."""
+    """Returns the samples since its metrics were reset; 1 if they were not counted: ranks then count equally."""
     tracker = getattr(model, "_loss_tracker", None)
     if tracker is None:
         tracker = getattr(getattr(model, "compiled_loss", None), "_loss_metric", None)
@@ -131,14 +131,15 @@ def _samples_seen(model: Any) -> float:
 class LearningRateScheduleCallback(_Callback):
     """Sets the learning rate to initial_lr times a multiplier.
 
-    initial_lr           the rate that is multiplied
+    initial_lr           the rate to be multiplied
     multiplier           a function of the epoch; a number m means m ** (epoch - start_epoch)
-    start_epoch          the first epoch that it acts in
-    end_epoch            the first epoch after it; None: it acts to the end
-    staircase            once in each epoch, not in each batch
-    momentum_correction  momentum is scaled with the rate for the batch that changes it; Keras 3 compiles momentum into the
-                         step, so that this has an effect with torch, with run_eagerly and with Keras 2's legacy optimizers
-    steps_per_epoch      batches in an epoch; default: what `fit` knows
+    start_epoch          the first epoch in which it acts
+    end_epoch            the first epoch in which it no longer acts; None: it acts to the end
+    staircase            change the rate once in each epoch, not in each batch
+    momentum_correction  scale momentum with the rate for the batch that changes the rate; Keras 3 compiles momentum
+                         into the step, so this has an effect only with torch, with run_eagerly and with Keras 2's
+                         legacy optimizers
+    steps_per_epoch      batches in an epoch; default: the number known to `fit`
 
     Raises ValueError if the optimizer's rate is a LearningRateSchedule.
     """
@@ -156,7 +157,7 @@ class LearningRateScheduleCallback(_Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
-        self._momentum: Optional[float] = None  # to be put back
+        self._momentum: Optional[float] = None  # the value to be restored
         self.multiplier: Callable[[float], float]
         if callable(multiplier):
             self.multiplier = multiplier
@@ -237,19 +238,19 @@ def _set_momentum(optimizer: Any, momentum: float) -> None:
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Lets the learning rate grow, batch by batch, from initial_lr / size to initial_lr.
+    """Raises the learning rate, batch by batch, from initial_lr / size to initial_lr.
 
-    initial_lr     the rate after the warm-up: usually that of one process, times the ranks
-    warmup_epochs  how long it grows
-    verbose        1: rank 0 says when it is done
+    initial_lr     the rate after the warm-up: usually that of one process, times the number of ranks
+    warmup_epochs  length of the warm-up
+    verbose        1: rank 0 reports its end
 
-    The rest as LearningRateScheduleCallback.
+    Other arguments are those of LearningRateScheduleCallback.
     """
 
     def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
                  steps_per_epoch: Optional[int] = None, verbose: int = 0) -> None:  # fmt: skip
         def multiplier(epoch: float) -> float:
-            # As of the end of the batch, so that epochs end with round numbers.
+            # As of the batch's end, so that epochs end with round numbers.
             epoch += 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / basics.size() * (epoch * (basics.size() - 1) / warmup_epochs + 1)
 
@@ -263,9 +264,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_callbacks.ModelCheckpoint):
-    """A ModelCheckpoint that rank 0 writes, of the best model so far.
+    """A ModelCheckpoint of the best model so far, written by rank 0.
 
-    filepath  where; default "best-model.keras". It can be set later: `callback.filepath = ...`
+    filepath  path of the file; default "best-model.keras". It can be set later: `callback.filepath = ...`
     """
 
     def __init__(self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: Any = "epoch",
@@ -279,8 +280,8 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
 
 
 class CommitStateCallback(_Callback):
-    """Commits an elastic state after each `batches_per_commit` batches and each epoch. It comes after the callbacks that
-    change the state: those that follow it are not called if it learns of other hosts."""
+    """Commits an elastic state after each `batches_per_commit` batches and each epoch. Put it after callbacks that
+    change the state: callbacks after it are not called if it learns of other hosts."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -289,7 +290,7 @@ class CommitStateCallback(_Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-        # The same on all ranks, also on those that are new.
+        # The same on all ranks, including new ones.
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -306,8 +307,8 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps `state.batch`: the number, from 0, of the batch of this epoch that was done last. Keras does not begin within an
-    epoch: one that a reset has interrupted is done again in full, from the weights of the last commit."""
+    """Keeps `state.batch`: the number, from 0, of the last batch done in this epoch. Keras does not begin within an
+    epoch: an epoch interrupted by a reset is repeated in full, from the weights of the last commit."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -321,7 +322,7 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps `state.epoch`: the epochs that are done, those of earlier worlds too. `fit` may count on from there
+    """Keeps `state.epoch`: the number of epochs done, including earlier worlds'. `fit` may count from there
     (`initial_epoch=state.epoch`) or from 0 (`epochs=EPOCHS - state.epoch`)."""
 
     def __init__(self, state: Any) -> None:

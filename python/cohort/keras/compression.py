@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class Compression:
-    """The compressors there are; the backend's own are meant. A compressor of `cohort.torch`, `cohort.tensorflow` or
-    `cohort.jax`, or one of one's own, can be given in their place."""
+    """The available compressors, which select the backend's own. A compressor of `cohort.torch`, `cohort.tensorflow` or
+    `cohort.jax`, or a custom one, can be given instead."""
 
     none = "none"
     fp16 = "fp16"
     bf16 = "bf16"
-    int8 = "int8"  # this and what follows: where Keras works with torch
+    int8 = "int8"  # this and the following need Keras with torch
     int4 = "int4"
     fp8 = "fp8"

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class KerasState(ObjectState):
-    """The state of a training: the weights of a model, those of its optimizer, and anything else by name.
+    """The state of a training: a model's weights, its optimizer's, and anything else by name.
 
     model      a model of Keras; it may be built later
     optimizer  default: model.optimizer
@@ -35,7 +35,7 @@ class KerasState(ObjectState):
         self.model = model
         self._optimizer = optimizer
         self._saved: List[Any] = []
-        self._saved_count = 0  # how many of them are the model's
+        self._saved_count = 0  # how many saved weights are the model's
         super().__init__(**kwargs)
         self._keep()
 
@@ -79,5 +79,5 @@ class KerasState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        # A compiled step knows the ranks of the world that has ended.
+        # A compiled step was made for the ranks of the world that has ended.
         self.model.train_function = None

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: any of Keras's optimizers, with gradients that are those of all ranks."""
+"""`DistributedOptimizer`: any of Keras's optimizers, with gradients reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
                          average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Groups = None,
                          process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
                          average_by: str = "samples", compare_ranks: bool = True) -> Any:  # fmt: skip
-    """An optimizer that steps with the gradients of all ranks. It has the class name, the settings and the state of
-    `optimizer`, which should not be used any more; files that are saved with it load without Cohort.
+    """Returns an optimizer that steps with the gradients of all ranks. It has the class name, the settings and the
+    state of `optimizer`, which should not be used any more; files saved with it load without Cohort.
 
     name                          its name; default: that of `optimizer`
-    device_dense, device_sparse   mean nothing here
-    compression                   what gradients travel as: hvd.Compression.none, fp16, bf16
-    sparse_as_dense               gradients of embeddings travel as dense ones
-    gradient_predivide_factor     f: gradients are divided by f before the sum, and by size / f after; with hvd.Average
+    device_dense, device_sparse   have no effect
+    compression                   the format in which gradients travel: hvd.Compression.none, fp16, bf16
+    sparse_as_dense               reduce gradients of embeddings as dense ones
+    gradient_predivide_factor     f: with hvd.Average, gradients are divided by f before the sum, and by size / f after
     op                            hvd.Average or hvd.Sum
-    backward_passes_per_step      gradients of so many batches are added up on each rank before they are reduced; it is
-                                  Keras 3's gradient_accumulation_steps
-    average_aggregated_gradients  their mean is taken, and not their sum
+    backward_passes_per_step      number of batches whose gradients are summed on each rank before a reduction; the same
+                                  as Keras 3's gradient_accumulation_steps
+    average_aggregated_gradients  use the mean of these gradients instead of their sum
     num_groups                    deprecated: groups
-    groups                        a number: gradients are reduced in so many groups, each at once; or lists of variables
-    process_set                   the ranks that reduce; others step with what they have
+    groups                        a number of groups, each reduced together; or lists of variables
+    process_set                   the ranks that reduce; others step with their own gradients
     scale_local_gradients         gradients of `register_local_var` are divided by the number of ranks
-    average_by                    not Horovod's. "samples": within `fit`, hvd.Average is that of all ranks' samples, also
-                                  where batches differ in size. "ranks": every rank counts alike, as in Horovod
-    compare_ranks                 not Horovod's. If set, `fit` raises ValueError, on all ranks, where numbers of the
-                                  optimizer (its learning rate, say) differ by rank after an epoch, or weights after
+    average_by                    not Horovod's. "samples": within `fit`, hvd.Average is over all ranks' samples, even
+                                  if batches differ in size. "ranks": every rank counts equally, as in Horovod
+    compare_ranks                 not Horovod's. If set, `fit` raises ValueError, on all ranks, if numbers of the
+                                  optimizer (such as its learning rate) differ by rank after an epoch, or weights after
                                   epochs 2, 4, 8, ... and at the end. After the first epoch weights are always compared
 
     The optimizer has `register_local_var(variable)`: that variable's gradients stay this rank's own.
-    Raises ValueError for arguments that have no meaning, and before `init`; RuntimeError if this Keras does not ask the
-    optimizer for what it reduces, since ranks would train apart.
+    Raises ValueError for arguments that have no meaning, and before `init`; RuntimeError if this Keras does not call
+    the optimizer's method that reduces, since ranks would train separately.
     """
     groups = check_groups(groups, num_groups, "variables")
     if op not in (Average, Sum):
@@ -61,7 +61,7 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
                         compare_ranks)  # fmt: skip
     inner = _reduction.inner_of(optimizer)
     if inner is not None:
-        # The loss is scaled outside; what is within it reduces.
+        # The outer optimizer scales the loss; the inner one reduces.
         _replace_inner(optimizer, _wrapped(inner, Reduction(settings, package), None))
         _training.install(package)
         return _hooks.agreeing(optimizer)
@@ -77,7 +77,7 @@ def PartialDistributedOptimizer(optimizer: Any, name: Optional[str] = None, devi
                                 average_aggregated_gradients: bool = False, groups: Groups = None,
                                 process_set: ProcessSet = global_process_set, local_layers: Any = None,
                                 scale_local_gradients: bool = True) -> Any:  # fmt: skip
-    """As `DistributedOptimizer`, but for some layers, whose gradients stay each rank's own.
+    """Like `DistributedOptimizer`, but the gradients of some layers stay each rank's own.
 
     local_layers  a layer or a list of layers; they need not be built yet
     """

@@ -1,6 +1,6 @@
 """Data-parallel training of torch modules: DistributedDataParallel over processes, DataParallel over threads.
 
-Needs torch 1.13 or 2.x. Modules are on the CPU, or each rank's on a GPU of its own (docs/reference/gpu.md).
+Needs torch 1.13 or 2.x. Modules are on the CPU, or on a GPU of each rank's own (docs/reference/gpu.md).
 """
 
 from __future__ import annotations

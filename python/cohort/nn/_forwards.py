@@ -1,4 +1,4 @@
-"""Asks torch's autograd about the backward under way: whether it is a step."""
+"""Asks torch's autograd whether the backward under way is a step."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any, Optional
 
 import torch
 
-# Which nodes the backward under way will run.
+# Tells whether the backward under way will run a node.
 _will_run: Optional[Callable[[Any], bool]] = getattr(torch._C, "_will_engine_execute_node", None)
-# The one that it runs: torch 2.1 and later.
+# Returns the node that the backward is running: torch 2.1 and later.
 _running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_node", None)
 
 
 def accumulates(outputs: Sequence[Any], nodes: Sequence[Any], renew: Callable[[], bool] = lambda: False) -> bool:
-    """False if this is an autograd.grad() for other tensors: it asks for nothing of ours, and is no step.
+    """Returns False if the backward is an autograd.grad() for other tensors: none of our gradients, so no step.
 
-    outputs: references to the tensors of a forward, to one of which the backward under way has come
-    nodes: what accumulates our parameters' gradients
-    renew: looks whether there are other nodes by now, puts them into `nodes`, and says so
+    outputs: references to the tensors of a forward, one of which the backward under way has reached
+    nodes: the nodes that accumulate our parameters' gradients
+    renew: checks whether there are new nodes; if so, puts them into `nodes` and returns True
     """
     if _will_run is None:
         return True
     try:
-        # If none of them is run, there may be new nodes.
+        # If none of the nodes is run, they may have been replaced.
         if any(map(_will_run, nodes)) or (renew() and any(map(_will_run, nodes))):
             return True
     except RuntimeError:
         return False  # an autograd.grad() for a parameter
-    # Either that, or a backward whose graph has none of our parameters. Seldom, so the graph may be searched.
+    # Either an autograd.grad(), or a graph without our parameters. Rare, so searching the graph is fine.
     ours = set(nodes)
     living = (entry() for entry in outputs)
     found = [output.grad_fn for output in living if output is not None and output.grad_fn is not None]

@@ -1,4 +1,4 @@
-"""Which ranks train together: a Communicator, a group of torch.distributed, or whichever world there is."""
+"""The ranks that train together: a Communicator, a group of torch.distributed, or the default world."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cohort.errors import InvalidArgument
 
 
 def default_world() -> Communicator:
-    """The default world, of a thread of run_on_threads that thread's; where only init_process_group("cohort") was called, that
-    group's. Raises InvalidArgument."""
+    """Returns the default world (on a thread of run_on_threads, that thread's), or the group of
+    init_process_group("cohort") if only that was called. Raises InvalidArgument if there is neither."""
     distributed = sys.modules.get("cohort.distributed")
     if not cohort.is_initialized() and distributed is not None:
         import torch.distributed as dist
@@ -23,7 +23,7 @@ def default_world() -> Communicator:
 
 
 def communicator_of(process_group: Any, who: str = "DistributedDataParallel") -> Optional[Communicator]:
-    """None for None. Raises InvalidArgument for what is no group of the backend "cohort" that this process is in."""
+    """Returns None for None. Raises InvalidArgument unless it is a "cohort" group that this process is in."""
     if process_group is None:
         return None
     from cohort.distributed import ProcessGroup

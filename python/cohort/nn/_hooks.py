@@ -13,14 +13,14 @@ import torch
 from cohort import Communicator
 from cohort.errors import Error, InvalidArgument, Timeout
 
-# (state, bucket) -> a torch.futures.Future of the average.
+# A function of (state, bucket) that returns a torch.futures.Future of the average.
 Hook = Callable[[Any, Any], Any]
 
 
 class GradBucket:
-    """A bucket of gradients, as a torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
-    where samples are declared they have been multiplied so that the plain mean over ranks is the average by samples (a
-    rank without samples has zeros)."""
+    """A bucket of gradients, with the interface of torch.distributed.GradBucket. The gradients are this rank's, in the
+    bucket's own memory. If samples are declared, they have been scaled so that the plain mean over ranks is the average
+    by samples (a rank without samples has zeros)."""
 
     def __init__(self, index: int, is_last: bool, buffer: torch.Tensor, parameters: list[torch.Tensor],
                  offsets: Sequence[int], communicator: Communicator, names: Sequence[str] = (),
@@ -31,25 +31,25 @@ class GradBucket:
         self.communicator = communicator  # the ranks that train together
 
     def index(self) -> int:
-        """From 0 in the order in which buckets come, the same on all ranks. Buckets are made anew after the first step, and
-        where parameters are unfrozen or replaced."""
+        """Returns the bucket's number, from 0 in the order in which buckets become ready, the same on all ranks.
+        Buckets are made anew after the first step, and if parameters are unfrozen or replaced."""
         return self._index
 
     def is_last(self) -> bool:
-        """True for the last bucket of this backward."""
+        """Returns True for the last bucket of this backward."""
         return self._is_last
 
     def last_step_refused(self) -> bool:
-        """The backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): nobody has its gradients,
-        and what a hook has kept of it is to be dropped."""
+        """Returns True if the backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): no
+        rank has its gradients, and a hook has to drop what it has kept of that step."""
         return self._last_step_refused
 
     def buffer(self) -> torch.Tensor:
-        """All gradients, 1-D, with zeros between them. The hook may change it."""
+        """Returns all gradients, 1-D, with zeros between them. The hook may change the tensor."""
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Another one of as many elements, for hooks around hooks."""
+        """Replaces the buffer by another one of as many elements, for hooks that call hooks."""
         if buffer.numel() != self._buffer.numel():
             raise InvalidArgument(
                 f"GradBucket.set_buffer: {buffer.numel()} elements in place of {self._buffer.numel()}"
@@ -57,7 +57,7 @@ class GradBucket:
         self._buffer = buffer.view(-1)
 
     def gradients(self) -> list[torch.Tensor]:
-        """Gradients of the parameters, in their shapes, as views of the buffer, with a dense parameter's strides."""
+        """Returns the parameters' gradients, in their shapes: views of the buffer, with a dense parameter's strides."""
         begin = self._buffer.storage_offset()
         return [
             self._buffer.as_strided(parameter.shape, tuple(stride), begin + offset)
@@ -68,20 +68,20 @@ class GradBucket:
         return self._parameters
 
     def names(self) -> list[str]:
-        """The parameters' names in the module."""
+        """Returns the parameters' names in the module."""
         return self._names
 
 
 class OfOneModel:
-    """A state that keeps, by buckets or by names, what is one model's alone. A copy is for another one, and shares nothing
-    with it but the process group."""
+    """A state that keeps, by buckets or by names, data of one model alone. A copy is for another model, and shares
+    nothing with the original but the process group."""
 
     _module: Optional[weakref.ref] = None
     process_group: Any
 
     def take_module(self, module: torch.nn.Module) -> None:
-        """It was registered. Another DistributedDataParallel may take the same module over."""
-        if self._module is not None and self._module() is not module:  # also where that model is gone
+        """Called when the state is registered. Another DistributedDataParallel may take over the same module."""
+        if self._module is not None and self._module() is not module:  # also if that model no longer exists
             raise InvalidArgument(
                 f"register_comm_hook: this {type(self).__name__} is another model's, and what it keeps between steps would go "
                 "from one to the other -- give each model a state of its own"
@@ -130,7 +130,7 @@ class Hooked:
         return f"hook {getattr(self._hook, '__qualname__', repr(self._hook))}, bucket {self._bucket}"
 
     def finish(self) -> None:
-        """Waits for the average, and puts it where the gradients were. Raises what the hook has raised, and Timeout."""
+        """Waits for the average and copies it to the gradients' memory. Raises the hook's error, and Timeout."""
         if not self._future.done():
             ended = threading.Event()
             self._future.add_done_callback(lambda _: ended.set())
@@ -148,7 +148,7 @@ class Hooked:
     def _value(self) -> Any:
         try:
             return self._future.value()
-        except RuntimeError as error:  # torch's, around an operation's, where a function on a future has met that
+        except RuntimeError as error:  # torch's, around an operation's that a function on a future met
             if isinstance(error, Error) or not torch.distributed.is_available():
                 raise
             from cohort.distributed.work import failure_told_by

@@ -1,4 +1,4 @@
-"""The first value of a tensor that is NaN or infinite, and what all ranks of a model are told of the first gradient."""
+"""The first value of a tensor that is NaN or infinite, and the report to all ranks of a model's first such gradient."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cohort.errors import InvalidArgument, NonFinite
 class NonFiniteElement:
     """One element of a tensor."""
 
-    index: int  # in the order of the dimensions, the last one running fastest
-    position: tuple[int, ...]  # the same, one number per dimension; empty for a scalar
-    value: float  # of a complex number the part that is not finite
+    index: int  # row-major, the last dimension running fastest
+    position: tuple[int, ...]  # the same position, one number per dimension; empty for a scalar
+    value: float  # of a complex number, the part that is not finite
 
 
 @dataclass(frozen=True)
 class NonFiniteGradient:
-    """A gradient that is not finite, the first one: of the bucket that is reduced first, there of the lowest rank, there
-    of the gradient that lies first."""
+    """The first gradient that is not finite: in the bucket that is reduced first, of the lowest rank there, the first
+    in memory."""
 
     rank: int
     host: str  # that rank's
@@ -37,19 +37,19 @@ class NonFiniteGradient:
 class NonFiniteError(NonFinite):
     """Raised on every rank, with the same text and gradient, before a gradient of the step can be used.
 
-    `gradient` is a NonFiniteGradient, `peer` its rank. The communicator and the model stay usable.
+    `gradient` is a NonFiniteGradient, `peer` its rank. The communicator and the model can still be used.
     """
 
     gradient: NonFiniteGradient
 
 
 def first_non_finite(tensor: torch.Tensor, wire_format: Any = None) -> Optional[NonFiniteElement]:
-    """The first element that is NaN or infinite, None if there is none; integers are finite.
+    """Returns the first element that is NaN or infinite; None if there is none. Integers are finite.
 
-    tensor      dense, contiguous or not; a GPU's is copied
+    tensor      dense, contiguous or not; a tensor on a GPU is copied
     wire_format  torch.bfloat16 or its name: a float32 that becomes infinite as bfloat16 counts as well
 
-    Raises InvalidArgument for other tensors, and for types that collectives do not know. Any thread may call.
+    Raises InvalidArgument for other tensors, and for types that collectives do not support. Any thread may call.
     """
     if tensor.layout != torch.strided:
         raise InvalidArgument(f"first_non_finite: the tensor is not dense ({tensor.layout}) -- use .to_dense()")
@@ -64,7 +64,7 @@ def first_non_finite(tensor: torch.Tensor, wire_format: Any = None) -> Optional[
 
 
 def position_of(index: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The element with this number, in a tensor of this shape: one number per dimension."""
+    """Returns the position of element `index` in a tensor of this shape: one number per dimension."""
     position = []
     for size in reversed(shape):
         index, at = divmod(index, size)
@@ -75,7 +75,7 @@ def position_of(index: int, shape: Sequence[int]) -> tuple[int, ...]:
 def error_of(
     text: str, rank: int, host: str, parameter: str, index: int, position: tuple[int, ...], value: float, step: int
 ) -> NonFiniteError:
-    """The error that all ranks raise."""
+    """Returns the error that all ranks raise."""
     error = NonFiniteError(text)
     error.gradient = NonFiniteGradient(rank, host, parameter, NonFiniteElement(index, position, value), step)
     error.peer = rank

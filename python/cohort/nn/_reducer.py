@@ -1,14 +1,14 @@
-"""Autograd's side of a gradient's way: hooks of torch that tell the core (C++, train/gradients) when a backward begins,
-brings a gradient and ends, and gradients as tensors over their places in the buckets.
+"""Autograd's side of gradient reduction: torch hooks tell the core (C++, train/gradients) when a backward begins,
+yields a gradient and ends, and gradients are tensors over their places in the buckets.
 
-A hook before AccumulateGrad, where `.grad` is None, copies a small gradient to its place in the bucket and keeps a large
-one for the reduction to read, and hands AccumulateGrad nothing; where there is a gradient already, AccumulateGrad adds
-to it in place. One thread at a time per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients,
-on one that that one waits for.
+If `.grad` is None, a hook before AccumulateGrad copies a small gradient to its place in the bucket, keeps a large one
+for the reduction to read, and gives AccumulateGrad nothing. If there is a gradient already, AccumulateGrad adds to it
+in place. One thread at a time per rank calls the reducer; autograd calls its hooks on that thread or, for a GPU's
+gradients, on a thread for which that thread waits.
 
-torch makes a new AccumulateGrad, without hooks, when a parameter is given data of another type or device, also there and
-back (`module.half(); module.float()`). A look at all addresses in each forward sees it; where an address is the same again,
-a hook on the tensor itself, which outlives the node, brings the gradient.
+torch makes a new AccumulateGrad, without hooks, when a parameter is given data of another type or device, even
+temporarily (`module.half(); module.float()`). Each forward compares all addresses to detect this; if an address is the
+same again, a hook on the tensor itself, which outlives the node, receives the gradient.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import gpu_of, is_dense, tensors_in
 from cohort.nn.options import DistributedDataParallelOptions
 
-# 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped where a gradient is written.
+# torch 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped if a gradient is written.
 _HOOKS_RUN_INSIDE = torch.__version__ < "2"
-# torch 2.1 and later: hooks on a tensor, after its gradient has been accumulated by whichever node.
+# torch 2.1 and later has hooks on a tensor that run after any node has accumulated its gradient.
 _HAS_HOOKS_AFTER = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
-_STEPS_BETWEEN_NODES = 64  # without them: all nodes are looked at
+_STEPS_BETWEEN_NODES = 64  # without such hooks: steps between checks of all nodes
 
-# Parameters of living reducers, by id: a parameter may have one. (An attribute would go into copies and pickles.)
+# Parameters of living reducers, by id: a parameter has at most one. (An attribute would go into copies and pickles.)
 _owners: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
 
 
@@ -43,33 +43,33 @@ class _Parameter:
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
-        self.dtype, self.device = tensor.dtype, tensor.device  # of what it was wrapped with
-        self.node = _node_of(tensor)  # autograd holds it only weakly, and the hooks with it
+        self.dtype, self.device = tensor.dtype, tensor.device  # as when the tensor was wrapped
+        self.node = _node_of(tensor)  # autograd holds the node, and the hooks with it, only weakly
         # Optimizers are fastest where gradient and parameter have the same strides.
         self.stride = tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
-        # Its gradient's, once there are buckets. None: it is reduced from where autograd made it.
+        # The gradient's place, if there are buckets. None: the gradient is reduced from the memory that autograd made.
         self.place: torch.Tensor | None = None
-        self.address = 0  # of that
-        self.bucket: Any = None  # memory in which it lies,
-        self.offset = 0  # and at which element
-        self.home: torch.Tensor | None = None  # where its values lie, if training state is divided
-        self.home_address = 0  # of that
-        self.version = 0  # of the tensor, as autograd counts changes in place
-        self.writes = 0  # by others than the optimizer
+        self.address = 0  # of the place
+        self.bucket: Any = None  # memory in which the place lies,
+        self.offset = 0  # and the element at which it begins
+        self.home: torch.Tensor | None = None  # the memory of its values, if training state is divided
+        self.home_address = 0  # of the home
+        self.version = 0  # of the tensor: autograd's count of changes in place
+        self.writes = 0  # writes by others than the optimizer
 
 
 class _Piece:
-    """Part of a parameter that this rank owns, where training state is divided: see cohort.optim.Sharded."""
+    """A part of a parameter that this rank owns, if training state is divided: see cohort.optim.Sharded."""
 
     def __init__(self, index: int, name: str, begin: int, values: torch.Tensor, average: torch.Tensor | None) -> None:
         self.index, self.name, self.begin = index, name, begin
-        self.values = values  # 1-D, in the parameter
-        self.average = average  # where the reduction leaves it, if gradients are divided
+        self.values = values  # 1-D, a view of the parameter
+        self.average = average  # the reduction's result, if gradients are divided
         self.gradient: torch.Tensor | None = None
 
 
 def _node_of(tensor: torch.Tensor) -> Any:
-    """Returns the node that accumulates its gradient now."""
+    """Returns the node that currently accumulates the tensor's gradient."""
     with torch.enable_grad():
         return tensor.expand_as(tensor).grad_fn.next_functions[0][0]
 
@@ -98,7 +98,7 @@ class Reducer:
                     "first; where that one is a part of this model, put the module that it wraps (its `module`) in its "
                     "place"
                 )
-        self.comm = comm  # which the core uses
+        self.comm = comm  # also used by the core
         self._observer = options.observer
         self.parameters = [tensor for _, tensor in parameters]
         self._parameters = [_Parameter(name, tensor) for name, tensor in parameters]
@@ -108,19 +108,19 @@ class Reducer:
             for (name, tensor), parameter in zip(parameters, self._parameters)
         ]
         self._kept: dict[int, torch.Tensor] = {}
-        # Memory of buckets on a GPU, by address; the core holds it.
+        # Memory of buckets on a GPU, by address; the core owns it.
         self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.core = GradientReducer(comm, described, options, self, transaction)
         self.core.lay_out()
-        self._hook: tuple[Hook, Any] | None = None  # and its state
-        # Called at the end of each backward that has ended well: it may refuse what that has used.
+        self._hook: tuple[Hook, Any] | None = None  # the hook and its state
+        # Called at the end of each backward that succeeded; may refuse the state that the backward used.
         self.after_backward: Callable[[], None] = lambda: None
         self._nodes_at = 0  # the step in which all nodes were looked at
-        self._found: set[int] = set()  # parameters whose gradients in this backward came by a node without our hooks,
-        self._left_out: set[int] = set()  # or by one with them, and are not to be taken
+        self._found: set[int] = set()  # parameters whose gradients in this backward came from a node without our hooks,
+        self._left_out: set[int] = set()  # or from a node with our hooks, but are not to be used
         self.pieces: list[_Piece] = []
         self.pieces_of: dict[int, list[_Piece]] = {}
-        self.has_optimizer = False  # that steps them
+        self.has_optimizer = False  # an optimizer steps the parameters
         if options.sharding != "none":
             self._move_parameters()
         self._addresses = list(map(torch.Tensor.data_ptr, self.parameters))
@@ -128,7 +128,7 @@ class Reducer:
 
     def _attach(self) -> None:
         self_ref = weakref.ref(self)
-        self._handles: list[list] = [[] for _ in self._parameters]  # of the hooks on the nodes
+        self._handles: list[list] = [[] for _ in self._parameters]  # of the hooks on the nodes, by parameter
         handles = []
         for index, parameter in enumerate(self._parameters):
             self._hook_node(index)
@@ -156,11 +156,11 @@ class Reducer:
                 reducer._after_accumulate(index)
 
         node, handles = self._parameters[index].node, self._handles[index]
-        # Graphs that are there already go by the last one.
+        # Existing graphs may still use the last node.
         handles[:] = [*handles[-2:], node.register_prehook(before), node.register_hook(after)]
 
     def _hook_new_nodes(self) -> bool:
-        """Whether there were any. The gradients' way stays the same, so no other rank need know."""
+        """Returns whether there were new nodes. Reductions stay the same, so no other rank need know."""
         self._found.clear()
         self._left_out.clear()
         any_new = False
@@ -173,7 +173,7 @@ class Reducer:
         return any_new
 
     def look_at_parameters(self) -> bool:
-        """Before a forward. False: one has another type or device than when it was wrapped."""
+        """Called before a forward. Returns False if a parameter has another type or device than when it was wrapped."""
         addresses = list(map(torch.Tensor.data_ptr, self.parameters))
         step = self.core.progress
         due = not _HAS_HOOKS_AFTER and step - self._nodes_at >= _STEPS_BETWEEN_NODES
@@ -186,7 +186,7 @@ class Reducer:
         return True
 
     def detach(self) -> None:
-        """Its hooks are gone, and another may take the parameters."""
+        """Removes all hooks; another reducer may use the parameters."""
         self._remove_hooks()
         for tensor in self.parameters:
             _owners.pop(id(tensor), None)
@@ -198,7 +198,7 @@ class Reducer:
     # -------------------------------------------------------------------------------------------- a pass
 
     def watch(self, outputs: object) -> None:
-        """Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters."""
+        """Puts hooks on a forward's outputs that tell when a backward begins, even one without our parameters."""
         self_ref = weakref.ref(self)
         references: list[weakref.ref] = []
 
@@ -210,7 +210,7 @@ class Reducer:
                 reducer.core.begin_backward()
 
         for output in tensors_in(outputs):
-            # A leaf would keep its hook for ever, so leaves get none.
+            # A leaf would keep its hook forever, so leaves get none.
             if output.requires_grad and not output.is_leaf:
                 references.append(weakref.ref(output))
                 output.register_hook(on_backward)
@@ -225,17 +225,17 @@ class Reducer:
             return (None,)
         parameter = self._parameters[index]
         tensor, place = parameter.tensor, parameter.place
-        # Without a reduction it is accumulated as ever; what has been accumulated is added to, and read afterwards.
+        # Without a reduction, AccumulateGrad works as usual. A gradient that exists is added to, and read afterwards.
         if place is None and (tensor.grad is not None or not self.core.in_sync):
             return None
         if tensor.grad is not None:
             self.put_in_place(index)
             return None
         if torch.is_grad_enabled():
-            return None  # create_graph: AccumulateGrad makes it, and it is copied afterwards
+            return None  # create_graph: AccumulateGrad makes the gradient, and it is copied afterwards
         if place is not None:
             place = self._place(index)
-        if _HAS_HOOKS_AFTER and len(tensor._post_accumulate_grad_hooks or ()) > 1:  # one is ours
+        if _HAS_HOOKS_AFTER and len(tensor._post_accumulate_grad_hooks or ()) > 1:  # one hook is ours
             if place is None:
                 return None
             # The user's hooks run inside AccumulateGrad, which is therefore not skipped.
@@ -268,13 +268,13 @@ class Reducer:
 
     def _after_accumulate(self, index: int) -> None:
         if self.core.received(index):
-            # Nothing to do except under create_graph, and where it has no place.
+            # Nothing to do except under create_graph, and if the gradient has no place.
             if self._parameters[index].place is not None or (self.core.in_sync and not self.core.reads(index)):
                 self.put_in_place(index)
             self.core.arrive(index)
 
     def _take_accumulated(self, index: int) -> None:
-        # torch calls this also where there was nothing to accumulate. Where the node has our hooks it is done.
+        # torch calls this also if nothing was accumulated. If the node has our hooks, they have done the work.
         if index in self._left_out or (self.core.received(index) and index not in self._found):
             return
         parameter = self._parameters[index]
@@ -300,7 +300,7 @@ class Reducer:
             tensor.grad = None
 
     def _read_from(self, index: int, gradient: torch.Tensor) -> None:
-        # As it lies, or as it would at its place.
+        # With its own strides, or with those it would have at its place.
         values, made = self._parameters[index].tensor, gradient.detach()
         if made.layout != torch.strided or made.dtype != values.dtype or not made.is_contiguous():
             made = torch.empty_like(values, memory_format=torch.contiguous_format)
@@ -309,7 +309,7 @@ class Reducer:
         self.core.read_from(index, made.data_ptr(), made)
 
     def _take_from_new_nodes(self) -> None:
-        # Without hooks that outlive nodes, a backward that has brought nothing may have gone by new ones alone.
+        # Without hooks that outlive nodes, a backward that brought no gradient may have used only new nodes.
         if _HAS_HOOKS_AFTER or any(map(self.core.received, range(len(self._parameters)))):
             return
         before = list(self._nodes)
@@ -319,7 +319,7 @@ class Reducer:
                     self._take_accumulated(index)
 
     def drop_all(self) -> None:
-        """No parameter has a gradient any more."""
+        """Sets all parameters' gradients to None."""
         for parameter in self._parameters:
             parameter.tensor.grad = None
         for piece in self.pieces:
@@ -328,7 +328,7 @@ class Reducer:
     # -------------------------------------------------------------------------------------------- what is divided
 
     def _move_parameters(self) -> None:
-        """Into memory of the communicator. All ranks' parameters are equal by now."""
+        """Moves parameters into memory of the communicator. All ranks' parameters are equal already."""
         for parameter in self._parameters:
             if not parameter.tensor.is_contiguous():
                 raise InvalidArgument(
@@ -357,7 +357,7 @@ class Reducer:
         return memory.as_torch(dtype) if on_gpu is None else on_gpu.view(dtype)
 
     def take_gradients(self) -> None:
-        """The gradients of pieces become those of the parameters, where these are not divided."""
+        """Makes the pieces' gradients those of the parameters, if gradients are not divided."""
         if self.core.divides_gradients:
             return
         for piece in self.pieces:
@@ -368,8 +368,8 @@ class Reducer:
             )
 
     def bring_home(self) -> None:
-        """Parameters that were given memory of their own get their home's back, with their values. Collective, for values
-        that are equal on all ranks."""
+        """Moves parameters that were given other memory back to their home, with their values. Collective; values have
+        to be equal on all ranks."""
         moved = []
         for parameter in self._parameters:
             tensor, home = parameter.tensor.data, parameter.home
@@ -386,7 +386,7 @@ class Reducer:
                 )
             if not _is_at_home(tensor, parameter):
                 moved.append((parameter, tensor, home))
-        self.core.meet()  # nobody reads what is there
+        self.core.meet()  # no rank reads the old values any more
         if self.core.writes_shared:
             for _, tensor, home in moved:
                 home.copy_(tensor)
@@ -396,23 +396,23 @@ class Reducer:
             parameter.writes += 1
 
     def note_step(self) -> None:
-        """The parameters' values are the optimizer's."""
+        """Records that the optimizer wrote the parameters' values."""
         for parameter in self._parameters:
             parameter.version = parameter.tensor._version
 
     def note_writes(self) -> None:
-        """Those of others are as they should be, too."""
+        """Records that values written by others than the optimizer are intended, too."""
         for parameter in self._parameters:
             parameter.writes += parameter.tensor._version != parameter.version
             parameter.version = parameter.tensor._version
 
     def writes_to(self, index: int) -> int:
-        """How often a parameter was written to by others than the optimizer, as far as `note_writes` has seen."""
+        """Returns how often others than the optimizer wrote to a parameter, as counted by `note_writes`."""
         return self._parameters[index].writes
 
     def check_parameters(self, where: str) -> None:
-        """Before a pass or a step. Raises InvalidArgument, which names it, for a parameter that was given other memory, and
-        if the user has written to one that ranks share; and without an optimizer, where nothing else would step."""
+        """Called before a pass or a step. Raises InvalidArgument, naming the parameter, if a parameter was given other
+        memory or the user wrote to one that ranks share; also without an optimizer, since nothing else would step."""
         shared = self.core.shares_parameters
         for parameter in self._parameters:
             if not _is_at_home(parameter.tensor, parameter):
@@ -435,7 +435,7 @@ class Reducer:
             )
 
     def put_aside(self) -> None:
-        """The gradients that pieces have are kept from the reductions that come, which write to where they lie."""
+        """Moves the pieces' gradients out of the memory that later reductions overwrite."""
         for piece in self.pieces:
             gradient, average = piece.gradient, piece.average
             if average is not None and id(gradient) == id(average):
@@ -444,10 +444,10 @@ class Reducer:
     # -------------------------------------------------------------------------------------------- asked by the core
 
     def take_places(self) -> None:
-        """There are new buckets: gradients that exist are put into their places."""
+        """Called when there are new buckets: puts gradients that exist into their places."""
         for memory, members, offsets in self.core.buckets():
             first = self._parameters[members[0]].tensor
-            # Tensors over the memory keep it alive, so a gradient may outlive bucket and communicator.
+            # Tensors over the memory keep it alive, so a gradient may outlive the bucket and the communicator.
             flat = self._view(memory, first.dtype)
             for index, offset in zip(members, offsets):
                 parameter = self._parameters[index]
@@ -465,7 +465,7 @@ class Reducer:
         return place
 
     def put_in_place(self, index: int) -> bool:
-        """Puts the gradient into its place, if there is one and it lies elsewhere. False: there is none."""
+        """Copies the gradient into its place if it is elsewhere. Returns False if there is no gradient."""
         parameter = self._parameters[index]
         gradient = parameter.tensor.grad
         if gradient is None:
@@ -495,7 +495,7 @@ class Reducer:
             self._place(index).zero_()
 
     def keep(self, index: int) -> None:
-        """Remembers what lies in its place, for `put_back`, until `drop_kept`."""
+        """Saves the contents of the gradient's place, for `put_back`, until `drop_kept`."""
         if not self.core.divides_gradients:
             self._kept[index] = self._place(index).clone()
 
@@ -506,26 +506,26 @@ class Reducer:
         self._kept.clear()
 
     def allocate(self, gpu: int, nbytes: int) -> torch.Tensor:
-        """Zeroed memory of a GPU, from torch's own allocator, which has most of it."""
+        """Returns zeroed memory of a GPU from torch's own allocator, which holds most of that memory."""
         memory = torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{gpu}")
         self._memories[memory.data_ptr()] = memory
         return memory
 
     def stream_of(self, gpu: int) -> int:
-        """The stream in which torch works on it now."""
+        """Returns the stream in which torch currently works on the GPU."""
         return torch.cuda.current_stream(gpu).cuda_stream
 
     def are_finite(self, indices: Sequence[int]) -> bool:
-        """Whether what lies in these places, of a GPU, is."""
+        """Returns whether the gradients in these places, on a GPU, are finite."""
         return bool(torch.stack([torch.isfinite(self._place(index)).all() for index in indices]).all())
 
     def copy_to_host(self, index: int) -> bytes:
-        """Copies the bytes of the gradient's place, as they lie."""
+        """Returns a copy of the bytes in the gradient's place."""
         place = self._place(index)
         return place.as_strided((place.numel(),), (1,)).cpu().view(torch.uint8).numpy().tobytes()
 
     def give(self, index: int) -> None:
-        """The parameter's gradient is what lies in its place, or that of its pieces what lies in theirs."""
+        """Sets the parameter's gradient to its place, or its pieces' gradients to theirs."""
         parameter = self._parameters[index]
         if not self.core.divides_gradients:
             parameter.tensor.grad = self._place(index)
@@ -540,14 +540,14 @@ class Reducer:
         parameter = self._parameters[index]
         place = parameter.place
         assert place is not None
-        # It is the user's `.grad`, too, which may be given other data (`p.grad.data = ...`, a cast of the module), or other
-        # memory for all that lie in the bucket (share_memory).
+        # The tensor is the user's `.grad`, too, which may be given other data (`p.grad.data = ...`, a cast of the
+        # module), or other memory for all gradients of the bucket (share_memory).
         if place.data_ptr() == parameter.address:
             return place
         return self._make_place(parameter, self._view(parameter.bucket, parameter.dtype))
 
     def values_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Addresses and bytes of the parameters' values, each in one piece of the host's memory; (0, 0) where it is none."""
+        """Returns addresses and bytes of the parameters' values; (0, 0) if values are not one piece of host memory."""
         tensors = [self._parameters[index].tensor for index in indices]
         return [
             (tensor.data_ptr(), tensor.numel() * tensor.element_size())
@@ -557,16 +557,16 @@ class Reducer:
         ]
 
     def compare(self, indices: Sequence[int], step: int) -> None:
-        """Collective: raises Mismatch if the values of these differ."""
+        """Raises Mismatch if the values of these parameters differ between ranks. Collective."""
         named = [(f"parameter '{self._parameters[index].name}'", self._parameters[index].tensor) for index in indices]
         require_same_parameters(named, self.comm, step=step)
 
     def call_at_end(self, held: object) -> None:
-        """Calls the core's `finish` at the end of the backward under way; `held` is let go then, or where it fails."""
+        """Calls the core's `finish` at the end of the backward under way; releases `held` then, or on failure."""
         self_ref, holding = weakref.ref(self), [held]
 
         def at_end() -> None:
-            holding.clear()  # an exception that somebody holds may hold this
+            holding.clear()  # an exception that someone keeps may refer to `holding`
             reducer = self_ref()
             if reducer is not None:
                 reducer._take_from_new_nodes()
@@ -578,14 +578,14 @@ class Reducer:
 
     def run_hook(self, number: int, last: bool, memory: Any, members: Sequence[int], offsets: Sequence[int],
                  share: float, last_step_refused: bool) -> Hooked:  # fmt: skip
-        """Calls the hook with a bucket of which all gradients have come."""
+        """Calls the hook with a bucket whose gradients are complete."""
         assert self._hook is not None
         hook, state = self._hook
         parameters = [self.parameters[index] for index in members]
         buffer = self._view(memory, parameters[0].dtype)
         with torch.no_grad():
             if share == 0:
-                buffer.zero_()  # also what is NaN
+                buffer.zero_()  # zeroes NaN, too
             elif share != 1:
                 buffer.mul_(share)
             names = [self._parameters[index].name for index in members]
@@ -594,7 +594,7 @@ class Reducer:
             return Hooked(hook, state, bucket)
 
     def on_bucket_ready(self, number: int, nbytes: int) -> None:
-        """Asked for where there is an observer."""
+        """Called by the core if there is an observer."""
         assert self._observer is not None
         self._observer(number, nbytes)
 

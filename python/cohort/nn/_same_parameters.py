@@ -1,5 +1,5 @@
-"""Do all ranks hold the same parameters, to the bit? A memory error, a library that is not deterministic or a step that
-one rank took alone lets replicas drift apart, and nothing else says so."""
+"""Checks that all ranks hold the same parameters, to the bit. A memory error, a nondeterministic library or a step that
+one rank took alone lets replicas drift apart, and nothing else detects that."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def require_same_parameters(
     """Compares dense tensors of any type over all ranks by 128-bit digests. Collective; waits.
 
     tensors  pairs of a name and a tensor, as model.named_parameters(): the same shapes and types in the same order on all
-             ranks. Each is read once, and 64 bytes are sent
-    comm     the ranks; default: the world. Ranks that have joined are left out
+             ranks. Each tensor is read once, and 64 bytes are sent
+    comm     the ranks; default: the world. Ranks that have called join are left out
     step     for the message: synchronised steps so far
 
-    Poly1305 under a key drawn for each call: a difference of one bit goes unnoticed with a probability below 2**-66.
+    Uses Poly1305 with a key drawn for each call: a difference of one bit is missed with a probability below 2**-66.
     Raises Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
-    the ranks that differ from most of the others, and of the lowest of them host, first element and both sides' values.
-    Of two ranks, or of two halves, both are named, since nobody can tell which of them is right. `peer` is that lowest
-    rank. The communicator stays usable. One thread at a time per communicator.
+    the ranks that differ from the majority, and for the lowest of them host, first element and both sides' values. If
+    there is no majority, both sides are named. `peer` is that lowest rank. The communicator can still be used. One
+    thread at a time per communicator.
     """
     comm = comm if comm is not None else default_world()
     named = list(tensors)

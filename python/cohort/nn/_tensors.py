@@ -1,4 +1,4 @@
-"""The tensors in what a forward pass takes and returns, and many tensors in one broadcast."""
+"""Finds the tensors in the arguments and results of a forward pass, and broadcasts many tensors together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from cohort import Communicator
 
 _CHUNK_BYTES = 64 << 20
-_ALIGNMENT = 16  # of the widest element
+_ALIGNMENT = 16  # alignment of the widest element
 
 
 def tensors_in(value: object) -> Iterable[torch.Tensor]:
-    """Tensors in order: in lists, tuples, mappings and dataclasses, nested as may be. Other types are passed over."""
+    """Yields tensors in order, from nested lists, tuples, mappings and dataclasses. Other types are skipped."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -31,11 +31,11 @@ def tensors_in(value: object) -> Iterable[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
-_DIGESTED = 1 << 22  # elements of a tensor, evenly spread where it has more
+_DIGESTED = 1 << 22  # elements of a tensor that are digested; evenly spread if it has more
 
 
 def digest_of(value: object) -> Optional[int]:
-    """Digest of the dense tensors in it; None where there is none."""
+    """Returns a digest of the dense tensors in `value`; None if there are none."""
     digest: Optional[int] = None
     for tensor in tensors_in(value):
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda") or tensor.numel() == 0:
@@ -45,14 +45,14 @@ def digest_of(value: object) -> Optional[int]:
         try:
             address = flat.data_ptr()
         except RuntimeError:
-            continue  # it has no memory (torch.func)
+            continue  # the tensor has no memory (torch.func)
         raw = (ctypes.c_char * (flat.numel() * flat.element_size())).from_address(address)
         digest = zlib.crc32(raw, zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode(), digest or 0))
     return digest
 
 
 def gpu_of(tensor: torch.Tensor) -> int:
-    """CUDA's number of the GPU that it lies on; -1: in the host's memory."""
+    """Returns CUDA's number of the tensor's GPU; -1 if the tensor is in host memory."""
     return -1 if tensor.device.type == "cpu" else tensor.device.index
 
 
@@ -60,7 +60,7 @@ class Pack:
     """Tensors of one device that travel together through one piece of memory, as bytes, whatever their types."""
 
     def __init__(self, comm: Communicator, tensors: Sequence[torch.Tensor]) -> None:
-        """tensors: dense; those that lie elsewhere later (by `module.to`) are copied all the same."""
+        """tensors: dense; tensors that are moved later (by `module.to`) are copied all the same."""
         self._comm = comm
         self._tensors = list(tensors)
         offsets, size = [], 0
@@ -75,14 +75,14 @@ class Pack:
             if nbytes == 0:
                 self._places.append(torch.empty(tensor.shape, dtype=tensor.dtype))
                 continue
-            assert self._stage is not None  # size is not 0
+            assert self._stage is not None  # the size is not 0
             self._places.append(self._stage[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape))
 
     def broadcast(self, root: int = 0) -> None:
-        """Overwrites the tensors of all ranks with those of the root. Collective; waits, for a GPU's tensors in torch's
-        current stream.
+        """Overwrites the tensors of all ranks with those of the root. Collective; waits (for tensors on a GPU, in
+        torch's current stream).
 
-        Every rank packs its own: where the root has joined, those of the lowest active rank are sent.
+        Every rank packs its own tensors: if the root has joined, those of the lowest active rank are sent.
         """
         if self._stage is None or self._comm.size() == 1:
             return
@@ -112,7 +112,7 @@ def broadcast_tensors(comm: Communicator, tensors: Sequence[torch.Tensor], root:
 def _memory(comm: Communicator, nbytes: int, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return comm.allocate(nbytes).as_torch("uint8")
-    # NCCL is not given uint8 between hosts, since a program may load that as code; a tensor's bytes are none.
+    # Between hosts NCCL does not accept uint8, which a program may load as code; a tensor's bytes are not code.
     return torch.empty(nbytes, dtype=torch.int8, device=device)
 
 
@@ -135,7 +135,7 @@ def _broadcast_of_one_device(comm: Communicator, tensors: Sequence[torch.Tensor]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps and overlaps, in any order of dimensions."""
+    """Returns whether the elements fill their memory without gaps and overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size == 1:
@@ -147,6 +147,6 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def shown_of(module: torch.nn.Module) -> list[tuple[str, int, str, str, list[int], bool]]:
-    """The parameters of a module, each once, as what is trained is compared (C++, train/step)."""
+    """Returns a module's parameters, each only once, in the form in which models are compared (C++, train/step)."""
     return [(name, id(one), str(one.dtype), str(one.device), list(one.shape), one.requires_grad)
             for name, one in module.named_parameters()]  # fmt: skip

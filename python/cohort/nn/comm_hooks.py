@@ -1,4 +1,4 @@
-"""Hooks in the place of the average over ranks: what gradients travel as.
+"""Hooks that replace the average over ranks: they choose the format in which gradients travel.
 
     model = cohort.nn.DistributedDataParallel(net)                      # or torch's, over the backend "cohort"
     model.register_comm_hook(None, comm_hooks.fp16_compress_hook)
@@ -38,7 +38,7 @@ def _communicator(process_group: Any, bucket: Any) -> Communicator:
 
 def _average(process_group: Any, bucket: Any, dtype: Optional[torch.dtype] = None, state: Optional[WireState] = None,
              **how: Any) -> Any:  # fmt: skip
-    """A future of the mean, sent as `dtype`; 16-bit floats are folded in float32. `state` is told whether it is finite."""
+    """Returns a future of the mean, sent as `dtype`, summed in float32. Tells `state` whether the mean is finite."""
     from cohort.distributed.work import Work
 
     comm, buffer = _communicator(process_group, bucket), bucket.buffer()
@@ -65,45 +65,45 @@ def _first(future: Any) -> torch.Tensor:
 
 
 def allreduce_hook(process_group: Any, bucket: Any) -> Any:
-    """The mean, as without a hook."""
+    """Computes the mean, as without a hook."""
     return _average(process_group, bucket)
 
 
 def fp16_compress_hook(process_group: Any, bucket: Any) -> Any:
-    """As float16, folded in float32 and rounded once. Finite gradients above 65504 are infinite then."""
+    """Sends gradients as float16; they are summed in float32 and rounded once. Values above 65504 become infinite."""
     return _average(process_group, bucket, torch.float16)
 
 
 def bf16_compress_hook(process_group: Any, bucket: Any) -> Any:
-    """As bfloat16, folded in float32 and rounded once."""
+    """Sends gradients as bfloat16; they are summed in float32 and rounded once."""
     return _average(process_group, bucket, torch.bfloat16)
 
 
 class WireState(OfOneModel):
-    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model, others are refused.
+    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model: another one is refused.
 
     process_group   see above
-    error_feedback  what encoding loses is added to the next step's gradients: memory of one more gradient, and kept until
-                    buckets are made anew. None: with int4
+    error_feedback  adds what encoding loses to the next step's gradients: needs memory of one more gradient, and is
+                    kept until buckets are made anew. None: only with int4
 
-    Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
-    of those before it. A copy has the options alone.
+    Nothing is kept from a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it),
+    nor from earlier steps. A copy has only the options.
     """
 
     def __init__(self, process_group: Any = None, error_feedback: Optional[bool] = None) -> None:
         self.process_group, self.error_feedback = process_group, error_feedback
-        self._residuals: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # by bucket: of its parameters
-        self._refused = False  # the step under way, or the last one
+        self._residuals: dict[int, tuple[list[torch.Tensor], torch.Tensor]] = {}  # by bucket: parameters, residual
+        self._refused = False  # for the step under way, or the last one
 
     def _without_model(self) -> dict[str, Any]:
         return {**super()._without_model(), "_residuals": {}, "_refused": False}
 
     def drop_residuals(self) -> None:
-        """All ranks skip the step before, whose averages were finite: nothing of it comes with the next one."""
+        """Drops what was kept from earlier steps. For all ranks, if they skip a step whose averages were finite."""
         self._residuals.clear()  # not set to zero: an operation that has failed may still be writing there
 
     def _refuse_step(self) -> None:
-        """All ranks have seen that an average is not finite, or an error."""
+        """Called if all ranks have seen that an average is not finite, or an error."""
         self._refused = True
 
     def _begin_step(self, last_step_refused: bool) -> None:
@@ -140,40 +140,40 @@ def _wire(state: Any, bucket: Any, wire_format: str) -> Any:
 
 
 def int8_compress_hook(state: Any, bucket: Any) -> Any:
-    """float32 travels between hosts as 8 bits and a scale for each 256 elements; on one host nothing is rounded. `state`: a
-    process group, or a WireState."""
+    """Sends float32 between hosts as 8 bits and a scale for each 256 elements; on one host nothing is rounded. `state`:
+    a process group, or a WireState."""
     return _wire(state, bucket, "int8")
 
 
 def int4_compress_hook(state: Any, bucket: Any) -> Any:
-    """The same as 4 bits and a scale for each 128 elements, with error feedback. `state`: a WireState."""
+    """Sends float32 as 4 bits and a scale for each 128 elements, with error feedback. `state`: a WireState."""
     return _wire(state, bucket, "int4")
 
 
 def fp8_compress_hook(state: Any, bucket: Any) -> Any:
-    """The same as float8 (E4M3) and a scale for each 256 elements: 4 binary digits of small values, too."""
+    """Sends float32 as float8 (E4M3) and a scale for each 256 elements, so small values keep 4 binary digits, too."""
     return _wire(state, bucket, "float8_e4m3")
 
 
 class PowerSGDState(OfOneModel):
-    """Options of PowerSGD, and its state between steps; for one model, others are refused. Parameters and defaults are
-    those of torch's.
+    """Options of PowerSGD, and its state between steps; for one model: another one is refused. Parameters and defaults
+    are those of torch's.
 
     process_group              see above
     matrix_approximation_rank  columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient
-    start_powerSGD_iter        steps before it with whole gradients, since a training is most sensitive at its beginning
-    min_compression_rate       a gradient of n x m is compressed where (n + m) * rank * min_compression_rate < n * m; of more
-                               than two dimensions, n is the first. Others, and types but float32, are averaged as they are
-    use_error_feedback         what compression loses is added to the next step's gradient: memory of one more gradient
-    warm_start                 a step begins with the Q of the step before it instead of a random one
-    orthogonalization_epsilon  is added to the norms that columns are divided by; at most 1e-3
+    start_powerSGD_iter        first steps, with whole gradients, since a training is most sensitive at its beginning
+    min_compression_rate       a gradient of n x m is compressed if (n + m) * rank * min_compression_rate < n * m; with
+                               more dimensions, n is the first. Others, and types but float32, are averaged unchanged
+    use_error_feedback         adds what compression loses to the next step's gradient: memory of one more gradient
+    warm_start                 a step begins with the Q of the step before instead of a random one
+    orthogonalization_epsilon  added to the norms by which columns are divided; at most 1e-3
     random_seed                the same on all ranks
     compression_stats_logging_frequency  steps between two lines of the log at level INFO
-    batch_tensors_with_same_shape        for torch's sake: makes no difference
+    batch_tensors_with_same_shape        accepted for torch's sake; has no effect
 
-    Nothing is kept of a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it), nor
-    of those before it. A copy keeps the same as its own, as if it had been saved and loaded. Raises
-    cohort.InvalidArgument for values that mean nothing.
+    Nothing is kept from a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it),
+    nor from earlier steps. A copy keeps its own state, as if it had been saved and loaded. Raises
+    cohort.InvalidArgument for values that have no meaning.
     """
 
     def __init__(self, process_group: Any = None, matrix_approximation_rank: int = 1, start_powerSGD_iter: int = 1_000,
@@ -202,23 +202,23 @@ class PowerSGDState(OfOneModel):
 
     @property
     def iter(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return self._core.iteration
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """The rate, and the elements before and after compression, in all steps that compress."""
+        """Returns the rate, and the elements before and after compression, in all steps that compress."""
         before, after = self._core.compression_stats()
         return (before / after if after else 0, before, after)
 
     def drop_residuals(self) -> None:
-        """All ranks skip the step before, whose averages were finite: nothing of it comes with the next one."""
+        """Drops what was kept from earlier steps. For all ranks, if they skip a step whose averages were finite."""
         self._core.drop_residuals()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """State of this rank, which differs from that of others: for `state` of CheckpointFolder.save, as
+        """Returns this rank's state, which differs from other ranks': for `state` of CheckpointFolder.save, as
         "powerSGD.NAME.error" and so on by the parameters' names, the same as C++'s. torch's DistributedDataParallel
-        gives no names: NAME is "#N" there, for the Nth gradient that came, and only the same model, with the same
-        parameters trained, can take it."""
+        gives no names: NAME is "#N" then, for the Nth gradient, and only the same model, with the same parameters
+        trained, can load the state."""
         state = {f"{_PREFIX}iter": torch.tensor([self.iter])}
         for name, rows, columns, error, q in self._core.kept():
             if error or q:
@@ -230,10 +230,10 @@ class PowerSGDState(OfOneModel):
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Before training or between two steps, on all ranks. Nothing is taken from names that do not begin with "powerSGD.".
+        """Loads a state, before training or between steps, on all ranks. Ignores names without the prefix "powerSGD.".
 
-        Raises InvalidArgument, and changes nothing, for what `state_dict` cannot have given; the next step raises it, and
-        names the parameter, where a gradient has another shape or does not come."""
+        Raises InvalidArgument, and changes nothing, for a state that `state_dict` cannot have returned. The next step
+        raises it, naming the parameter, if a gradient has another shape or is missing."""
         kept: dict[str, dict[str, Any]] = {}
         iteration = 0
         for name, tensor in state.items():
@@ -269,7 +269,7 @@ def _integers(name: str, tensor: torch.Tensor, count: int) -> list[int]:
 
 
 def _rows_of(gradient: torch.Tensor) -> int:
-    """Rows of its memory as a row-major matrix: the size of the dimension whose elements lie farthest apart."""
+    """Returns the rows of the gradient's memory as a matrix: the size of the dimension with the largest stride."""
     if gradient.dim() < 2:
         return gradient.numel()
     wide = [dim for dim in range(gradient.dim()) if gradient.shape[dim] > 1]
@@ -277,9 +277,9 @@ def _rows_of(gradient: torch.Tensor) -> int:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
-    """Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the same
-    bits on all ranks, whatever their processors; a gradient that is not finite on any rank is NaN on all. Ranks
-    whose states differ in options, steps done or Q get cohort.Mismatch. Futures have their values at the step's last
+    """Sends gradients of two and more dimensions as two thin matrices each. Averages are those matrices' product, the
+    same bits on all ranks, whatever their processors; a gradient that is not finite on any rank is NaN on all. Raises
+    cohort.Mismatch if ranks' states differ in options, steps done or Q. Futures have their values at the step's last
     bucket."""
     if not isinstance(state, PowerSGDState):
         raise InvalidArgument(f"powerSGD_hook: the state is a {type(state).__name__} -- a PowerSGDState is wanted")
@@ -291,7 +291,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
     parameters, own = bucket.parameters(), isinstance(bucket, GradBucket)
     gradients = []
     for name, parameter, gradient in zip(bucket.names() if own else [""] * len(parameters), parameters, bucket.gradients()):
-        # torch's buckets hold gradients as dense parameters lie, and show them row by row.
+        # torch's buckets hold gradients in the memory order of dense parameters, but show them row by row.
         rows = _rows_of(gradient if own or not is_dense(parameter) else parameter)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // size
         gradients.append((name, id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
@@ -316,4 +316,4 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
 
 for _hook in (allreduce_hook, fp16_compress_hook, bf16_compress_hook, int8_compress_hook, int4_compress_hook,
               fp8_compress_hook, powerSGD_hook):  # fmt: skip
-    _hook.__annotations__ = {}  # torch compares them with types of its own
+    _hook.__annotations__ = {}  # torch would compare these with types of its own

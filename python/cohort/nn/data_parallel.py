@@ -15,24 +15,24 @@ from cohort.nn._tensors import tensors_in
 
 
 class DataParallel(torch.nn.Module):
-    """Splits each batch over replicas of `module` on threads of this process and puts their outputs together in order.
-    In the place of torch's DataParallel, for the CPU.
+    """Splits each batch over replicas of `module` on threads of this process and joins their outputs in order. Replaces
+    torch's DataParallel, for the CPU.
 
         model = cohort.nn.DataParallel(Net(), replicas=4)
 
     module    dense, on the CPU
-    replicas  threads, each with a replica that shares the module's parameters; default: torch.get_num_threads(), at most
-              the cores that this process may use. The threads of torch's own operations are divided among them
-    dim       the dimension of the arguments' tensors that is split, and of the outputs that is put together
+    replicas  number of threads, each with a replica that shares the module's parameters; default:
+              torch.get_num_threads(), at most the cores that this process may use. The threads of torch's own
+              operations are divided among them
 
-    Outputs and gradients are those of the module alone (to rounding, and the same in every run) where samples do not
-    see each other. BatchNorm sees the samples of its replica, and replica 0's running statistics are kept, as with
-    torch's. Random numbers (dropout) come from torch's one generator in whichever order the threads ask for them.
-    Tensors without dimensions and everything else in the arguments go to all replicas. An output without dimensions
-    becomes one value per replica. What is no tensor in an output is replica 0's.
+    Outputs and gradients are those of the module alone (to rounding, and the same in every run) if samples are
+    independent of each other. BatchNorm sees the samples of its replica, and replica 0's running statistics are kept,
+    as with torch's. Random numbers (dropout) come from torch's single generator in the order in which threads ask for
+    them. Tensors without dimensions and other arguments go to all replicas. An output without dimensions becomes one
+    value per replica. Other parts of an output are replica 0's.
 
-    Only the forward runs on threads of ours: autograd runs a backward on the CPU on the thread that asks for it, with the
-    threads of torch's operations. Use processes and DistributedDataParallel where both are to be faster.
+    Only the forward runs on these threads: autograd runs a backward on the CPU on the calling thread, with the threads
+    of torch's operations. To make both faster, use processes and DistributedDataParallel.
     """
 
     def __init__(self, module: torch.nn.Module, replicas: Optional[int] = None, dim: int = 0, **torchs: Any) -> None:
@@ -54,14 +54,14 @@ class DataParallel(torch.nn.Module):
         self.dim = dim
         self.training = module.training
         self._threads: list[ThreadPoolExecutor] = []
-        self._process = 0  # whose threads they are
+        self._process = 0  # the process that owns the threads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, in parts."""
+        """Runs the module's forward, in parts."""
         parts = self._split((args, kwargs))
         if len(parts) == 1:
             return self.module(*args, **kwargs)
-        # Replica 0 is the module: its buffers are the ones that stay.
+        # Replica 0 is the module itself: its buffers are the ones that are kept.
         modules = [self.module, *(_replica_of(self.module) for _ in parts[1:])]
         return _gathered(self._run(modules, parts), self.dim)
 
@@ -69,7 +69,7 @@ class DataParallel(torch.nn.Module):
         return {**self.__dict__, "_threads": []}
 
     def _split(self, arguments: Any) -> list[Any]:
-        """The arguments of each replica."""
+        """Returns the arguments of each replica."""
         sizes = {tensor.shape[self.dim] for tensor in tensors_in(arguments) if tensor.dim() > 0}
         if len(sizes) > 1:
             raise InvalidArgument(
@@ -88,9 +88,9 @@ class DataParallel(torch.nn.Module):
         return parts
 
     def _run(self, modules: Sequence[torch.nn.Module], parts: Sequence[Any]) -> list[Any]:
-        """Outputs in order. All threads have ended when it returns or raises the error of the first that failed."""
+        """Returns outputs in order, or raises the first failed thread's error; all threads have ended then."""
         if not self._threads or self._process != os.getpid():
-            # One for each replica: autograd orders a backward by what each thread has done before.
+            # One executor per replica: autograd orders a backward by each thread's earlier operations.
             self._threads = [ThreadPoolExecutor(1, f"cohort-replica-{i}") for i in range(self.replicas)]
             self._process = os.getpid()
         threads = max(1, torch.get_num_threads() // len(parts))
@@ -130,7 +130,7 @@ class _Mode:
 
 
 def _replica_of(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the tree of modules with the same parameters, and buffers of its own."""
+    """Returns a copy of the tree of modules with the same parameters, and buffers of its own."""
     replicas: dict[torch.nn.Module, torch.nn.Module] = {}
     for original in module.modules():
         replica = replicas[original] = original.__new__(type(original))
@@ -151,7 +151,7 @@ def _narrowing(dim: int, begin: int, length: int) -> Callable[[torch.Tensor], to
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same structure with its tensors exchanged."""
+    """Returns the same structure with `function` applied to its tensors."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def _gathered(outputs: Sequence[Any], dim: int) -> Any:
 
 
 def _like(value: Any, items: Any) -> Any:
-    """A container of `value`'s type."""
+    """Returns a container of `value`'s type with these items."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*items)
     return items if type(value) is type(items) else type(value)(items)

@@ -25,7 +25,7 @@ from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, Reduce
 
 _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
-# Attributes that a copy or a pickle makes anew.
+# Attributes that a copy or a pickle creates anew.
 _OF_THE_RANK = (
     "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
 )
@@ -57,7 +57,7 @@ def _check(name: str, tensor: torch.Tensor) -> None:
 
 
 class _Weights:
-    """How many samples a forward is of, where a part says it: the sampler, or a function of the arguments."""
+    """The number of samples of a forward, if the sampler, or a function of the arguments, gives it."""
 
     def __init__(self, sampler: Optional[DistributedSampler], samples: Optional[Callable[..., int]]) -> None:
         if sampler is not None and samples is not None:
@@ -76,9 +76,9 @@ class _Weights:
             )
         self.sampler = sampler
         self._samples = samples
-        self._asked_at: Optional[int] = None  # the sampler's cursor
+        self._asked_at: Optional[int] = None  # the sampler's cursor at the last forward that asked
         self._moves = False
-        self._local_at: Optional[int] = None  # the same, of a forward in no_sync
+        self._local_at: Optional[int] = None  # the same, for a forward in no_sync
 
     def describe(self) -> str:
         sampler = self.sampler
@@ -109,7 +109,7 @@ class _Weights:
 
 
 class _Contents:
-    """Contents of a module: what is trained, what else there is, and all of it in words."""
+    """A module's contents: what is trained, what else there is, and a description of both."""
 
     def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions, weights: str) -> None:
         self.trained: list[tuple[str, torch.Tensor]] = []
@@ -155,81 +155,82 @@ class DistributedDataParallel(torch.nn.Module):
         ...  loss = F.nll_loss(model(images), labels); loss.backward(); optimizer.step()
 
     module              dense, on the CPU or one GPU, its trainable parameters floating-point (types may be mixed)
-    comm                the ranks that train together; None: the default world, or where only init_process_group("cohort")
-                        was called its group
+    comm                the ranks that train together; None: the default world, or the group of
+                        init_process_group("cohort") if only that was called
     bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB
-    first_bucket_bytes  of the bucket that is ready first, so that communication begins early; default 1 MiB
+    first_bucket_bytes  size of the bucket that is ready first, so that communication begins early; default 1 MiB
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
-    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
-    error_feedback      what rounding loses of a step's gradients is added to the next step's, with int8, int4 and
-                        float8_e4m3; None: with int4. Nothing is kept of a step that is refused or whose averages are
-                        not finite, nor of those before it. See `residuals`
-    non_finite          "raise": if any rank brings a gradient that is NaN or infinite (or, with wire_format on several
-                        hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on every
-                        rank, which names the first one: rank, host, parameter, element, value and step. All gradients
-                        are None then, so that an optimizer's step would change nothing, and training can go on with the
-                        next batch. A sum of finite values that overflows is not detected. Over several hosts it
-                        costs one reading of the gradients, on one host next to nothing. Default "ignore": they are
-                        averaged, and are on all ranks after that
+    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": format of float32 gradients between hosts
+    error_feedback      adds what rounding loses of a step's gradients to the next step's, with int8, int4 and
+                        float8_e4m3; None: only with int4. Nothing is kept from a step that is refused or whose averages
+                        are not finite, nor from earlier steps. See `residuals`
+    non_finite          "raise": if any rank has a gradient that is NaN or infinite (or, with wire_format on several
+                        hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on
+                        every rank, which names the first one: rank, host, parameter, element, value and step. All
+                        gradients are None then, so that an optimizer's step would change nothing, and training can
+                        continue with the next batch. A sum of finite values that overflows is not detected. Over
+                        several hosts this costs one reading of the gradients, on one host next to nothing. Default
+                        "ignore": such gradients are averaged, which spreads them to all ranks
     compare_parameters_every
                         N > 0: every N synchronised steps a forward compares the parameters of all ranks to the bit, and
-                        the buffers too where broadcast_buffers makes them equal, and raises Mismatch on every rank if
-                        there is a difference: see require_same_parameters, which it calls. Default 0: never
-    sampler             a cohort.data.DistributedSampler: averages go by samples, by the number that it has given each
-                        rank for its batch, be it 0. Call its step() after each batch
-    samples             instead of a sampler: a function that is given forward's arguments and returns their number of
+                        the buffers too if broadcast_buffers makes them equal, by require_same_parameters, which raises
+                        Mismatch on every rank if there is a difference. Default 0: never
+    sampler             a cohort.data.DistributedSampler: averages are weighted by the number of samples that it has
+                        given each rank for its batch, possibly 0. Call its step() after each batch
+    samples             instead of a sampler: a function that takes forward's arguments and returns their number of
                         samples, `lambda x: len(x)`
-    check_replicas      each step compares some values of 8 parameters over the ranks, as they are at its first
-                        forward, all parameters in turn, in a message that is sent anyway. Replicas that have
-                        drifted apart by more than rounding (half of a type's digits) are a Mismatch on every rank,
-                        which names rank, parameter and value; differences of rounding are logged once. Not checked:
-                        values in a GPU's memory. Default True
-    sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what is divided over the ranks; step
-                        with a cohort.optim.Sharded then, which says the rest. Default "none"
-    protect_parameters  for debugging, with sharding="parameters": whatever but the optimizer writes to a parameter, by a
-                        pointer too, ends its rank with SIGSEGV and its stack, after a line that names rank and parameter.
-                        Weights are loaded before the module is wrapped, or by load_latest of a
+    check_replicas      each step compares some values of 8 parameters over the ranks, as of its first forward, all
+                        parameters in turn, in a message that is sent anyway. If replicas have drifted apart by more
+                        than rounding (half of a type's digits), every rank raises Mismatch, which names rank, parameter
+                        and value; differences of rounding are logged once. Not checked: values in a GPU's memory.
+                        Default True
+    sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what to divide over the ranks;
+                        use
+                        a cohort.optim.Sharded then, which documents the rest. Default "none"
+    protect_parameters  for debugging, with sharding="parameters": any write to a parameter not by the optimizer, also
+                        through a pointer, ends its rank with SIGSEGV and its stack, after a line that names rank and
+                        parameter. Weights are loaded before the module is wrapped, or by load_latest of a
                         cohort.checkpoint.CheckpointFolder with its Sharded optimizer, which may write
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
     raises Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers become rank
     0's. Raises InvalidArgument for a module that it cannot train. Parameters that are unfrozen, added, replaced
-    (load_state_dict with assign=True) or cast to another type later are taken in by the next forward; the model is compared
-    and made equal again then. One that is added or unfrozen after the forward has begun, and gets a gradient in its
-    backward, is refused there. A cast or move there and back (`model.half().state_dict(); model.float()`) changes nothing.
-    Buffers may be added and reassigned.
+    (load_state_dict with assign=True) or cast to another type later are included by the next forward; the model is then
+    compared and made equal again. A parameter that is added or unfrozen after the forward has begun, and gets a
+    gradient in its backward, is refused there. A temporary cast or move (`model.half().state_dict(); model.float()`)
+    changes nothing. Buffers may be added and reassigned.
 
-    The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It is the
-    gradient of the mean over all samples where the ranks' batches are equally large and losses are means. For batches
-    that are not, three parts can say how many samples a rank has, and gradients are weighted by that: `sampler`,
-    `samples`, or set_sample_count. Nothing is derived from shapes. A step in which the first dimension of the ranks'
-    first arguments differs, and none of the three, is logged once. So are batches of the first two steps that are the same
+    The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. It equals
+    the gradient of the mean over all samples if the ranks' batches are equally large and losses are means. For other
+    batches, `sampler`, `samples` or set_sample_count can give each rank's number of samples, by which gradients are
+    then weighted. Nothing is derived from shapes. The first step in which the ranks' first arguments differ in their
+    first dimension, and none of the three is used, is logged. So are batches of the first two steps that are the same
     on all ranks, as without a DistributedSampler (COHORT_LOG=batches=off silences that).
 
-    Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use parameters
-    outside of forward, penalties, a second backward through a retained graph (of as many samples as the first). It is
-    dropped only where its rank has said that it has 0 samples. After a forward in no_sync, a backward stays local until
-    there is one outside. An autograd.grad() for other tensors than parameters (a gradient penalty) is no step (before
-    torch 2.1: if the output is held).
+    Every backward that reaches a parameter outside of no_sync is averaged, whatever its graph: losses that use
+    parameters outside of forward, penalties, a second backward through a retained graph (with as many samples as the
+    first). It is dropped only if its rank has declared 0 samples. After a forward in no_sync, a backward stays local
+    until there is a forward outside. An autograd.grad() for other tensors than parameters (a gradient penalty) is no
+    step (before torch 2.1: only if the output is held).
 
-    Gradients live in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place in
-    a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was, None or
-    not; nothing has to be said beforehand about unused ones. Sparse gradients are made dense. Double backward through
-    the reduction is not supported. torch.optim.LBFGS searches along a line by the loss that its closure returns, which is
-    each rank's own: return the average, cohort.metrics.average(loss.item()).value. Until backward() has returned, what `.grad` holds is not to be read or written: the
-    reduction may be under way, and a gradient of 8 MiB or more is usually not there yet but what an earlier step left. A hook of
-    register_post_accumulate_grad_hook finds its parameter's own gradient there; hooks on tensors are given the gradients
-    themselves.
+    Gradients are in the communicator's memory: after a backward, `.grad` of each parameter is a tensor over its place
+    in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient unchanged, None or
+    not; unused parameters need no declaration. Sparse gradients are made dense. Double backward through the reduction
+    is not supported. torch.optim.LBFGS searches along a line by the loss that its closure returns, which is each rank's
+    own: return the average, cohort.metrics.average(loss.item()).value. Until backward() has returned, do not read or
+    write `.grad`: the reduction may be under way, and instead of a gradient of 8 MiB or more, `.grad` usually still
+    holds an earlier step's. A hook of register_post_accumulate_grad_hook finds its parameter's own gradient there;
+    hooks on tensors receive the gradients themselves.
 
     Names in state_dict(), named_parameters() and named_buffers() are the module's, without a prefix; load_state_dict()
-    takes them, and those of torch's DistributedDataParallel ("module.") as well.
+    also accepts those of torch's DistributedDataParallel ("module.").
 
-    Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. A backward that ends in an
-    exception of this rank alone (of a layer, of the observer, of memory) leaves the ranks out of step: its next forward,
-    backward or other call says so (Aborted), and nothing of it is averaged with what the others then bring. One thread per
-    rank calls it.
+    Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. If a backward ends in an
+    exception of this rank alone (of a layer, of the observer, of memory), the ranks are out of step: this rank's next
+    forward, backward or other call raises Aborted, and none of its gradients are averaged with the others'. One thread
+    per rank calls it.
     """
 
     def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_bytes: int = 25 << 20,
@@ -274,8 +275,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _forget(self, comm: Optional[Communicator]) -> None:
         self._comm = comm
-        self._hook: Optional[tuple[Hook, Any]] = None  # and its state
-        self._hook_left_behind: Optional[str] = None  # of what this is a copy of
+        self._hook: Optional[tuple[Hook, Any]] = None  # the hook and its state
+        self._hook_left_behind: Optional[str] = None  # the hook of the original, in a copy
         self._transaction: Optional[_core.Transaction] = None
         self._reducer: Optional[Reducer] = None
         self._frozen: list[torch.Tensor] = []
@@ -286,7 +287,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._next_samples: Optional[int] = None
 
     def _attach(self) -> Reducer:
-        """Collective: the models are compared and made equal, and the reducer hooked in."""
+        """Compares the models, makes them equal, and adds the reducer's hooks. Collective."""
         if self._hook_left_behind is not None:
             raise InvalidArgument(
                 f"DistributedDataParallel: this is a copy of a model with a hook ({self._hook_left_behind}), which it does not "
@@ -336,7 +337,7 @@ class DistributedDataParallel(torch.nn.Module):
         return reducer
 
     def _attach_again_if_changed(self, reducer: Reducer) -> Reducer:
-        # Newly trained, replaced or cast parameters cannot be averaged as they are.
+        # Newly trained, replaced or cast parameters need a new reducer.
         changed = any(map(operator.attrgetter("requires_grad"), self._frozen))
         if self._slots.changed():
             if list(map(id, self.module.parameters())) == list(map(id, self._known)):
@@ -367,7 +368,7 @@ class DistributedDataParallel(torch.nn.Module):
         )
 
     def _refuse_what_came_too_late(self) -> None:
-        """At the end of a backward: what was added or unfrozen after its forward had begun was not averaged."""
+        """At the end of a backward, refuses parameters added or unfrozen after its forward had begun."""
         if not self._slots.changed() and not any(map(operator.attrgetter("requires_grad"), self._frozen)):
             return
         known = {id(tensor) for tensor in self._known if tensor.requires_grad} - set(map(id, self._frozen))
@@ -400,14 +401,14 @@ class DistributedDataParallel(torch.nn.Module):
 
     @property
     def communicator(self) -> Communicator:
-        """The ranks that train together."""
+        """The communicator of the ranks that train together."""
         return self._comm if self._comm is not None else default_world()
 
     # -------------------------------------------------------------------------------------------- passes
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward; synchronising, unless in no_sync or where gradients are off."""
-        # Without gradients, or once more for a backward under way (checkpointing), there is nothing to begin.
+        """Runs the module's forward; synchronising, unless in no_sync or if gradients are off."""
+        # Without gradients, or in a repeated forward during a backward (checkpointing), there is nothing to begin.
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         reducer = self._attached
@@ -418,7 +419,7 @@ class DistributedDataParallel(torch.nn.Module):
             samples = self._weights.of(args, kwargs, reducer.core)
         first = next(iter(tensors_in((args, kwargs))), None)
         rows = first.shape[0] if first is not None and first.dim() > 0 else None
-        del first  # what forward frees early should not be held here
+        del first  # releases what forward frees early
         batch = digest_of((args, kwargs)) if reducer.core.wants_batch else None
         if reducer.core.in_no_sync:
             reducer.core.require_whole()
@@ -445,22 +446,22 @@ class DistributedDataParallel(torch.nn.Module):
         if every == 0 or step in (0, self._compared_at) or step % every:
             return reducer
         self._compared_at = step
-        # Each rank's batches change its own buffers, unless they have just been made equal.
+        # Each rank's batches change its own buffers, unless these have just been made equal.
         named = self._named(buffers=self.options.broadcast_buffers)
         require_same_parameters(named, self.communicator, step=step)
         reducer.core.count_parameter_comparison()
         return reducer
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Gradients go through `hook` instead of being averaged: `hook(state, bucket)` starts operations and returns a
-        torch.futures.Future of the average, as hooks of torch's DistributedDataParallel do, which work here unmodified. See
-        cohort.nn.comm_hooks, which has some.
+        """Passes gradients to `hook` instead of averaging them: `hook(state, bucket)` starts operations and returns a
+        torch.futures.Future of the average, as hooks of torch's DistributedDataParallel do, which work here unmodified.
+        cohort.nn.comm_hooks has some hooks.
 
-        Once, before the first backward, the same on all ranks. `bucket` is a cohort.nn.GradBucket, and says what weights by
-        samples are to a hook. The result has to be the same bits on all ranks. It is waited for at the end of the
-        backward, for as long as the communicator's timeout; an error of the hook is backward()'s, whose rank is out of
-        step with the others then. Gradients are all copied into buckets. Raises InvalidArgument with what a hook cannot
-        be right with: sharding="gradients" and "parameters", wire_format, and parameters on a GPU. `join` is refused.
+        Call it once, before the first backward, the same on all ranks. `bucket` is a cohort.nn.GradBucket, which tells
+        how weights by samples appear to a hook. The result has to be the same bits on all ranks. Backward waits for it
+        at its end, up to the communicator's timeout, and raises the hook's errors, after which the rank is out of step.
+        Gradients are all copied into buckets. Raises InvalidArgument with options that hooks cannot support:
+        sharding="gradients" and "parameters", wire_format, and parameters on a GPU. `join` is refused.
         """
         if not callable(hook):
             raise InvalidArgument(
@@ -473,11 +474,11 @@ class DistributedDataParallel(torch.nn.Module):
         self._hook = hook, state
 
     def set_sample_count(self, samples: int) -> None:
-        """The number of samples of the next forward with gradients on: the weight of this rank's gradient in the average
-        over ranks, in place of what a sampler or `samples` would say.
+        """Sets the number of samples of the next forward with gradients on: the weight of this rank's gradient in the
+        average over ranks, instead of the number given by a sampler or `samples`.
 
-        All ranks say it, or none. 0, which any rank may say: this rank contributes nothing, and what its backward yields
-        (NaN, too) is dropped. Raises InvalidArgument if negative.
+        Either all ranks call it or none. With 0, which any rank may give, this rank contributes nothing, and its
+        backward's result (NaN, too) is dropped. Raises InvalidArgument if negative.
         """
         if samples < 0:
             raise InvalidArgument(f"set_sample_count({samples}): a number of samples is not negative")
@@ -485,7 +486,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Local accumulation: forward and backward passes inside do not communicate.
+        """Accumulates locally: forward and backward passes inside do not communicate.
 
         Their gradients are summed and their sample counts added, and the next synchronising backward reduces them
         together. Scale the losses so that the sum is this rank's mean (k equal micro-batches: loss / k). Nests.
@@ -499,11 +500,11 @@ class DistributedDataParallel(torch.nn.Module):
             self._attached.core.leave_no_sync()
 
     def step_without_samples(self) -> bool:
-        """Takes the place of forward and backward on a rank that has no sample; collective.
+        """Replaces forward and backward on a rank that has no sample; collective.
 
-        Takes part with weight 0, and leaves the others' average in the gradients. False if no rank had samples; then
-        there are no gradients and nothing is to be done. Ranks whose inputs end early stay in step, optimizer
-        included, with `while model.step_without_samples(): optimizer.step(); optimizer.zero_grad()`. Not in no_sync.
+        Contributes with weight 0, and leaves the others' average in the gradients. Returns False if no rank had
+        samples; then there are no gradients. Ranks whose inputs end early stay in step, optimizer included, with `while
+        model.step_without_samples(): optimizer.step(); optimizer.zero_grad()`. Not in no_sync.
         """
         reducer = self._attached
         if reducer.core.in_no_sync:
@@ -512,12 +513,12 @@ class DistributedDataParallel(torch.nn.Module):
         return self._begin_synchronising_pass(reducer).core.reduce_without_backward()
 
     def join(self) -> int:
-        """This rank has no more input: serves the others' steps with weight 0 until all ranks have called `join`.
+        """Tells that this rank has no more input: takes others' steps with weight 0 until all ranks have called `join`.
 
-        Not a context manager as torch's: call it after the loop. Ranks that missed steps then receive parameters and
-        buffers of the lowest rank that took the most. Optimizer states are not sent: where training goes on, use
-        step_without_samples. Returns the rank whose model all have now. Blocks for as long as the others train, each
-        of its waits under the communicator's timeout.
+        Unlike torch's, not a context manager: call it after the loop. Ranks that missed steps then receive parameters
+        and buffers of the lowest rank that took the most steps. Optimizer states are not sent: to continue training,
+        use step_without_samples. Returns the rank whose model all ranks have then. Blocks for as long as the others
+        train, each of its waits under the communicator's timeout.
         """
         if self.options.sharding != "none":
             raise InvalidArgument(
@@ -539,15 +540,15 @@ class DistributedDataParallel(torch.nn.Module):
         return source
 
     def parameters_written(self) -> None:
-        """With sharding: all ranks have written the same values to parameters (load_state_dict), in place or by giving them
-        other memory, and the optimizer goes on from these. Collective. Without sharding nothing is to be done."""
+        """With sharding: tells that all ranks have written the same values to parameters (load_state_dict), in place or
+        to other memory; the optimizer continues from them. Collective. Without sharding it does nothing."""
         if self.options.sharding != "none":
             self._attached.bring_home()
             self._attached.note_writes()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Others than the optimizer may write to parameters that are protected."""
+        """Allows others than the optimizer to write to protected parameters while the context lasts."""
         core = None if self._reducer is None else self._reducer.core
         if core is not None:
             core.allow_writes()
@@ -560,7 +561,7 @@ class DistributedDataParallel(torch.nn.Module):
     def sync_buffers(self) -> None:
         """Overwrites all ranks' buffers with rank 0's, now; collective.
 
-        Worth doing before an evaluation spread over the ranks: forwards without gradients do not communicate.
+        Useful before an evaluation spread over the ranks: forwards without gradients do not communicate.
         """
         _ = self._attached
         self._broadcast_buffers()
@@ -572,23 +573,24 @@ class DistributedDataParallel(torch.nn.Module):
             pack.broadcast()
 
     def require_same_parameters(self) -> None:
-        """Compares parameters and buffers of all ranks to the bit, now; collective. Raises Mismatch on every rank if they
-        differ: see cohort.nn.require_same_parameters. Buffers differ rightly between two forwards that synchronise them.
+        """Compares parameters and buffers of all ranks to the bit, now; collective. Raises Mismatch on every rank if
+        they
+        differ: see cohort.nn.require_same_parameters. Buffers may differ between two forwards that synchronise them.
         """
         reducer = self._attached
         require_same_parameters(self._named(), self.communicator, step=reducer.core.progress)
 
     def residuals(self) -> dict[str, torch.Tensor]:
-        """Rounding errors of this rank's gradients, which are added to the next ones (`error_feedback`): a flat tensor
-        of each parameter, "residual.NAME", copied; empty without error feedback. Each rank's own, for a checkpoint's
-        `state`; training goes on with the same bits where each host has one rank. (Elsewhere the first step's buckets,
-        which are those of a new model, are divided otherwise.)
+        """Returns copies of the rounding errors of this rank's gradients, which are added to the next ones
+        (`error_feedback`): a flat tensor for each parameter, "residual.NAME"; empty without error feedback. They are
+        each rank's own, for a checkpoint's `state`; training continues with the same bits if each host has one rank.
+        (Otherwise the first step's buckets, which are those of a new model, are divided differently.)
         """
         return {f"residual.{name}": values.clone() for name, values in self._residuals().items()}
 
     def load_residuals(self, residuals: Mapping[str, torch.Tensor]) -> None:
-        """From `residuals()` of this rank, or a mapping that has them; other names are passed over, and what is missing
-        becomes zero. Raises InvalidArgument for sizes that are not the parameter's. Not collective.
+        """Loads the result of `residuals()` of this rank, or a mapping that has its entries. Ignores other names, and
+        sets missing residuals to zero. Raises InvalidArgument if a size is not the parameter's. Not collective.
         """
         for name, values in self._residuals().items():
             saved = residuals.get(f"residual.{name}")
@@ -606,58 +608,58 @@ class DistributedDataParallel(torch.nn.Module):
         return {name: torch.frombuffer(view, dtype=torch.float32) for name, view in views.items()}
 
     def stats(self) -> ReducerStats:
-        """Statistics of the reducer so far; a copy."""
+        """Returns a copy of the reducer's statistics so far."""
         return ReducerStats(**self._attached.core.stats())
 
     def slot_of(self, name: str) -> BucketSlot:
-        """Place of the gradient of parameter `name`. Raises InvalidArgument if there is none."""
+        """Returns the place of the gradient of parameter `name`. Raises InvalidArgument if there is none."""
         return BucketSlot(*self._attached.core.slot_of(name))
 
     # -------------------------------------------------------------------------------------------- the module's names
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Makes all gradients None: the cheapest way, since the next backward then writes instead of adding.
+        """Sets all gradients to None, the cheapest choice, since the next backward then writes instead of adding.
 
-        With set_to_none=False they are filled with zeros, which is just as correct; divided ones (sharding) are gone in any
-        case. The zero_grad of the module itself does not know of these.
+        With set_to_none=False they are filled with zeros, which is just as correct; divided gradients (sharding) are
+        removed in any case. The module's own zero_grad does not know these.
         """
         if self._reducer is not None and (set_to_none or self._reducer.core.divides_gradients):
             self._reducer.drop_all()
         super().zero_grad(set_to_none=set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """Returns the module's state_dict."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """The module's; a prefix "module." of all names is taken off. Local: load the same on all ranks."""
+        """Loads the module's; removes a prefix "module." from all names. Local: load the same state on all ranks."""
         own = self.module.state_dict()
         if state_dict and all(name.startswith(_PREFIX) and name not in own for name in state_dict):
             state_dict = {name[len(_PREFIX) :]: value for name, value in state_dict.items()}
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        # Adds "module." to the names if a larger module, of which this is a part, has been saved without it.
+        # Adds "module." to the names if a larger module that contains this one was saved without it.
         if not any(name.startswith(prefix + _PREFIX) for name in state_dict):
             for name in [name for name in state_dict if name.startswith(prefix)]:
                 state_dict[prefix + _PREFIX + name[len(prefix) :]] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The module's."""
+        """Yields the module's parameters."""
         return self.module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """The module's."""
+        """Yields the module's buffers."""
         return self.module.named_buffers(*args, **kwargs)
 
     # -------------------------------------------------------------------------------------------- copies
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which are compared and hooked in by their first synchronising use: collective then.
+        """For copies and pickles: their first synchronising use compares them and adds hooks, and is collective.
 
-        A pickle does not hold the communicator: what is made from it takes the default world. None holds the hook on
-        gradients: the first synchronising use raises InvalidArgument until another one is registered.
+        A pickle does not hold the communicator: the copy uses the default world. No copy holds the hook on gradients:
+        the first synchronising use raises InvalidArgument until another hook is registered.
         """
         state = self.__dict__.copy()
         if self._hook is not None:
@@ -675,7 +677,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        memo[id(self._weights)] = self._weights  # the sampler is not the copy's alone
+        memo[id(self._weights)] = self._weights  # the sampler belongs to others, too
         other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         other._comm = self._comm
         return other

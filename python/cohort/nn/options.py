@@ -15,15 +15,15 @@ class DistributedDataParallelOptions:
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early
     broadcast_buffers   buffers (running statistics) of all ranks become rank 0's before each synchronising forward
     wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
-    error_feedback      what rounding loses is added to the next step's gradients; None: with int4
-    non_finite          "ignore", or "raise": if any rank brings a gradient that is NaN or infinite, backward() raises
-                        NonFiniteError on all of them, with its name
+    error_feedback      adds what rounding loses to the next step's gradients; None: only with int4
+    non_finite          "ignore", or "raise": if any rank has a gradient that is NaN or infinite, backward() raises
+                        NonFiniteError on all ranks, which names the gradient
     compare_parameters_every
                         N > 0: every N synchronised steps the parameters of all ranks are compared to the bit; 0: never
     check_replicas      each step compares some values of 8 parameters over the ranks, all parameters in turn
     sharding            "none", "optimizer", "gradients" or "parameters": what is divided over the ranks, for
                         cohort.optim.Sharded
-    protect_parameters  for debugging, with sharding="parameters": whoever but the optimizer writes to one ends with SIGSEGV
+    protect_parameters  for debugging, with sharding="parameters": writes not by the optimizer end a rank with SIGSEGV
     observer            called with (number, bytes) of each bucket that becomes ready
     """
 
@@ -70,12 +70,12 @@ class DistributedDataParallelOptions:
 class ReducerStats:
     """Statistics of the reducer. Times are of this rank, in seconds."""
 
-    steps: int = 0  # synchronised backward passes, with those without samples
-    non_finite_steps: int = 0  # of these, the ones that ended in a NonFiniteError
+    steps: int = 0  # synchronised backward passes, and steps without samples
+    non_finite_steps: int = 0  # the steps that ended in a NonFiniteError
     parameter_comparisons: int = 0  # done because of compare_parameters_every
     buckets: int = 0
     bucket_bytes: int = 0  # of all buckets together
-    exposed_communication_seconds: float = 0.0  # of the last step: the host's waiting after its backward
+    exposed_communication_seconds: float = 0.0  # of the last step: waiting after the backward
     exposed_communication_seconds_total: float = 0.0
     gradients_written: int = 0  # written into a bucket by assignment, in all steps
     gradients_moved: int = 0  # found outside their bucket and copied in (order rebuilt, .grad replaced)
@@ -83,7 +83,7 @@ class ReducerStats:
 
 @dataclass(frozen=True)
 class BucketSlot:
-    """Place of a gradient; for tests and tools."""
+    """The place of a gradient in its bucket; for tests and tools."""
 
     bucket: int
     begin: int  # address of the bucket's memory

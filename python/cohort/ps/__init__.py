@@ -1,21 +1,21 @@
-"""A parameter server: tables of rows by 64-bit key, and dense variables, on server processes that workers pull and push.
+"""A parameter server: tables of rows by 64-bit key, and dense variables. Servers hold them; workers pull and push.
 
     server = cohort.ps.Server("@tables")                       # in a server's process; serves until it is closed
     client = cohort.ps.connect(["@tables"], worker=0, workers=1)
     users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
     rows = users.pull(keys)                                    # float32 [len(keys), 64]
     users.push(keys, gradients)                                # the optimizer steps at the server
-    client.clock()                                             # this worker's pushes since its last clock count now
+    client.clock()                                             # this worker's pushes since its last clock take effect
 
-Arrays are NumPy's, torch's, or of anything that has DLPack or the buffer protocol, in the host's memory and dense. Keys
-are int64 or uint64, in any order, also several times; rows are float32, one behind the other. A list of numbers does for
-keys. docs/parameter-server.md has the semantics.
+Arrays are NumPy's, torch's, or anything with DLPack or the buffer protocol, in host memory and dense. Keys are int64 or
+uint64, in any order, possibly repeated; rows are float32 and contiguous. A list of numbers may stand for keys.
+docs/parameter-server.md has the semantics.
 
 Optimizers, with torch's names, defaults and formulas: Sgd, Adagrad, RowAdagrad (one accumulator per row), Adam, AdamW,
-Ftrl. A row's bias correction goes by its own steps.
+Ftrl. A row's bias correction uses the row's own number of steps.
 
-Errors are those of cohort.errors: Timeout names the server that does not answer, or the workers that hold the others up;
-NonFinite names the key; Mismatch means that two workers describe a table in two ways.
+Errors are those of cohort.errors: Timeout names the server that does not answer, or the workers that hold the others
+up; NonFinite names the key; Mismatch means that two workers describe a table differently.
 """
 
 from __future__ import annotations
@@ -82,24 +82,24 @@ __all__ = [
 ]
 
 class Pulled(NamedTuple):
-    """The age of the values read."""
+    """The age of the values that a pull has read."""
 
-    clock: int  #: all pushes of clocks before this one are in it
-    behind: int  #: clocks between that and the reader's own
-    version: int  #: steps of rows that the table has had
+    clock: int  #: the values include all pushes of clocks before this one
+    behind: int  #: clocks between `clock` and the reader's own
+    version: int  #: steps of the table's rows so far
 
 
 class Work:
-    """A request under way, as `async_op=True` returns it. Its arrays have to stay until it is waited for."""
+    """A request under way, as returned with `async_op=True`. Keep its arrays alive until it has been waited for."""
 
     def __init__(self, work: _core.PsWork, result: Any, ages: Optional[Counter[int]] = None) -> None:
         self._work = work
         self._result = result
         self._ages = ages
-        self.pulled: Optional[Pulled] = None  #: of a pull, once it has been waited for
+        self.pulled: Optional[Pulled] = None  #: for a pull, set when it has been waited for
 
     def wait(self) -> Any:
-        """Blocks until it is done; returns the rows of a pull, else None. May be called again."""
+        """Blocks until the request is done; returns the rows of a pull, else None. May be called again."""
         self.pulled = Pulled(*self._work.wait())
         if self._ages is not None:
             self._ages[self.pulled.behind] += 1
@@ -123,7 +123,7 @@ def _keys(what: str, keys: Any) -> Any:
 
 
 def _fits(array: Any, shape: tuple[int, ...], what: str) -> None:
-    # The number of elements is checked below; flat arrays are as good.
+    # The number of elements is checked below; flat arrays are accepted, too.
     given = tuple(getattr(array, "shape", ()))
     if len(given) > 1 and given != shape and not (len(shape) == 2 and given[-1] == shape[-1]):
         raise InvalidArgument(f"{what}: an array of shape {list(given)} -- {list(shape)} is wanted")
@@ -156,7 +156,7 @@ def _done(work: _core.PsWork, result: Any, async_op: bool, ages: Optional[Counte
 
 
 class Table:
-    """Rows of `dim` floats by key. Made by `Client.table`."""
+    """Rows of `dim` floats by key. Created by `Client.table`."""
 
     def __init__(
         self, table: _core.PsTable, client: Client, name: str, lr: float, consistency: _core.PsConsistency
@@ -164,11 +164,11 @@ class Table:
         self._table = table
         self.client = client
         self.name = name
-        self.lr = lr  #: its optimizer's own
+        self.lr = lr  #: the optimizer's own rate
         self._ages: Counter[int] = Counter()
-        #: Whether the gradients of all workers make one step (Sync), or each push is a step of its own.
+        #: True if the gradients of all workers make one step (Sync), False if each push is its own step.
         self.adds_workers = consistency.adds_workers
-        #: For how many workers no clock waits.
+        #: Number of workers for which no clock waits.
         self.backup_workers = consistency.backup_workers
 
     @property
@@ -176,15 +176,15 @@ class Table:
         return self._table.dim
 
     def pull(self, keys: Any, out: Any = None, *, async_op: bool = False) -> Any:
-        """The keys' rows, in `out` or a new NumPy array [number of keys, dim]. A key without a row gives what it would
-        begin as, and gets none. Waits as the table's consistency says."""
+        """Returns the keys' rows, in `out` or a new NumPy array [number of keys, dim]. For a key without a row, returns
+        its initial row without creating it. Waits as the table's consistency says."""
         keys = _keys("pull", keys)
         out = _empty(_count(keys), self.dim) if out is None else out
         return _done(self._table.pull(keys, out), out, async_op, self._ages)
 
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
-        """A step of the table's optimizer by these gradients; those of a key that stands several times are added first.
-        `lr` in place of the optimizer's own. Raises NonFinite, naming the key; nothing is sent then."""
+        """Makes a step of the table's optimizer with these gradients; those of a repeated key are added first. `lr`
+        replaces the optimizer's own rate. Raises NonFinite, naming the key; nothing is sent then."""
         keys = _keys("push", keys)
         _fits(gradients, (_count(keys), self.dim), "push: gradients")
         return _done(self._table.push(keys, gradients, rate("push", lr)), None, async_op)
@@ -192,38 +192,38 @@ class Table:
     def push_pull(
         self, keys: Any, gradients: Any, out: Any = None, *, lr: Optional[float] = None, async_op: bool = False
     ) -> Any:
-        """Pushes and pulls at once. Only with Async do the values read include the push; else pushes count with
-        `Client.clock`."""
+        """Pushes and pulls in one request. Only with Async do the values read include the push; otherwise pushes take
+        effect with `Client.clock`."""
         keys = _keys("push_pull", keys)
         out = _empty(_count(keys), self.dim) if out is None else out
         _fits(gradients, (_count(keys), self.dim), "push_pull: gradients")
         return _done(self._table.push_pull(keys, gradients, out, rate("push_pull", lr)), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
-        """Rows as given, at once whatever the consistency; their optimizer begins anew. Raises NonFinite as `push`."""
+        """Sets rows, immediately under any consistency, and resets their optimizer. Raises as `push`."""
         keys = _keys("assign", keys)
         _fits(rows, (_count(keys), self.dim), "assign: rows")
         return _done(self._table.assign(keys, rows), None, async_op)
 
     def erase(self, keys: Any, *, async_op: bool = False) -> Any:
-        """Rows that are as if they had never been, at once whatever the consistency."""
+        """Removes rows as if they had never existed, immediately under any consistency."""
         return _done(self._table.erase(_keys("erase", keys)), None, async_op)
 
     def stats(self) -> dict[str, Any]:
-        """rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers; and of this
-        object's pulls alone `staleness`: how many were how many clocks behind."""
+        """Returns rows, bytes, created, evicted, dropped (gradients of keys not admitted), steps, rows_of_servers; and
+        `staleness`, only for this object's pulls: the number of pulls by clocks behind."""
         return {**self._table.stats(), "staleness": dict(sorted(self._ages.items()))}
 
 
 class Variable:
-    """A dense float32 array, in slices over all servers. Made by `Client.variable`."""
+    """A dense float32 array, in slices over all servers. Created by `Client.variable`."""
 
     def __init__(self, variable: _core.PsVariable, shape: tuple[int, ...]) -> None:
         self._variable = variable
         self.shape = shape
 
     def pull(self, out: Any = None, *, async_op: bool = False) -> Any:
-        """Returns its values, in `out` or a new NumPy array of its shape."""
+        """Returns the values, in `out` or a new NumPy array of the variable's shape."""
         out = _empty(*self.shape) if out is None else out
         return _done(self._variable.pull(out), out, async_op)
 
@@ -242,7 +242,7 @@ class Variable:
 
 
 class Client:
-    """A worker's connection to all servers, as `connect` makes it. Any thread; not in a forked child."""
+    """A worker's connection to all servers, created by `connect`. Any thread; not in a forked child."""
 
     def __init__(self, client: _core.PsClient) -> None:
         self._client = client
@@ -250,7 +250,7 @@ class Client:
 
     @property
     def tables(self) -> list[Table]:
-        """The tables that this client has made and the program still has, by name."""
+        """The tables that this client has created and the program still refers to, by name."""
         return sorted(self._tables, key=lambda table: table.name)
 
     @property
@@ -268,22 +268,23 @@ class Client:
 
     @property
     def late_clocks(self) -> int:
-        """Number of its clocks that had ended without this worker (backup workers): its pushes for them were
+        """Number of this worker's clocks that had ended without it (backup workers): its pushes for them were
         dropped."""
         return self._client.late_clocks
 
     def table(self, name: str, dim: int, *, optimizer: Optional[Optimizer] = None,
               initializer: Union[float, _core.PsInitializer] = 0.0, consistency: Consistency = None, admission: int = 1,
               max_age: int = 0, max_rows: int = 0, victim: str = "least_recent", seed: int = 0) -> Table:  # fmt: skip
-        """The table of this name, made by whoever comes first; the same options at all workers.
+        """Returns the table of this name, created by the first worker to call; all workers give the same options.
 
-        optimizer     Sgd() unless said otherwise
+        optimizer     default: Sgd()
         initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
-        consistency   Sync() unless said otherwise, Sync(backup_workers=b), Bounded(staleness), Async(); "sync" and "async"
-                      do as well
-        admission     a key gets its row with its so-manieth step; earlier gradients are dropped
-        max_age       seconds after its last push a row is gone; 0: never
-        max_rows      on each server; then the "least_recent" or "least_frequent" (victim) of 64 rows goes; 0: no bound
+        consistency   Sync() (default), Sync(backup_workers=b), Bounded(staleness), Async(); "sync" and "async" may
+                      stand for these
+        admission     a key gets its row with this many steps; earlier gradients are dropped
+        max_age       seconds after its last push at which a row is removed; 0: never
+        max_rows      per server; beyond it the "least_recent" or "least_frequent" (victim) of 64 rows is removed; 0: no
+                      limit
         """
         text("table", "name", name)
         what = f"table {name!r}"
@@ -307,8 +308,8 @@ class Client:
 
     def variable(self, name: str, shape: Union[int, Sequence[int]], *, initial: float = 0.0,
                  optimizer: Optional[Optimizer] = None, consistency: Consistency = None) -> Variable:  # fmt: skip
-        """The variable of this name, made by whoever comes first; options as a table's. RowAdagrad is refused: it is for
-        rows."""
+        """Returns the variable of this name, created by the first worker to call; options as for a table. RowAdagrad is
+        refused: it is for rows."""
         text("variable", "name", name)
         what = f"variable {name!r}"
         lengths = _lengths(what, shape)
@@ -322,32 +323,32 @@ class Client:
         return Variable(made, lengths)
 
     def clock(self) -> int:
-        """Ends this worker's clock, on all servers or on none; its pushes count. Returns the new clock. A worker that is
-        16 clocks ahead of the slowest, as one that never pulls, waits for that. With backup workers it waits until the clock
-        has ended; whether its pushes came too late says `late_clocks`."""
+        """Ends this worker's clock, on all servers or on none; its pushes take effect. Returns the new clock. A worker
+        that is 16 clocks ahead of the slowest, such as one that never pulls, waits for the slowest. With backup workers
+        it waits until the clock has ended; `late_clocks` tells whether its pushes came too late."""
         return self._client.clock()
 
     def barrier(self) -> None:
-        """Waits until all workers have come here as often. After Timeout it may be called again, for the same time."""
+        """Waits until all workers have called it as often. After Timeout, call again to wait for the same barrier."""
         self._client.barrier()
 
     def snapshot(self, folder: Union[str, os.PathLike[str]], keep: int = 0) -> str:
-        """All tables and variables as a new checkpoint in a folder that all servers see; returns the checkpoint's own.
-        One worker calls it; with Sync it has exactly the clocks before this one; else, and with backup workers, call it
-        between two barriers. Servers go on meanwhile.
+        """Writes all tables and variables as a new checkpoint in a folder that all servers see; returns the
+        checkpoint's own folder. One worker calls it. With Sync it holds exactly the clocks before this one; otherwise,
+        and with backup workers, call it between two barriers. Servers continue meanwhile.
 
-        keep   the newest so many checkpoints stay in the folder, this one among them; 0: all
+        keep   number of the newest checkpoints to keep in the folder, including this one; 0: all
         """
         return self._client.snapshot(path("snapshot", "folder", folder), integer("snapshot", "keep", keep, 0, 2**31 - 1))
 
     def restore(self, folder: Union[str, os.PathLike[str]]) -> int:
-        """Takes the newest whole snapshot of the folder, whatever number of servers wrote it; returns its clock. One
-        worker calls it, before any pushes. Raises Unavailable where there is none, Corrupt, Mismatch."""
+        """Loads the newest undamaged snapshot of the folder, written by any number of servers; returns its clock. One
+        worker calls it, before any pushes. Raises Unavailable if there is none, Corrupt, Mismatch."""
         return self._client.restore(path("restore", "folder", folder))
 
     def leave(self) -> None:
-        """The others do not wait for this worker any more. Pushes after the last clock are dropped, but with Async. All
-        later calls but this one, of its tables and variables too, raise InvalidArgument."""
+        """Leaves: the others no longer wait for this worker. Pushes after the last clock are dropped, except with
+        Async. All later calls except this one, of its tables and variables too, raise InvalidArgument."""
         self._client.leave()
 
     def __enter__(self) -> Client:
@@ -362,14 +363,14 @@ class Server:
 
     endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host; "": a free
                   port at the address by which the job's other processes reach this host, 127.0.0.1 if all are on it
-    secret_file   for TCP, as `cohort secret` writes it; the job's secret unless said otherwise
-    memory        bytes for tables and waiting pushes, or as text "500M" or "6G" (powers of 1024), beyond which pushes are
-                  refused; 0: nine tenths of what is free
-    patience      seconds, above 0, until a worker without a connection is taken for lost
-    journal       a file of all changes: a server that is started again with it goes on where the killed one had been
-    replicas      of a server of `cohort run`, the same at all: how many others have a copy of its rows and go on in its
-                  place if it dies, 0 or 1, not together with a journal; None: 1 where the job goes on when a server dies
-                  (--server-restarts, --lost-servers) and there is no journal, else 0
+    secret_file   for TCP, as `cohort secret` writes it; default: the job's secret
+    memory        bytes for tables and waiting pushes, or text such as "500M" or "6G" (powers of 1024), beyond which
+                  pushes are refused; 0: nine tenths of the free memory
+    patience      seconds, above 0, after which a worker without a connection counts as lost
+    journal       a file of all changes: a server restarted with it continues where the killed one had stopped
+    replicas      for a server of `cohort run`, the same on all: how many other servers hold a copy of its rows and
+                  replace it if it dies, 0 or 1, not together with a journal; None: 1 if the job survives a server's
+                  death (--server-restarts, --lost-servers) and there is no journal, else 0
     """
 
     def __init__(self, endpoint: str = "", *, secret_file: Union[str, os.PathLike[str]] = "",
@@ -384,12 +385,12 @@ class Server:
             None if replicas is None else integer("Server", "replicas", replicas, 0, 1),
             _of_job,
         )
-        #: Where it listens, as `connect` wants it.
+        #: The address at which it listens, in the form for `connect`.
         self.endpoint: str = self._server.endpoint
 
     @property
     def workers_gone(self) -> bool:
-        """True if there have been workers and all have left or are lost."""
+        """Returns True if there have been workers and all have left or are lost."""
         return self._server is None or self._server.workers_gone
 
     def close(self) -> None:
@@ -404,9 +405,9 @@ class Server:
 
 def serve(endpoint: str = "", **options: Any) -> None:
     """Runs a server of `cohort run --servers`: publishes its address, for `connect()`, and serves until all workers
-    have left or are lost. `options`: as of Server; a `journal` that is a folder gets a file of each server. A server
-    that `cohort run --server-restarts` has started again listens at the address of the one before it; under TF_CONFIG
-    alone it is at its address there. Raises InvalidArgument in a process that is no server."""
+    have left or are lost. `options`: those of Server; if `journal` is a folder, each server writes a file there. A
+    server that `cohort run --server-restarts` has restarted listens at its predecessor's address; under TF_CONFIG
+    alone, at its address there. Raises InvalidArgument in a process that is no server."""
     with Server(endpoint, **options, _of_job=True) as server:
         while not server.workers_gone:
             time.sleep(0.05)
@@ -417,13 +418,13 @@ def connect(servers: Union[Sequence[str], str, None] = None, worker: Optional[in
             connect_timeout: float = 60.0, timeout: float = 60.0) -> Client:  # fmt: skip
     """Connects a worker to all servers.
 
-    servers           their endpoints, in the same order at all workers, or that of the only one; default: those of this
-                      job, once all `serve`
-    worker, workers   this one's number and how many there are; default: `cohort.role_number`, `cohort.num_workers`
-    connect_timeout   seconds for all servers to be there
-    timeout           seconds of a request, connecting again included
+    servers           their endpoints, in the same order on all workers, or that of the only server; default: those of
+                      this job, when all `serve`
+    worker, workers   this worker's number, and of how many; default: `cohort.role_number`, `cohort.num_workers`
+    connect_timeout   seconds to wait for all servers
+    timeout           seconds of a request, including reconnection
 
-    Raises Timeout, naming the server that is not there, PeerLost if it has ended, Mismatch, InvalidArgument.
+    Raises Timeout, naming the server that does not answer, PeerLost if a server has ended, Mismatch, InvalidArgument.
     """
     connect_timeout = seconds("connect", "connect_timeout", connect_timeout)
     if servers is None:
@@ -452,7 +453,7 @@ def _endpoints(servers: Any) -> list[str]:
     return list(servers)
 
 
-# At the end, as it stands on the names above.
+# At the end, since it imports the names above.
 from cohort.ps.coordinator import (  # noqa: E402
     UNBOUNDED,
     ClusterCoordinator,

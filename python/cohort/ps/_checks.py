@@ -1,4 +1,4 @@
-"""Options and arguments of cohort.ps, checked before the core gets them: an error names the parameter, what was given,
+"""Checks options and arguments of cohort.ps before the core gets them: an error names the parameter, the value given,
 and what to pass."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SCALES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def shown(value: Any) -> str:
-    """'sgd', the class Sgd, the function Async, a torch.optim.sgd.SGD."""
+    """Describes a value: 'sgd', the class Sgd, the function Async, a torch.optim.sgd.SGD."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, (FunctionType, BuiltinFunctionType)):
@@ -59,13 +59,13 @@ def integer(what: str, name: str, value: Any, least: int = 0, most: int = _MOST)
 
 def seconds(what: str, name: str, value: Any) -> float:
     given = number(what, name, value)
-    if not given >= 0:  # NaN neither
+    if not given >= 0:  # refuses NaN, too
         refuse(what, name, value, "pass seconds, 0 or more")
     return given
 
 
 def size(what: str, name: str, value: Any) -> int:
-    """Bytes; also of "6G" or "500M", powers of 1024."""
+    """Returns a number of bytes; accepts text such as "6G" or "500M", powers of 1024."""
     number_of, scale = value, 0
     if isinstance(value, str):
         scale = _SCALES.get(value[-1:].upper(), 0)

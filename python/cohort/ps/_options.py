@@ -33,7 +33,7 @@ class Sgd(_core.PsSgd):
 
 
 class Adagrad(_core.PsAdagrad):
-    """torch.optim.Adagrad; its `lr_decay` goes by the row's own steps."""
+    """torch.optim.Adagrad; its `lr_decay` uses the row's own steps."""
 
     def __init__(self, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
                  initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> None:  # fmt: skip
@@ -57,7 +57,7 @@ class RowAdagrad(_core.PsRowAdagrad):
 
 
 class Adam(_core.PsAdam):
-    """torch.optim.SparseAdam, and torch.optim.Adam with `weight_decay`; by the row's own steps."""
+    """torch.optim.SparseAdam, and torch.optim.Adam with `weight_decay`; uses the row's own steps."""
 
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
@@ -66,7 +66,7 @@ class Adam(_core.PsAdam):
 
 
 class AdamW(_core.PsAdamW):
-    """torch.optim.AdamW, by the row's own steps."""
+    """torch.optim.AdamW, with the row's own steps."""
 
     def __init__(
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
@@ -75,7 +75,7 @@ class AdamW(_core.PsAdamW):
 
 
 class Ftrl(_core.PsFtrl):
-    """FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and stays so: a push with another one is refused."""
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and fixed: other rates are refused."""
 
     def __init__(self, lr: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
         super().__init__(*_numbers("Ftrl", lr=lr, beta=beta, l1=l1, l2=l2))
@@ -86,37 +86,37 @@ _OPTIMIZERS = (Sgd, Adagrad, RowAdagrad, Adam, AdamW, Ftrl)
 
 
 def constant(value: float) -> _core.PsInitializer:
-    """Rows of this number."""
+    """Initial rows whose elements are all this number."""
     return _core.PsInitializer.constant(number("constant", "value", value))
 
 
 def uniform(low: float, high: float) -> _core.PsInitializer:
-    """Numbers from `low` up to `high`."""
+    """Initial rows of uniformly distributed numbers, from `low` up to `high`."""
     return _core.PsInitializer.uniform(number("uniform", "low", low), number("uniform", "high", high))
 
 
 def normal(mean: float, deviation: float) -> _core.PsInitializer:
-    """Normally distributed numbers."""
+    """Initial rows of normally distributed numbers."""
     return _core.PsInitializer.normal(number("normal", "mean", mean), number("normal", "deviation", deviation))
 
 
 def Sync(backup_workers: int = 0) -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, for any number of servers.
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, on any number of servers.
 
-    backup_workers   a clock ends as soon as all workers but so many have ended it. The pushes of those that come later
-                     are dropped as a whole, on all servers (`Client.late_clocks` counts them), and they go on at the
-                     clock of the others. The same for all tables of a job, which then all are Sync
+    backup_workers   a clock ends as soon as all workers but this many have ended it. Later pushes of the others are
+                     dropped completely, on all servers (`Client.late_clocks` counts them), and these workers continue
+                     at the current clock. The same for all tables of a job, which then all have to be Sync
     """
     return _core.PsConsistency.sync(integer("Sync", "backup_workers", backup_workers))
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:
-    """A worker's pushes count when its clock ends; a pull waits while a worker is more than so many clocks behind."""
+    """A worker's pushes take effect when its clock ends; pulls wait while one is over `staleness` clocks behind."""
     return _core.PsConsistency.bounded(integer("Bounded", "staleness", staleness))
 
 
 def Async() -> _core.PsConsistency:
-    """Pushes count when they arrive, and pulls wait for nobody."""
+    """Pushes take effect when they arrive, and pulls wait for nobody."""
     return _core.PsConsistency.asynchronous()
 
 
@@ -124,7 +124,7 @@ Consistency = Union[_core.PsConsistency, str, None]
 
 
 def optimizer_of(what: str, value: Any) -> Optimizer:
-    """Sgd() of None."""
+    """Returns the optimizer; Sgd() for None."""
     if value is None:
         return Sgd()
     if isinstance(value, _OPTIMIZERS):
@@ -140,7 +140,7 @@ def optimizer_of(what: str, value: Any) -> Optimizer:
 
 
 def consistency_of(what: str, value: Any) -> _core.PsConsistency:
-    """Sync() of None; "sync" and "async" do as well."""
+    """Returns the consistency; Sync() for None. Accepts "sync" and "async", too."""
     if value is None:
         return Sync()
     if isinstance(value, _core.PsConsistency):

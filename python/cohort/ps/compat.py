@@ -1,5 +1,5 @@
-"""Thin names of other parameter servers over cohort.ps: ps-lite's KVWorker and MXNet's kv. For programs that are moved; new
-ones have more with Client, Table and Variable.
+"""Thin wrappers over cohort.ps with the interfaces of other parameter servers: ps-lite's KVWorker and MXNet's kv. For
+programs being ported; in new ones, Client, Table and Variable offer more.
 
     worker = compat.KVWorker(0)                       # ps-lite
     worker.Wait(worker.Push(keys, values))            # store[key] += value
@@ -26,11 +26,11 @@ __all__ = ["KVStore", "KVWorker", "create"]
 
 
 class KVWorker:
-    """ps-lite's worker over servers that add: `store[key] += value`. Values are float32, as many for each key, at all
-    calls. Push and Pull return at once, with a number for Wait.
+    """ps-lite's worker, with servers that add: `store[key] += value`. Values are float32, equally many for each key, in
+    all calls. Push and Pull return immediately, with a number for Wait.
 
-    app_id   the store's number: workers with the same one share it
-    client   None: connected here, and left by `Finalize`
+    app_id   the store's number: workers with the same number share it
+    client   None: creates one, and `Finalize` leaves with it
     """
 
     def __init__(self, app_id: int = 0, customer_id: int = 0, *, client: Optional[ps.Client] = None) -> None:
@@ -47,12 +47,12 @@ class KVWorker:
         return self._started(self._rows(keys, vals).push(keys, -vals, async_op=True))
 
     def Pull(self, keys: Any, vals: Any) -> int:
-        """Writes the keys' values into `vals`, a float32 array, until `Wait`."""
+        """Writes the keys' values into `vals`, a float32 array, before `Wait` returns."""
         keys, vals = self._checked(keys, vals, written=True)
         return self._started(self._rows(keys, vals).pull(keys, vals, async_op=True))
 
     def PushPull(self, keys: Any, vals: Any, outs: Any) -> int:
-        """Adds, and writes what is there then."""
+        """Adds `vals`, and writes the new values to `outs`."""
         keys, vals = self._checked(keys, vals)
         _, outs = self._checked(keys, outs, written=True)
         return self._started(self._rows(keys, vals).push_pull(keys, -vals, outs, async_op=True))
@@ -96,8 +96,8 @@ class KVWorker:
 class KVStore:
     """Result of `create`: MXNet's verbs, with the optimizer on the servers (`update_on_kvstore=True`).
 
-    dist_sync    the gradients of all workers since the last pull are added, and make one step (Sync); the first pull after
-                 pushes ends the worker's clock
+    dist_sync    the gradients of all workers since the last pull are added, and make one step (Sync); the first pull
+                 after pushes ends the worker's clock
     dist_async   each push is a step (Async)
     """
 
@@ -121,11 +121,11 @@ class KVStore:
         return self._client.workers
 
     def set_optimizer(self, optimizer: ps.Optimizer) -> None:
-        """One of cohort.ps, before `init`: the servers' for what is made from now on."""
+        """Sets an optimizer of cohort.ps, before `init`: servers use it for keys created from now on."""
         self._optimizer = optimizer
 
     def init(self, key: Any, value: Any) -> None:
-        """Makes the keys, by all workers; they begin with worker 0's values."""
+        """Creates the keys; all workers call it. Keys begin with worker 0's values."""
         for name, one in self._each(key, value):
             if self._optimizer is None:
                 raise InvalidArgument("init: set_optimizer first -- servers step values, they do not only add gradients up")
@@ -139,7 +139,7 @@ class KVStore:
         self.barrier()
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Gradients. A list of arrays for one key is added up. `priority` is without any effect."""
+        """Pushes gradients. A list of arrays for one key is summed. `priority` has no effect."""
         for name, one in self._each(key, value):
             parts = one if isinstance(one, (list, tuple)) else [one]
             total = sum((numpy.asarray(part, numpy.float32) for part in parts[1:]), numpy.asarray(parts[0], numpy.float32))
@@ -147,7 +147,7 @@ class KVStore:
             self._pushed = True
 
     def pull(self, key: Any, out: Any, priority: int = 0) -> None:
-        """The values, in `out`: a float32 array, or a list of such."""
+        """Pulls the values into `out`: a float32 array, or a list of such arrays."""
         if self._pushed and self.type == "dist_sync":
             self._client.clock()
         self._pushed = False
@@ -183,5 +183,5 @@ class KVStore:
 
 
 def create(name: str = "dist_sync", client: Optional[ps.Client] = None) -> KVStore:
-    """MXNet's `kv.create`: "dist_sync" or "dist_async", by all workers. `client`: None: connected here, and left by `close`."""
+    """MXNet's `kv.create`: "dist_sync" or "dist_async", by all workers. `client` None: creates one, until `close`."""
     return KVStore(name, client)

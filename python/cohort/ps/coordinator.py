@@ -3,7 +3,7 @@
     if cohort.role() == "server":
         ps.serve()
     elif cohort.role_number() > 0:
-        ps.serve_functions()                           # carries out what is scheduled, until the coordinator closes
+        ps.serve_functions()                           # runs scheduled functions until the coordinator closes
     else:
         with ps.ClusterCoordinator() as coordinator:
             batches = coordinator.create_per_worker_dataset(make_batches)
@@ -11,14 +11,14 @@
             coordinator.join()
             print(coordinator.fetch(results[-1]))
 
-Worker 0 is the coordinator. Functions and results travel as pickles (cloudpickle where it is installed) through the job's
-store, to which only processes with the job's secret come. A worker whose heartbeat does not come for `patience` seconds
-is lost: its function is carried out by another one, and it may come again, as a new process or the same one.
+Worker 0 is the coordinator. Functions and results travel as pickles (by cloudpickle if it is installed) through the
+job's store, which only processes with the job's secret can access. A worker without a heartbeat for `patience` seconds
+is lost: another worker runs its function, and it may come back, as a new process or the same one.
 
-A function's pushes to tables whose pushes count with the clock (all but Async) count exactly once, also if it had to be
-carried out twice: the worker ends its clock after each function, together with a mark of that function, and before the
-function is given away, the servers settle whether that clock had ended. Tables for that wait for nobody:
-`Bounded(ps.UNBOUNDED)`. Other effects of functions (files, tables with Async) may happen twice.
+A function's pushes to tables whose pushes take effect with the clock (all except Async) count exactly once, even if the
+function had to be run twice: the worker ends its clock after each function, together with a mark of that function, and
+before the function is reassigned, the servers settle whether that clock had ended. Such tables must not wait for other
+workers: `Bounded(ps.UNBOUNDED)`. Other effects of functions (files, tables with Async) may happen twice.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from cohort import _core, _pickling
 from cohort.errors import Aborted, Error, Internal, InvalidArgument, Timeout, Unavailable
 from cohort.ps._checks import refuse
 
-UNBOUNDED = 2**40  # clocks apart: for Bounded, a table whose pushes count with the clock and that waits for nobody
-_STORE = 30.0  # seconds for the job's store, which answers at once
-_BEAT = 0.5  # seconds from one sign of life to the next
+UNBOUNDED = 2**40  # for Bounded: pushes take effect with the clock, but no worker waits for another
+_STORE = 30.0  # seconds for the job's store, which usually answers immediately
+_BEAT = 0.5  # seconds between heartbeats
 _SLICE = 0.5  # seconds after which a waiting thread checks whether to go on
 _MOST_QUEUED = 262_144
-_MARKS = "cohort/functions"  # the table of functions carried out: 1 by number
+_MARKS = "cohort/functions"  # the table of functions that have run: 1 by number
 
 
 def _place(*parts: Any) -> str:
@@ -57,7 +57,7 @@ def _marks(client: ps.Client) -> ps.Table:
 
 
 class RemoteValue:
-    """The result of a scheduled function, once it has returned. Not an argument for other functions."""
+    """The result of a scheduled function, when it has returned. Not an argument for other functions."""
 
     def __init__(self) -> None:
         self._there = threading.Event()
@@ -68,8 +68,8 @@ class RemoteValue:
         return self._there.is_set()
 
     def fetch(self, timeout: Optional[float] = None) -> Any:
-        """Waits for it. Raises what the function raised; Aborted if it was cancelled; Unavailable if its worker was lost
-        after its pushes had counted, and with it the value."""
+        """Waits for the value. Raises the function's error; Aborted if the function was cancelled; Unavailable if its
+        worker was lost, and with it the value, after its pushes had taken effect."""
         if not self._there.wait(timeout):
             raise Timeout(f"fetch: the function has not returned within {timeout:g} s")
         if self._error is not None:
@@ -87,7 +87,7 @@ class RemoteValue:
 
 
 class _PerWorker:
-    """Stands for each worker's own: a dataset, or an iterator over it."""
+    """A placeholder for each worker's own object: a dataset, or an iterator over it."""
 
     def __init__(self, number: int, iterator: Optional[int] = None) -> None:
         self._number = number
@@ -114,12 +114,12 @@ class _Call:
 
 
 class ClusterCoordinator:
-    """Schedules functions on the job's workers but this one. One for each job, in worker 0's process.
+    """Schedules functions on the job's other workers. One for each job, in worker 0's process.
 
-    client          of worker 0; None: connected here, where the job has servers. Without servers a function may be carried
-                    out twice in all that it does
-    patience        seconds without a heartbeat until a worker is lost
-    worker_timeout  seconds that functions wait without any worker, until that is an error (Unavailable)
+    client          of worker 0; None: creates one if the job has servers. Without servers, all effects of a function
+                    may happen twice
+    patience        seconds without a heartbeat after which a worker is lost
+    worker_timeout  seconds that functions wait without any worker before an error (Unavailable)
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ClusterCoordinator:
         self._queue: deque[_Call] = deque()
         self._running: dict[int, _Call] = {}  # by worker
         self._present: set[int] = set()
-        self._somebody = time.monotonic()  # when there was a worker last
+        self._somebody = time.monotonic()  # when there was last a worker
         self._failure: Optional[BaseException] = None
         self._closing = False
         self._numbers = itertools.count()
@@ -155,8 +155,8 @@ class ClusterCoordinator:
     def schedule(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> RemoteValue:
-        """Queues a call of `fn` on some worker, and returns at once, unless 262,144 wait already. Raises what an earlier
-        function has raised."""
+        """Queues a call of `fn` on some worker, and returns immediately, unless 262,144 calls are waiting. Raises the
+        error of an earlier function."""
         call = _Call(next(self._numbers), _pickling.dump_call(fn, args, dict(kwargs or {})), getattr(fn, "__name__", "?"))
         with self._changed:
             self._wait(lambda: len(self._queue) < _MOST_QUEUED)
@@ -165,20 +165,20 @@ class ClusterCoordinator:
         return call.value
 
     def join(self) -> None:
-        """Waits until all that was scheduled has been carried out. Raises what a function has raised: those that had not
-        begun are cancelled then, nothing runs any more, and more can be scheduled."""
+        """Waits until all scheduled functions have run. Raises a function's error: functions that had not begun are
+        cancelled then, none runs any more, and more can be scheduled."""
         with self._changed:
             self._wait(lambda: not self._queue and not self._running)
 
     def done(self) -> bool:
-        """True if all functions have been carried out. Raises as `join`."""
+        """Returns True if all functions have run. Raises as `join`."""
         with self._changed:
             if self._failure is not None:
                 self._wait(lambda: False)
             return not self._queue and not self._running
 
     def fetch(self, values: Any) -> Any:
-        """The values of RemoteValues, within lists, tuples and dictionaries too."""
+        """Returns the values of RemoteValues, also within lists, tuples and dictionaries."""
         if isinstance(values, RemoteValue):
             return values.fetch()
         if isinstance(values, dict):
@@ -188,23 +188,23 @@ class ClusterCoordinator:
         return values
 
     def create_per_worker_dataset(self, dataset: Any) -> Any:
-        """A dataset of each worker's own: `dataset` is called there, or iterated over if it is no function. The result,
-        or `iter` of it, is an argument of functions, which get that worker's own. It begins anew when a worker comes
-        again."""
+        """Creates a dataset for each worker: `dataset` is called there, or iterated over if it is no function. The
+        result, or `iter` of it, is an argument of functions, which receive their own worker's. The dataset starts over
+        when a worker comes back."""
         number = next(self._numbers)
         made = _pickling.dump_call(dataset, (), {}) if callable(dataset) else _pickling.dump_call(_same, (dataset,), {})
         self._store.put(_place("dataset", number), made)
         return _PerWorker(number)
 
     def close(self) -> None:
-        """Waits for what runs, cancels what does not yet (`join` first), and lets the workers end."""
+        """Waits for running functions, cancels those not yet started (call `join` first), and lets the workers end."""
         with self._changed:
             self._closing = True
             self._cancel("the coordinator has closed")
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        self._store.put(_place("closed"), b"")  # for workers that come yet
+        self._store.put(_place("closed"), b"")  # for workers that come later
         if self._own and self._client is not None:
             self._client.leave()
 
@@ -217,7 +217,7 @@ class ClusterCoordinator:
     # ---- within ----
 
     def _wait(self, over: Callable[[], bool]) -> None:
-        """With the lock. Raises a function's failure once nothing runs."""
+        """Waits, with the lock held. Raises a function's failure when nothing runs any more."""
         while not over() or self._failure is not None:
             if self._failure is not None:
                 self._cancel("one before it had failed")
@@ -240,7 +240,7 @@ class ClusterCoordinator:
     def _drive(self, worker: int) -> None:
         try:
             self._drive_lives(worker)
-        except BaseException as error:  # nobody may wait for a thread that has ended
+        except BaseException as error:  # otherwise callers would wait for a thread that has ended
             lost = Unavailable(f"worker {worker} is given up: {type(error).__name__}: {error}")
             lost.__cause__ = error
             with self._changed:
@@ -255,7 +255,7 @@ class ClusterCoordinator:
 
     def _drive_lives(self, worker: int) -> None:
         store = _core.JobStore(_STORE)
-        for life in itertools.count():  # the worker's processes, one after the other
+        for life in itertools.count():  # the worker's processes, in order
             while True:
                 with contextlib.suppress(Timeout):
                     store.wait(_place("here", worker, life), _SLICE)
@@ -274,7 +274,7 @@ class ClusterCoordinator:
                 return
 
     def _use(self, store: _core.JobStore, worker: int, life: int) -> bool:
-        """Gives functions to a worker until it is lost (False) or all is over (True)."""
+        """Gives functions to a worker until it is lost (returns False) or everything has ended (True)."""
         signs = _Signs(store, worker, life, self._patience)
         for turn in itertools.count():
             with self._changed:
@@ -300,7 +300,7 @@ class ClusterCoordinator:
             while outcome is None and signs.alive():
                 with contextlib.suppress(Timeout):
                     outcome = store.wait(answer, _SLICE)
-            outcome = outcome or store.get(answer, _STORE)  # the last that it did
+            outcome = outcome or store.get(answer, _STORE)  # the last function that it ran
             if outcome is None:
                 self._give_up(store, worker, life, call)
                 return False
@@ -311,7 +311,7 @@ class ClusterCoordinator:
 
     def _finish(self, worker: int, call: _Call, value: Any, error: Optional[BaseException],
                 lost: Optional[BaseException] = None) -> None:  # fmt: skip
-        """`lost`: why there is no value, though it is no failure."""
+        """`lost`: the reason for a missing value that is not a failure."""
         call.value._set(value, error or lost)
         with self._changed:
             self._running.pop(worker, None)
@@ -328,14 +328,14 @@ class ClusterCoordinator:
         error: Optional[BaseException] = None
         try:
             if self._client is not None:
-                # Joining as this worker fences the lost process; the servers let it in once they have settled that
-                # one's last clock.
+                # Connecting as this worker fences the lost process; the servers accept the connection when they have
+                # settled the lost process's last clock.
                 ps.connect(worker=worker).leave()
             if call is not None and self._table is not None:
                 took_effect = bool(self._table.pull([call.number])[0, 0])
         except Error as raised:
             error = raised
-        store.put(_place("fenced", worker, life), b"")  # its next process may come to the servers
+        store.put(_place("fenced", worker, life), b"")  # the worker's next process may connect to the servers
         if call is None:
             return
         if took_effect:
@@ -351,7 +351,7 @@ class ClusterCoordinator:
 
 
 class _Signs:
-    """A worker's signs of life."""
+    """A worker's heartbeats."""
 
     def __init__(self, store: _core.JobStore, worker: int, life: int, patience: float) -> None:
         self._store, self._key, self._patience = store, _place("beat", worker, life), patience
@@ -371,7 +371,7 @@ class _Signs:
 
 
 def _outcome_of(call: _Call, data: bytes) -> tuple[Any, Optional[BaseException], Optional[BaseException]]:
-    """Value, failure, and why there is no value though the function has not failed."""
+    """Returns value, failure, and the reason for a missing value if the function has not failed."""
     value, error, text = pickle.loads(data)
     if text is None:
         try:
@@ -395,15 +395,15 @@ _current: Optional[ps.Client] = None
 
 
 def current_client() -> ps.Client:
-    """Within a scheduled function: its worker's client."""
+    """Returns, within a scheduled function, its worker's client."""
     if _current is None:
         raise InvalidArgument("current_client: this is no function that a ClusterCoordinator has scheduled, or there are no servers")
     return _current
 
 
 def serve_functions(**options: Any) -> None:
-    """Runs a worker beside a ClusterCoordinator: carries out the functions that it gets, one after the other, until the
-    coordinator closes. `options`: as of `connect`."""
+    """Runs a worker for a ClusterCoordinator: runs the functions that it receives, in order, until the coordinator
+    closes. `options`: those of `connect`."""
     worker = _core.role_number()
     if _core.role() != "worker" or worker == 0:
         raise InvalidArgument("serve_functions: worker 0 is the coordinator, and servers serve tables")
@@ -416,7 +416,7 @@ def serve_functions(**options: Any) -> None:
 
 
 def _serve_life(store: _core.JobStore, worker: int, life: int, options: dict[str, Any]) -> bool:
-    """True once the coordinator has closed, False if this worker was taken for lost."""
+    """Returns True when the coordinator has closed, False if this worker was declared lost."""
     ended = threading.Event()
     beats = threading.Thread(target=_beat, args=(_place("beat", worker, life), ended), daemon=True)
     datasets: dict[tuple[int, Optional[int]], Any] = {}
@@ -444,7 +444,7 @@ def _serve_life(store: _core.JobStore, worker: int, life: int, options: dict[str
             outcome, aborted = _carry_out(store, client, number, call, datasets)
             if aborted:
                 return False
-            if outcome[2] is not None and client is not None:  # its pushes do not count
+            if outcome[2] is not None and client is not None:  # the function's pushes do not count
                 client.leave()
                 client = _connected(options)
             store.put(_place("result", worker, life, turn), pickle.dumps(outcome))
@@ -455,7 +455,7 @@ def _serve_life(store: _core.JobStore, worker: int, life: int, options: dict[str
             store.put(_place("beat", worker, life), b"gone")
         _forget()
         if client is not None:
-            with contextlib.suppress(Error):  # Aborted, where it was taken for lost
+            with contextlib.suppress(Error):  # Aborted, if this worker was declared lost
                 client.leave()
     return True
 
@@ -482,7 +482,7 @@ def _beat(key: str, ended: threading.Event) -> None:
 def _carry_out(
     store: _core.JobStore, client: Optional[ps.Client], number: int, data: bytes, datasets: dict[Any, Any]
 ) -> tuple[tuple[Optional[bytes], Optional[bytes], Optional[str]], bool]:
-    """((value, exception, traceback), whether this worker was taken for lost)."""
+    """Returns ((value, exception, traceback), whether this worker was declared lost)."""
     try:
         function, args, kwargs = _pickling.load_call(data)
         own = [_own(store, one, datasets) for one in args]
@@ -513,8 +513,8 @@ def _failed(error: BaseException) -> tuple[None, Optional[bytes], str]:
 
 
 def _own(store: _core.JobStore, one: Any, datasets: dict[tuple[int, Optional[int]], Any]) -> Any:
-    """Replaces a placeholder of each worker's objects by this worker's, made when first needed; returns others as they
-    are."""
+    """Replaces a placeholder for workers' own objects by this worker's object, made when first needed; returns others
+    unchanged."""
     if not isinstance(one, _PerWorker):
         return one
     key = (one._number, one._iterator)

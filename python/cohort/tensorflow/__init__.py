@@ -1,4 +1,4 @@
-"""Horovod's API for TensorFlow over Cohort: `import cohort.tensorflow as hvd`, and the rest of a program stays as it is.
+"""Horovod's API for TensorFlow over Cohort: `import cohort.tensorflow as hvd`, the rest of a program stays as it is.
 
     hvd.init()
     tape = hvd.DistributedGradientTape(tape)
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It derives from a layer of whichever Keras TensorFlow has: that is not loaded before it is asked for.
+    # It derives from a layer of TensorFlow's current Keras, which is not loaded before it is needed.
     if name == "SyncBatchNormalization":
         try:
             from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -54,5 +54,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# A saved graph that is loaded has to find its operations.
+# A saved graph needs its operations when it is loaded.
 _library.loaded()

@@ -1,10 +1,10 @@
-"""The operations, with gradients where they are asked for; in eager mode and in graphs.
+"""The operations, with gradients if needed; in eager mode and in graphs.
 
-An operation without a name is matched by counting in eager mode, so all ranks call in the same order, and by the name of
-its node in a graph. Gradients are those of `cohort.torch`: where the result is one for all ranks (allgather, broadcast)
-ranks average what comes back. All raise ValueError for what has no meaning, and HorovodInternalError where there is no
-world; a failure within a `tf.function` is a tf.errors.OpError that carries its text (`as_internal_error`). While a rank
-has joined, allgather, broadcast, reducescatter and alltoall fail on those that have not.
+An operation without a name is matched by a counter in eager mode, so all ranks call in the same order, and by the name
+of its node in a graph. Gradients are those of `cohort.torch`: if all ranks get the same result (allgather, broadcast),
+ranks average the incoming gradients. All raise ValueError for arguments that have no meaning, and HorovodInternalError
+if there is no world; a failure within a `tf.function` is a tf.errors.OpError with that text (`as_internal_error`).
+While a rank has joined, allgather, broadcast, reducescatter and alltoall fail on ranks that have not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "gro
 
 try:
     from tensorflow.python.eager.record import could_possibly_record as _could_record
-except ImportError:  # it is no public name
+except ImportError:  # not a public name
 
     def _could_record() -> bool:
         return True
@@ -46,13 +46,13 @@ except ImportError:  # it is no public name
 def _names(
     kind: str, name: Optional[str], ignore_name_scope: bool, process_set: ProcessSet, count: int = 0
 ) -> List[str]:
-    """The names that ranks meet under; `count` of a group's."""
+    """Returns the operations' names on all ranks; `count` names for a group."""
     if tf.executing_eagerly():
         full = named(kind, name, process_set)
     elif name is not None and ignore_name_scope:
         full = f"{kind}.{name}"
     else:
-        # Names the future node, so the same on ranks that make the same graph, however often they do.
+        # Names the future node, so the name is the same on ranks that build the same graph, any number of times.
         part = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name or "noname")
         full = f"{kind}.{outermost_graph().unique_name(part)}"
     return [full] if count == 0 else [f"{full}_{i + 1}of{count}" for i in range(count)]
@@ -70,36 +70,36 @@ def _tensors(values: Any, what: str) -> List[Tensor]:
     return [_tensor(value) for value in values]
 
 
-# --- who asks ---
+# --- ranks and sizes ---
 
 
 @as_it_is
 def rank_op(name: Optional[str] = None) -> Tensor:
-    """`rank()`, asked for when the graph runs. A scalar of int32, as those below."""
+    """Returns `rank()`, evaluated when the graph runs. A scalar of int32, like those below."""
     return _asked(basics.rank, name)
 
 
 @as_it_is
 def size_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
-    """The number of ranks of a process set, asked for when the graph runs."""
+    """Returns the number of ranks of a process set, evaluated when the graph runs."""
     return _asked(lambda: len(_ranks_of(process_set_id, "size_op")), name)
 
 
 @as_it_is
 def local_rank_op(name: Optional[str] = None) -> Tensor:
-    """`local_rank()`, asked for when the graph runs."""
+    """Returns `local_rank()`, evaluated when the graph runs."""
     return _asked(basics.local_rank, name)
 
 
 @as_it_is
 def local_size_op(name: Optional[str] = None) -> Tensor:
-    """`local_size()`, asked for when the graph runs."""
+    """Returns `local_size()`, evaluated when the graph runs."""
     return _asked(basics.local_size, name)
 
 
 @as_it_is
 def process_set_included_op(process_set_id: int = 0, name: Optional[str] = None) -> Tensor:
-    """1 if this rank is in a process set, else 0; asked for when the graph runs."""
+    """Returns 1 if this rank is in a process set, else 0; evaluated when the graph runs."""
     return _asked(lambda: int(basics.rank() in _ranks_of(process_set_id, "process_set_included_op")), name)
 
 
@@ -120,13 +120,13 @@ def _asked(question: Callable[[], int], name: Optional[str]) -> Tensor:
 
 
 def _own_rank(process_set: ProcessSet) -> Tensor:
-    """This rank's number in the set: a graph may outlive a world."""
+    """Returns this rank's number in the set, evaluated when the graph runs: a graph may outlive a world."""
     return _asked(lambda: engine_of(process_set).rank(), None)
 
 
 @as_it_is
 def size_of(process_set: ProcessSet) -> Tensor:
-    """The number of the set's ranks, asked for when the graph runs."""
+    """Returns the number of the set's ranks, evaluated when the graph runs."""
     return _asked(lambda: engine_of(process_set).size(), None)
 
 
@@ -135,15 +135,15 @@ def size_of(process_set: ProcessSet) -> Tensor:
 
 def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., List[Tensor]],
                     splits: Optional[Tensor] = None) -> List[Tensor]:  # fmt: skip
-    """Carries it out: the results and, for alltoall, the rows that came from each rank.
+    """Runs a call. Returns the results and, for alltoall, the numbers of rows by rank.
 
-    back  makes the inputs' gradients of the results' gradients, the inputs and the rows that came
+    back  computes the inputs' gradients from the results' gradients, the inputs and the numbers of rows
     """
 
     def forward(*given: Tensor) -> Any:
         results, received = run(call, given, splits)
 
-        def dense(*grads: Any) -> List[Tensor]:  # None: of integers
+        def dense(*grads: Any) -> List[Tensor]:  # None: for integers
             return back([None if one is None else tf.convert_to_tensor(one) for one in grads], given, received)
 
         return [*results, *received] if call.kind == "alltoall" else results, dense
@@ -156,7 +156,7 @@ def _differentiable(call: Call, tensors: Sequence[Tensor], back: Callable[..., L
 
 
 def _grad_name(names: Sequence[str]) -> List[str]:
-    """Names of the operation that computes gradients. In a graph there may be several for one that has made results."""
+    """Returns names for the gradient's operation. A graph may have several for one operation."""
     names = [f"{name}.grad" for name in names]
     return names if tf.executing_eagerly() else [outermost_graph().unique_name(name) for name in names]
 
@@ -169,15 +169,15 @@ def allreduce(tensor: Any, average: Optional[bool] = None, device_dense: str = "
               compression: Any = Compression.none, op: Optional[int] = None, prescale_factor: float = 1.0,
               postscale_factor: float = 1.0, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
               ignore_name_scope: bool = False) -> Any:  # fmt: skip
-    """Reduces a tensor, or tf.IndexedSlices, over the set's ranks and returns the result, a new one.
+    """Reduces a tensor, or tf.IndexedSlices, over the set's ranks and returns a new one.
 
-    compression        what the tensor travels as: hvd.Compression.none, fp16 or bf16
+    compression        the format in which the tensor is sent: hvd.Compression.none, fp16 or bf16
     op                 one of hvd.Average (default), Sum, Min, Max, Product, Adasum; averages of integers are truncated
-    prescale_factor    each rank's values are multiplied by it before
-    postscale_factor   the result is multiplied by it
-    ignore_name_scope  in a graph: `name` alone is the name, not with its scope
+    prescale_factor    each rank's values are multiplied by this factor before
+    postscale_factor   the result is multiplied by this factor
+    ignore_name_scope  in a graph: use `name` without its scope
 
-    IndexedSlices are gathered, for Average and Sum. `device_dense` and `device_sparse` mean nothing here.
+    IndexedSlices are gathered, for Average and Sum. `device_dense` and `device_sparse` have no effect.
     """
     op = resolve(op, average)
     names = _names("allreduce", name, ignore_name_scope, process_set)
@@ -192,8 +192,8 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, de
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
                       name: Optional[str] = None) -> List[Any]:  # fmt: skip
-    """As `allreduce` for several tensors: none is carried out before all ranks have asked for all. tf.IndexedSlices among
-    them are gathered, in a second group."""
+    """Like `allreduce` for several tensors: none is reduced before all ranks have called for all. Any tf.IndexedSlices
+    are gathered, in a second group."""
     op = resolve(op, average)
     given = list(tensors) if isinstance(tensors, (list, tuple)) else _tensors(tensors, "grouped_allreduce")
     names = _names("allreduce", name, ignore_name_scope, process_set, len(given))
@@ -250,7 +250,7 @@ def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool =
 @as_it_is
 def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """As `allgather` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `allgather` for several tensors: none is gathered before all ranks have called for all."""
     given = _tensors(tensors, "grouped_allgather")
     names = _names("allgather", name, ignore_name_scope, process_set, len(given))
     return _gathered(given, Call("allgather", names, process_set))
@@ -278,7 +278,7 @@ def _gather_back(grads: List[Tensor], received: List[Tensor], call: Call) -> Lis
 @as_it_is
 def broadcast(tensor: Any, root_rank: int, name: Optional[str] = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
-    """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
+    """Returns a copy of the tensor of `root_rank` (a rank of the world, also for process sets) on every rank."""
     names = _names("broadcast", name, ignore_name_scope, process_set)
     call = Call("broadcast", names, process_set, root=root_rank)
     return _differentiable(call, [_tensor(tensor)], lambda grads, *_: _broadcast_back(grads, call))[0]
@@ -293,8 +293,8 @@ def _broadcast_back(grads: List[Tensor], call: Call) -> List[Tensor]:
 @as_it_is
 def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = None,
                process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
-    """Gives each variable of a list the value that it has on rank `root_rank`; returns them, in a graph with their new
-    values. Variables are matched by their places in the list."""
+    """Sets each variable of a list to its value on rank `root_rank`; returns the variables, in a graph with their new
+    values. Variables are matched by their positions in the list."""
     assigned = assign_broadcast(
         variables, root_rank, _names("broadcast", name, False, process_set, len(variables)), process_set
     )
@@ -303,14 +303,14 @@ def broadcast_(variables: Sequence[Any], root_rank: int, name: Optional[str] = N
 
 @as_it_is
 def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str], process_set: ProcessSet) -> List[Any]:
-    """Assigns to TensorFlow's or Keras's variables what the root has in them; what the assignments give."""
+    """Assigns the root's values to variables of TensorFlow or Keras; returns the results of the assignments."""
     values = [tf.convert_to_tensor(_value_of(variable)) for variable in variables]
     results, _ = run(Call("broadcast", names, process_set, root=root_rank), values)
     return [variable.assign(result) for variable, result in zip(variables, results)]
 
 
 def _value_of(variable: Any) -> Any:
-    """Returns what can be made a tensor: Keras 3 keeps the variable itself in `value`."""
+    """Returns an object convertible to a tensor: Keras 3 keeps the variable itself in `value`."""
     if not hasattr(variable, "assign"):
         raise ValueError(f"broadcast: a variable is needed, not {type(variable).__name__}")
     return variable if isinstance(variable, tf.Variable) or callable(variable.value) else variable.value
@@ -322,10 +322,10 @@ def _value_of(variable: Any) -> Any:
 @as_it_is
 def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Sends rows to all ranks, and returns those received, in the order of ranks; with `splits` also how many came from
-    each, a tensor of int32.
+    """Sends rows to all ranks, and returns the rows received, in the order of ranks; with `splits` also a tensor of
+    int32 with their number by rank.
 
-    splits  rows for each rank, integers; those beyond their sum are not sent. None: equal parts
+    splits  rows for each rank, integers; rows beyond their sum are not sent. None: equal parts
     """
     given = _tensor(tensor)
     _need_dimensions([given], "alltoall")
@@ -357,8 +357,9 @@ def _exchanged(tensor: Tensor, splits: Optional[Tensor], call: Call) -> Tuple[Te
 def reducescatter(tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: int = Average,
                   name: Optional[str] = None, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0, ignore_name_scope: bool = False) -> Tensor:  # fmt: skip
-    """Reduces a tensor and returns this rank's rows of the result. If dimension 0 does not divide, the first ranks get
-    one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError too."""
+    """Reduces a tensor and returns this rank's rows of the result. If dimension 0 does not divide evenly, the first
+    ranks get one row more. op: hvd.Average or hvd.Sum; others raise a NotImplementedError that is also a
+    HorovodInternalError."""
     if isinstance(tensor, tf.IndexedSlices):
         raise NotImplementedError("reducescatter: tf.IndexedSlices -- tf.convert_to_tensor makes them dense")
     names = _names("reducescatter", name, ignore_name_scope, process_set)
@@ -371,7 +372,7 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compre
                           op: int = Average, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
                           prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                           ignore_name_scope: bool = False) -> List[Tensor]:  # fmt: skip
-    """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `reducescatter` for several tensors: none is reduced before all ranks have called for all."""
     given = _tensors(tensors, "grouped_reducescatter")
     names = _names("reducescatter", name, ignore_name_scope, process_set, len(given))
     call = Call("reducescatter", names, process_set, op, prescale_factor, postscale_factor)
@@ -399,9 +400,9 @@ def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:
 
 @as_it_is
 def join(process_set: ProcessSet = global_process_set) -> Tensor:
-    """As `join` of all frameworks, asked for when the graph runs: says that this rank has no more data, and waits until all
-    ranks of the set have said so. Meanwhile it takes part in the others' reductions without changing them; allgather,
-    broadcast, reducescatter and alltoall fail on the others. Returns the rank of the world that joined last, the same on all
-    ranks, a scalar of int32.
+    """Like `join` of all frameworks, run when the graph runs: tells that this rank has no more data, and waits until
+    all ranks of the set have joined. Meanwhile it takes part in the others' reductions without changing them;
+    allgather, broadcast, reducescatter and alltoall fail on the others. Returns the rank of the world that joined last,
+    the same on all ranks, a scalar of int32.
     """
     return _asked(lambda: operations.join(process_set=process_set), None)

@@ -1,5 +1,5 @@
-"""Converts errors that TensorFlow raises as a graph is made, or run, and an operation fails: to those that they stand
-for."""
+"""Converts errors that TensorFlow raises when building or running a graph in which an operation fails: to the
+operation's own errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import tensorflow as tf
 from cohort.hvd.exceptions import HorovodInternalError
 from cohort.errors import Error, InvalidArgument
 
-# The ops' mark in a message; TensorFlow puts its own words before and after.
+# The ops' mark in a message; TensorFlow adds its own text before and after.
 MARK = "HorovodInternalError: "
 
 _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.DOTALL)
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """The HorovodInternalError that an error is or, raised by TensorFlow, stands for; None for all others."""
+    """Returns the HorovodInternalError of an error: itself, or the cause of TensorFlow's; None for others."""
     if isinstance(error, HorovodInternalError):
         return error
     text = str(error)
@@ -30,7 +30,7 @@ def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
     return internal
 
 
-# TensorFlow's names for both, which programs of Horovod's catch, and ours.
+# Exceptions that are both TensorFlow's, which programs of Horovod catch, and ours.
 
 
 class EagerHorovodInternalError(HorovodInternalError, tf.errors.FailedPreconditionError):
@@ -49,7 +49,7 @@ class EagerInvalidArgument(InvalidArgument, tf.errors.InvalidArgumentError):
 
 @contextlib.contextmanager
 def as_of_tensorflow() -> Iterator[None]:
-    """Within it the errors of operations are TensorFlow's, too."""
+    """Makes errors of operations TensorFlow's, too, while the context lasts."""
     try:
         yield
     except HorovodInternalError as error:

@@ -1,4 +1,4 @@
-"""The reduction of a step's gradients, for tapes and optimizers."""
+"""Reduces a step's gradients, for tapes and optimizers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Gradient = Any  # a tf.Tensor, tf.IndexedSlices or None
 def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op: int = Average, prescale: float = 1.0,
                      postscale: float = 1.0, process_set: ProcessSet = global_process_set,
                      compression: Any = Compression.none, sparse_as_dense: bool = False) -> List[Gradient]:  # fmt: skip
-    """Reduces gradients over the set's ranks. In eager mode it waits; in a graph what needs the results does.
+    """Reduces gradients over the set's ranks. Waits in eager mode; in a graph, ops that need the results wait.
 
-    gradients        tensors and tf.IndexedSlices; what is None stays None
-    names            one for each, which ranks meet under: equal on all, whatever their graphs are called
-    op               of all: hvd.Average, Sum, Min, Max, Product or Adasum
-    sparse_as_dense  IndexedSlices are made dense first. Else their entries are gathered, for Average and Sum only
+    gradients        tensors and tf.IndexedSlices; None stays None
+    names            one for each gradient, by which ranks match them: equal on all, whatever names their graphs use
+    op               for all gradients: hvd.Average, Sum, Min, Max, Product or Adasum
+    sparse_as_dense  IndexedSlices are made dense first. Otherwise their entries are gathered, only for Average and Sum
 
-    The results are not differentiable. Raises ValueError for names that are not as many or not different, and
-    NotImplementedError for a reduction that IndexedSlices have not.
+    The results are not differentiable. Raises ValueError unless there is a different name for each gradient, and
+    NotImplementedError for a reduction that IndexedSlices do not support.
     """
     if len(names) != len(gradients) or len(set(names)) != len(names):
         raise ValueError(
@@ -61,15 +61,16 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
 @as_it_is
 def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence[Any], process_set: ProcessSet,
           sparse_as_dense: bool) -> List[Gradient]:  # fmt: skip
-    """The gradients, of the kinds that `reduce_gradients` needs to be the same on all ranks. One small reduction.
+    """Returns the gradients in kinds that are the same on all ranks, as `reduce_gradients` needs. One small reduction.
 
-    In eager mode there are zeros for what is None here and not on all ranks, and what is sparse here and dense elsewhere
-    is made dense. A graph cannot be changed when it runs: it fails there with the names of such gradients, on all ranks.
+    In eager mode, a gradient that is None here but not on all ranks becomes zeros, and one that is sparse here and
+    dense elsewhere is made dense. A graph cannot be changed when it runs: it fails on all ranks with the names of such
+    gradients.
     """
     if sparse_as_dense:
         gradients = [tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
     count, eager = len(gradients), tf.executing_eagerly()
-    # A graph that is made in a world of one is run in larger ones, too, where others have this reduction.
+    # A graph built in a world of one also runs in larger worlds, in which others have this reduction.
     if count == 0 or ((process_set.size() or 1) == 1 and (eager or not basics.may_grow())):
         return list(gradients)
     index_types = [one.indices.dtype if isinstance(one, tf.IndexedSlices) else None for one in gradients]
@@ -77,7 +78,7 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     own[0] = [one is not None and kind is None for one, kind in zip(gradients, index_types)]
     own[1] = [0 if kind is None else 2 if kind == tf.int64 else 1 for kind in index_types]
     own[2] = [one is None for one in gradients]
-    # As those that it is about: not in a step that ends for want of data.
+    # Depends on the gradients, so it does not run in a step that ends for lack of data.
     last = next((one for one in reversed(gradients) if one is not None), None)
     after = [] if eager or last is None else [last.values if isinstance(last, tf.IndexedSlices) else last]
     with tf.control_dependencies(after):
@@ -109,8 +110,8 @@ def zeros(variable: Any, type_of_indices: Any) -> Gradient:
 
 
 def _buckets(tensors: List[Any]) -> List[List[int]]:
-    """Places of tensors that one op reduces. In a graph an op begins when it has all of its inputs, so there are several:
-    neighbours in the list, which are computed one after another."""
+    """Returns positions of tensors that one op reduces. In a graph an op begins when it has all of its inputs, so there
+    are several ops: each for neighbours in the list, which are computed one after another."""
     if tf.executing_eagerly():
         return [list(range(len(tensors)))]
     buckets: List[List[int]] = []
@@ -128,7 +129,7 @@ def _buckets(tensors: List[Any]) -> List[List[int]]:
 
 def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float, postscale: float,
                   process_set: ProcessSet, once: bool = False) -> List[Any]:  # fmt: skip
-    """The entries of all ranks' tf.IndexedSlices, which add up to the reduction."""
+    """Returns the entries of all ranks' tf.IndexedSlices, whose sum is the reduction."""
     if slices and op not in (Average, Sum):
         raise NotImplementedError("tf.IndexedSlices are reduced by hvd.Average and hvd.Sum only -- sparse_as_dense=True, or "
                                   "tf.convert_to_tensor, makes them dense")  # fmt: skip
@@ -151,6 +152,6 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
 
 
 def divided(values: Any, ranks: Any) -> Any:
-    """The average of a sum; of integers rounded toward zero."""
+    """Returns the average from a sum; for integers rounded toward zero."""
     ranks = tf.cast(ranks, values.dtype)
     return values / ranks if values.dtype.is_floating or values.dtype.is_complex else tf.truncatediv(values, ranks)

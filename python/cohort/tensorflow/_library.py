@@ -1,4 +1,4 @@
-"""The op library, by which graphs ask for operations without Python. If it is unusable, the reason is reported once."""
+"""The op library, by which graphs run operations without Python. If it is unusable, the reason is reported once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATH = pathlib.Path(_core.__file__).with_name("_tensorflow_op.so")
 
 @functools.lru_cache(maxsize=None)
 def loaded() -> Optional[Any]:
-    """The module with its operations; None where graphs have to call Python, which was asked for or is warned of."""
+    """Returns the module with its operations; None if graphs have to call Python, by request or with a warning."""
     if _core.environment_value("COHORT_TENSORFLOW_OP") is False:
         return None
     try:
@@ -50,8 +50,8 @@ def _load() -> Any:
 
 
 def _let_threads_return(seconds: float = 2.0) -> None:
-    """At the end of the process, whose operations under way have failed by now: waits for threads that TensorFlow has not
-    given back to Python yet. Python ends those that come later, and that ends the process: C++ on their way forbids it."""
+    """At the end of the process, when operations under way have failed: waits for threads that TensorFlow has not
+    returned to Python yet. Python ends later ones, which ends the process: C++ in their stack forbids it."""
     end = time.monotonic() + seconds
     own = threading.get_ident()
     while time.monotonic() < end:

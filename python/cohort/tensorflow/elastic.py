@@ -1,7 +1,6 @@
 """Training that survives failures and changes of hosts: states that can be saved, restored and sent, and `run`.
 
-`run` forms a new world of the processes that are left and goes on from the last commit. Starting processes anew is
-the launcher's part.
+`run` forms a new world of the remaining processes and continues from the last commit. The launcher restarts processes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = [
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """As of `cohort.torch.elastic`; TensorFlow's error for a graph whose operation failed counts as the failure."""
+    """Like `run` of `cohort.torch.elastic`; TensorFlow's error for a failed operation in a graph is a failure, too."""
 
     @functools.wraps(func)
     def with_internal_errors(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +75,7 @@ class _VariablesState(ObjectState):
 
 class TensorFlowState(_VariablesState):
     """The state of a training: a list of variables, and anything else by name (`state.batch = 3`). `session` is for
-    TensorFlow 1, and refused with a ValueError."""
+    TensorFlow 1, and is refused with a ValueError."""
 
     def __init__(self, variables: Optional[Sequence[Any]] = None, session: Any = None, **kwargs: Any) -> None:
         if session is not None:
@@ -103,7 +102,7 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(**kwargs)
 
     def reset(self) -> None:
-        # A compiled step of `fit` knows the ranks of the world that has ended.
+        # A compiled step of `fit` was made for the ranks of the world that has ended.
         self.model.train_function = None
 
     def _variables(self) -> Sequence[Any]:
@@ -111,7 +110,7 @@ class TensorFlowKerasState(_VariablesState):
         optimizer = self.optimizer
         if optimizer is None:
             return found
-        # A rank that is new has to have what the others have.
+        # A new rank needs the same variables as the others.
         if self.model.built and not getattr(optimizer, "built", True):
             optimizer.build(self.model.trainable_variables)
         own = optimizer.variables() if callable(optimizer.variables) else optimizer.variables

@@ -13,10 +13,10 @@ from cohort.tensorflow._collectives import assign_broadcast
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
                         inplace: bool = False) -> Any:  # fmt: skip
-    """Gives each variable of a list the value that it has on rank `root_rank`: TensorFlow's and Keras's.
+    """Sets each variable of a list, of TensorFlow or Keras, to its value on rank `root_rank`.
 
-    Variables are matched by their places in the list; the lists are equally long on all ranks, and their shapes and types
-    the same. For a session of TensorFlow 1 it returns the op that does it. `inplace` changes nothing here.
+    Variables are matched by their positions in the list; lists have the same length on all ranks, and the same shapes
+    and types. For a session of TensorFlow 1 the function returns an op. `inplace` has no effect.
     """
     variables = list(variables)
     names = [f"broadcast.variables.{i}" for i in range(len(variables))]
@@ -36,16 +36,16 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. `session` is not needed.
+    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. `session` is ignored.
 
-    Raises on that rank what pickling raised, and HorovodInternalError with its text on the others.
+    Raises on that rank the error of pickling, and on the others HorovodInternalError with its text.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: Optional[str] = None,
                         process_set: ProcessSet = global_process_set) -> Callable[[Any], Any]:  # fmt: skip
-    """A function that does what `broadcast_object` does, as often as it is called."""
+    """Returns a function that broadcasts an object like `broadcast_object`, any number of times."""
 
     def broadcast(obj: Any) -> Any:
         return objects.broadcast_object(obj, root_rank, name or "broadcast_object_fn", process_set)
@@ -55,5 +55,5 @@ def broadcast_object_fn(root_rank: int = 0, session: Any = None, name: Optional[
 
 def allgather_object(obj: Any, session: Any = None, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> List[Any]:  # fmt: skip
-    """Returns the objects of all ranks of the set, in their order. They are pickled. `session` is not needed."""
+    """Returns the objects of all ranks of the set, in rank order. Objects are pickled. `session` is not needed."""
     return objects.allgather_object(obj, name, process_set)

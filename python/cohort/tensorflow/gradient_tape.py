@@ -1,4 +1,4 @@
-"""The gradient tape whose gradients are those of all ranks."""
+"""The gradient tape whose gradients are reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cohort.tensorflow.compression import Compression
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
 
-# Counts requests for gradients in a graph: two tapes of one graph reduce at the same time.
+# Counts calls of `gradient` in a graph: two tapes of one graph may reduce at the same time.
 _asked: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
 class _Distributed(tf.GradientTape):
-    """Put before the class of the tape that is wrapped."""
+    """Placed before the class of the wrapped tape."""
 
     _options: Dict[str, Any]
     _groups: Groups
@@ -31,9 +31,9 @@ class _Distributed(tf.GradientTape):
     @as_it_is
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False,
                  **kwargs: Any) -> Any:  # fmt: skip
-        """As of tf.GradientTape, reduced over the ranks. All ranks call it with the same sources, in the same order.
+        """Like tf.GradientTape's, reduced over the ranks. All ranks call it with the same sources, in the same order.
 
-        use_generic_names  they meet under the sources' places alone, whatever those are called
+        use_generic_names  match sources by their positions alone, whatever their names
         """
         gradients = super().gradient(target, sources, output_gradients, **kwargs)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
@@ -51,7 +51,7 @@ class _Distributed(tf.GradientTape):
     def get_local_and_global_gradients(
         self, gradients: Sequence[Any], sources: Sequence[Any]
     ) -> Tuple[List[Any], List[Any]]:
-        """(gradient, source) of the sources that were registered as local, and of the others."""
+        """Returns (gradient, source) pairs of the sources registered as local, and of the others."""
         local: List[Any] = []
         others: List[Any] = []
         for gradient, source in zip(gradients, sources):
@@ -79,7 +79,7 @@ class _Distributed(tf.GradientTape):
 
 
 def _key(source: Any) -> Any:
-    """The same for a variable of Keras and the one of TensorFlow's that it keeps."""
+    """Returns the same key for a Keras variable and the TensorFlow variable in it."""
     kept = getattr(source, "value", None)
     if kept is not None and not callable(kept) and hasattr(kept, "ref"):
         source = kept
@@ -100,7 +100,7 @@ def _count_in_graph() -> int:
 
 
 def _grouped(groups: Groups, sources: List[Any]) -> List[List[int]]:
-    """Places of the gradients that are reduced together."""
+    """Returns positions of the gradients that are reduced together."""
     everything = list(range(len(sources)))
     if groups is None or not everything:
         return [everything]
@@ -117,17 +117,17 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
                             compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = Average,
                             gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
                             process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True) -> Any:  # fmt: skip
-    """A tape of a class that derives from the given one's, with what that has recorded; `gradient` reduces.
+    """Returns a tape of a class derived from the given tape's, with its recording; `gradient` reduces.
 
-    compression                what gradients travel as
-    sparse_as_dense            tf.IndexedSlices are made dense first; else their entries are gathered
+    compression                the format in which gradients travel
+    sparse_as_dense            tf.IndexedSlices are made dense first; otherwise their entries are gathered
     op                         hvd.Average, Sum, Min, Max, Product or Adasum
-    gradient_predivide_factor  of an average, divided by before the sum instead of after it; the rest follows after it
-    groups                     how many operations, or lists of the variables whose gradients are reduced together; None:
-                               as many as let them begin while others are still computed
+    gradient_predivide_factor  f: an average's gradients are divided by f before the sum, and by size / f after it
+    groups                     the number of operations, or lists of variables whose gradients are reduced together;
+                               None: a number for which they begin while other gradients are still computed
     scale_local_gradients      see `register_local_source`
 
-    `device_dense` and `device_sparse` mean nothing here. Raises ValueError for what has no meaning.
+    `device_dense` and `device_sparse` have no effect. Raises ValueError for arguments that have no meaning.
     """
     check_options(op, gradient_predivide_factor, 1)
     base = type(gradtape)
@@ -136,7 +136,7 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
     tape: Any = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     made = tape.__new__(tape)
     made.__dict__.update(vars(gradtape))
-    made._recording = False  # if the other is, it ends that itself
+    made._recording = False  # the other tape, if recording, ends that itself
     made._options = {
         "op": op,
         "prescale": 1.0 / gradient_predivide_factor,
@@ -156,7 +156,7 @@ def PartialDistributedGradientTape(gradtape: Any, device_dense: str = "", device
                                    gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
                                    process_set: ProcessSet = global_process_set, local_layers: Any = None,
                                    scale_local_gradients: bool = True) -> Any:  # fmt: skip
-    """As DistributedGradientTape; the weights of `local_layers`, a layer or several, keep this rank's own gradients."""
+    """Like DistributedGradientTape; weights of `local_layers`, one or several, keep this rank's own gradients."""
     made = DistributedGradientTape(gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
                                    gradient_predivide_factor, num_groups, groups, process_set, scale_local_gradients)  # fmt: skip
     layers: Iterable[Any] = (

@@ -1,4 +1,4 @@
-"""The operations and questions under the name that Horovod's programs know them by."""
+"""The operations and queries, under the module name that Horovod's programs use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = [*names.__all__, *_collectives.__all__, "Adasum", "cuda_built", "nccl_
 
 
 def __getattr__(name: str) -> Any:
-    # Extension checks of Horovod's launcher ask for it by this name.
+    # Extension checks of Horovod's launcher look it up by this name.
     if name == "_check_has_gpu":
         return lambda: bool(tf.config.list_physical_devices("GPU"))
     if name == "_basics":
-        return sys.modules[__name__]  # it has all functions of Horovod's object
+        return sys.modules[__name__]  # this module has all functions of Horovod's object
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

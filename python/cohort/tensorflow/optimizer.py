@@ -1,4 +1,4 @@
-"""Horovod's optimizers of TensorFlow: those of Keras are `cohort.keras`'s; those of TensorFlow 1 are not here."""
+"""Horovod's optimizers for TensorFlow: Keras's are in `cohort.keras`; TensorFlow 1's are not supported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def DistributedOptimizer(optimizer: Any, name: Any = None, use_locking: bool = F
                          backward_passes_per_step: int = 1, op: int = Average, gradient_predivide_factor: float = 1.0,
                          average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
                          process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True) -> Any:  # fmt: skip
-    """`cohort.keras.DistributedOptimizer` of an optimizer of Keras. Raises ValueError for one of TensorFlow 1."""
+    """`cohort.keras.DistributedOptimizer` for an optimizer of Keras. Raises ValueError for one of TensorFlow 1."""
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ValueError(
             f"DistributedOptimizer: {type(optimizer).__name__} is an optimizer of TensorFlow 1, which is not supported -- use "

@@ -1,4 +1,4 @@
-"""Batch normalization with the mean and variance of all ranks' batches: a layer of Keras with TensorFlow behind it."""
+"""Batch normalization with the mean and variance of all ranks' batches: a Keras layer for TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cohort.tensorflow._collectives import allreduce
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """As tf.keras.layers.BatchNormalization, over the batches of all ranks of a set, which may be of different sizes.
+    """Like tf.keras.layers.BatchNormalization, over the batches of all ranks of a set, which may be of different sizes.
 
-    Statistics are in float32, or float64 of such input. With a mask, and in inference, it is the ordinary one.
+    Statistics are in float32, or in float64 for float64 input. With a mask, and in inference, it is the ordinary layer.
     """
 
     def __init__(self, *args: Any, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:

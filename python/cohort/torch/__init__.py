@@ -1,4 +1,4 @@
-"""Horovod's API for PyTorch over Cohort: `import cohort.torch as hvd`, and the rest of a program stays as it is.
+"""Horovod's API for PyTorch over Cohort: `import cohort.torch as hvd`, and the rest of a program stays unchanged.
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

@@ -1,4 +1,4 @@
-"""The optimizer that lets each rank step by itself and reduces what that has changed, by Adasum."""
+"""The optimizer that lets each rank step by itself and reduces the changes of that step by Adasum."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AdasumOptimizer(Wrapped):
     """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
 
     _parameter_names: Dict[Tensor, str]
-    _meet: Dict[Tensor, str]  # under which ranks meet: another optimizer may have parameters of these names
-    _steps_here: int  # in this world
+    _meet: Dict[Tensor, str]  # names under which ranks reduce parameters; unique, if another optimizer uses the same
+    _steps_here: int  # number of steps in this world
     _steps_in: Any
     _compression: Union[Type[Compressor], Compressor]
     _process_set: ProcessSet
@@ -34,8 +34,8 @@ class AdasumOptimizer(Wrapped):
     def wrap(cls, optimizer: torch.optim.Optimizer, names: Sequence[Tuple[str, Tensor]],
              compression: Union[Type[Compressor], Compressor], passes: int, process_set: ProcessSet,
              included: bool, compare: bool) -> Any:  # fmt: skip
-        """The optimizer with its steps reduced over the set. included: this rank takes part. compare: check whether
-        ranks train alike."""
+        """Returns the optimizer with its steps reduced over the set. included: this rank takes part. compare: check
+        whether ranks train alike."""
         self = derived(cls, optimizer)
         self._parameter_names, self._meet = {}, {}
         self._steps_here, self._steps_in = 0, None
@@ -57,7 +57,7 @@ class AdasumOptimizer(Wrapped):
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def _trained(self) -> List[Tensor]:
-        """All that the groups have by now and that requires a gradient."""
+        """Returns all parameters currently in the groups that require a gradient."""
         found = []
         for index, group in enumerate(self._groups_unread()):
             for i, parameter in enumerate(group["params"]):
@@ -68,7 +68,7 @@ class AdasumOptimizer(Wrapped):
         return found
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Backward passes before a step: gradients add up on each rank by themselves, so nothing depends on it."""
+        """Sets backward passes before a step: gradients accumulate on each rank anyway, so nothing changes."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
@@ -81,12 +81,12 @@ class AdasumOptimizer(Wrapped):
         yield
 
     def _before_scaler(self) -> None:
-        """Has a GradScaler find on all ranks what one has found: they leave out a step, or none does."""
+        """Makes a GradScaler find on all ranks what any has found: either all ranks skip a step, or none does."""
         if not self._included:
             return
         trained = self._trained()
         given = [parameter for parameter in trained if parameter.grad is not None]
-        if trained and not given:  # a scaler wants to see one
+        if trained and not given:  # a scaler expects a gradient
             trained[0].grad = torch.zeros_like(trained[0], requires_grad=False)
             given = trained[:1]
         finite = all(bool(torch.isfinite(_values_of(parameter)).all()) for parameter in given)
@@ -104,7 +104,7 @@ class AdasumOptimizer(Wrapped):
         if not self._included:
             self._stepped()
             return result
-        if self._steps_in is not self._process_set._counters:  # ranks are new, or have come back from `join`: all count anew
+        if self._steps_in is not self._process_set._counters:  # new ranks, or back from `join`: all restart counts
             self._steps_in, self._steps_here = self._process_set._counters, 0
         self._steps_here += 1
         handles = []
@@ -124,11 +124,11 @@ class AdasumOptimizer(Wrapped):
 
 
 def _values_of(parameter: Tensor) -> Tensor:
-    """Returns the values that a GradScaler looks at."""
+    """Returns the values that a GradScaler checks."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout is torch.strided:
         return gradient
-    if gradient.dtype is torch.float16:  # the sum of entries may be infinite
+    if gradient.dtype is torch.float16:  # a sum of float16 entries may be infinite
         gradient = gradient.coalesce()
     return gradient._values()

@@ -1,8 +1,9 @@
 """The operations that return handles, and those in place. They are not differentiable: see `_differentiable.py`.
 
-Shapes are those of the tensors; a tensor that is not contiguous is copied (and back, in place). All raise ValueError for
-what has no meaning (nothing was done then), and HorovodInternalError where there is no world. While a rank has joined,
-allgather, broadcast, reducescatter and alltoall fail with HorovodInternalError on those that have not.
+Results have the tensors' shapes; a tensor that is not contiguous is copied (and copied back, in place). All functions
+raise ValueError for arguments that have no meaning (nothing was done then), and HorovodInternalError if there is no
+world. While a rank has joined, allgather, broadcast, reducescatter and alltoall fail with HorovodInternalError on ranks
+that have not.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ __all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_
            "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "reducescatter_async",
            "sparse_allreduce_async"]  # fmt: skip
 
-# Tensors that ranks have made of valid ones are valid; torch 2.x has to be told.
+# Tensors made of ranks' valid tensors are valid; torch 2.x needs this to skip its check.
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
 
 
-# --- calls, of which all are but the shortest way ---
+# --- calls: all operations except the fast path ---
 
 
 def call_of(kind: str, name: Optional[str], process_set: ProcessSet, op: int = Average, prescale: float = 1.0,
             postscale: float = 1.0, *, group: Optional[List[Tensor]] = None, **how: Any) -> Call:  # fmt: skip
-    """A call for one tensor, or for a group of them."""
+    """Returns a call for one tensor, or for a group of tensors."""
     shown = "adasum" if op == Adasum else kind
     names = [named(shown, name, process_set)] if group is None else group_names(shown, name, process_set, len(group))
     return Call(kind, names, process_set, op, prescale, postscale, **how)
@@ -47,7 +48,7 @@ def call_of(kind: str, name: Optional[str], process_set: ProcessSet, op: int = A
 def begin(
     call: Call, tensors: Sequence[Tensor], in_place: bool = False
 ) -> Tuple[List[NamedWork], Callable[[], List[Tensor]]]:
-    """The operations under way, and what gives their results once they are done: new tensors, or those that were given."""
+    """Starts operations. Returns them and a function for their results: new tensors, or the given ones."""
     if call.kind == "reducescatter":
         require_scattering(call.op)
     if call.op == Adasum:
@@ -74,7 +75,7 @@ def begin(
 
 
 def _with_note(tensor: Tensor, note: bytes) -> Tensor:
-    """Its elements, and bytes in those after them."""
+    """Returns the tensor's elements, followed by elements that hold the note's bytes."""
     end = tensor.numel()
     row = tensor.new_empty(end + len(note) // tensor.element_size())
     row[:end] = tensor.reshape(-1)
@@ -83,8 +84,8 @@ def _with_note(tensor: Tensor, note: bytes) -> Tensor:
 
 
 def _combined(work: NamedWork, like: Tensor, call: Call) -> Tensor:
-    """Adasum, on the tensors' device: in float32 or, of float64, in that. It takes memory for as many tensors as there are
-    ranks."""
+    """Computes Adasum on the tensors' device, in float64 for float64 and in float32 otherwise. Needs memory for as many
+    tensors as ranks."""
     rows, end = result_of(work), like.numel()
     notes = [bytes(note.tolist()) for note in rows[:, end:].contiguous().view(torch.uint8).cpu()]
     require_same_notes(call, notes, work.received_splits)
@@ -96,7 +97,7 @@ def _combined(work: NamedWork, like: Tensor, call: Call) -> Tensor:
 
 
 def run(call: Call, tensors: Sequence[Tensor], in_place: bool = False) -> Tuple[List[Tensor], List[List[int]]]:
-    """Carries it out and waits: the results and, of allgather and alltoall for each, the rows that came from each rank."""
+    """Runs a call and waits. Returns the results and, for allgather and alltoall, each one's rows by rank."""
     works, results = begin(call, tensors, in_place)
     wait_for(works)
     counted = call.kind in ("allgather", "alltoall")
@@ -122,7 +123,7 @@ def _reduce(tensor: Tensor, output: Optional[Tensor], name: str, op: int, presca
     if timeline.current is not None:
         return started("ALLREDUCE", [name], engine.all_reduce, name, tensor, output, op=ENGINE_OPS[op],
                        prescale=prescale, postscale=postscale, wire_format=wire_format)[0]  # fmt: skip
-    try:  # the shortest way: programs do this for each of thousands of tensors
+    try:  # the fast path: programs call this for each of thousands of tensors
         return engine.all_reduce(name, tensor, output, op=ENGINE_OPS[op], prescale=prescale, postscale=postscale,
                                  wire_format=wire_format)  # fmt: skip
     except Error as error:
@@ -135,8 +136,8 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
     """Starts reducing a tensor over the set's ranks; `synchronize` gives the result, a new tensor.
 
     op                one of hvd.Average (default), Sum, Min, Max, Product, Adasum; averages of integers are truncated
-    prescale_factor   each rank's values are multiplied by it before
-    postscale_factor  the result is multiplied by it
+    prescale_factor   each rank's values are multiplied by this factor before
+    postscale_factor  the result is multiplied by this factor
     """
     op = resolve(op, average)
     if op == Adasum:
@@ -147,7 +148,7 @@ def allreduce_async(tensor: Tensor, average: Optional[bool] = None, name: Option
 
 
 def adasum_async(tensor: Tensor, name: str, step: int, process_set: ProcessSet) -> int:
-    """As `allreduce_async` with hvd.Adasum. step: of an optimizer, which all ranks have to be in."""
+    """Like `allreduce_async` with hvd.Adasum. step: the optimizer's step, which has to be the same on all ranks."""
     return _handle_of_one(call_of("allreduce", name, process_set, Adasum, step=step), tensor)
 
 
@@ -155,8 +156,8 @@ def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optio
                      op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                      process_set: ProcessSet = global_process_set, *,
                      wire_format: Optional[str] = None) -> int:  # fmt: skip
-    """As `allreduce_async`, in place. Until `synchronize` the tensor is neither the old nor the new one. wire_format: see
-    hvd.Compression.int8, which has one."""
+    """Like `allreduce_async`, in place. Until `synchronize` the tensor's contents are undefined. wire_format: see
+    hvd.Compression.int8, which uses one."""
     op = resolve(op, average)
     if op == Adasum:
         call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor)
@@ -169,7 +170,8 @@ def allreduce_async_(tensor: Tensor, average: Optional[bool] = None, name: Optio
 
 def allreduce_async_to(tensor: Tensor, output: Tensor, name: Optional[str], op: int, prescale: float, postscale: float,
                        process_set: ProcessSet, wire_format: Optional[str] = None) -> int:  # fmt: skip
-    """As `allreduce_async`, into a tensor that is given. The engine can use both where they lie; `op` is not Adasum."""
+    """Like `allreduce_async`, into a given tensor. The engine can use both tensors without a copy; `op` is not
+    Adasum."""
     full = named("allreduce", name, process_set)
     work = _reduce(tensor, output, full, op, prescale, postscale, process_set, wire_format)
     return _handles.add_one(work, output, output)
@@ -178,7 +180,7 @@ def allreduce_async_to(tensor: Tensor, output: Tensor, name: Optional[str], op: 
 def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[str] = None, op: Optional[int] = None,
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
-    """As `allreduce_async_`, and waits. Returns the tensor."""
+    """Like `allreduce_async_`, but waits. Returns the tensor."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     result: Tensor = synchronize(handle)
     return result
@@ -187,7 +189,7 @@ def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[st
 def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                             op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """As `allreduce_async` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `allreduce_async` for several tensors: none is reduced before all ranks have called for all."""
     given, op = check_list(tensors, "grouped_allreduce"), resolve(op, average)
     return _handle(call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given), given)
 
@@ -195,7 +197,7 @@ def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] =
 def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                              op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """As `grouped_allreduce_async`, in place."""
+    """Like `grouped_allreduce_async`, in place."""
     given, op = check_list(tensors, "grouped_allreduce_"), resolve(op, average)
     call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given)
     return _handle(call, given, in_place=True)
@@ -204,8 +206,8 @@ def grouped_allreduce_async_(tensors: Sequence[Tensor], average: Optional[bool] 
 def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Tensor]], name: str, op: int,
                                prescale: float, postscale: float, process_set: ProcessSet,
                                wire_format: Optional[str] = None) -> int:  # fmt: skip
-    """As `grouped_allreduce_async`, into tensors that are given (as `allreduce_async_to`), or in place where there is
-    none."""
+    """Like `grouped_allreduce_async`, into given tensors (as `allreduce_async_to`), or in place for those that are
+    None."""
     used = [dense(one, "grouped_allreduce_") if to is None else one for one, to in zip(tensors, outputs)]
     into = [one if to is None else to for one, to in zip(used, outputs)]
     call = call_of("allreduce", name, process_set, op, prescale, postscale, group=used, wire_format=wire_format)
@@ -220,7 +222,7 @@ def grouped_allreduce_async_to(tensors: List[Tensor], outputs: List[Optional[Ten
 def grouped_allreduce_(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                        op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """As `grouped_allreduce_async_`, and waits. Returns the tensors."""
+    """Like `grouped_allreduce_async_`, but waits. Returns the tensors."""
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     result: List[Tensor] = synchronize(handle)
     return result
@@ -228,14 +230,14 @@ def grouped_allreduce_(tensors: Sequence[Tensor], average: Optional[bool] = None
 
 def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int],
                            process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:  # fmt: skip
-    """Starts adding up sparse COO tensors, of any number of entries on each rank. Returns a function that waits and
-    gives the sum (or the average, if op is hvd.Average) as a sparse tensor that is not coalesced."""
+    """Starts summing sparse COO tensors, with any number of entries on each rank. Returns a function that waits and
+    returns the sum (or the average, if op is hvd.Average) as a sparse tensor that is not coalesced."""
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce: a sparse COO tensor is needed, not {tensor.layout}")
     base = named("sparse_allreduce", name, process_set)
     size = engine_of(process_set).size()
     tensor = tensor.detach()
-    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined contribute none.
+    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined contribute no entries.
     parts = [tensor._indices().t().contiguous(), dense(tensor._values(), "sparse_allreduce")]
     call = Call("allgather", [f"{base}.indices", f"{base}.values"], process_set, needs_all_ranks=False)
     handle = _handle(call, parts)
@@ -261,14 +263,14 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: Pro
 
 def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """As `allgather_async` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `allgather_async` for several tensors: none is gathered before all ranks have called for all."""
     given = check_list(tensors, "grouped_allgather")
     return _handle(call_of("allgather", name, process_set, group=given), given)
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None,
                     process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """Starts sending one rank's tensor to all; `synchronize` gives it, a new tensor.
+    """Starts sending one rank's tensor to all; `synchronize` returns a new tensor.
 
     root_rank  a rank of the world, also for process sets
     """
@@ -277,23 +279,23 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: Optional[str] = None,
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """As `broadcast_async`, in place."""
+    """Like `broadcast_async`, in place."""
     return _handle_of_one(call_of("broadcast", name, process_set, root=root_rank), tensor, in_place=True)
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: Optional[str] = None,
                process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
-    """As `broadcast_async_`, and waits. Returns the tensor."""
+    """Like `broadcast_async_`, but waits. Returns the tensor."""
     result: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result
 
 
 def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = None,
                    process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """Starts sending rows of a tensor to all ranks; `synchronize` gives (rows received, in the order of ranks; how many
-    from each, a tensor of int32 or of the type of `splits`).
+    """Starts sending rows of a tensor to all ranks; `synchronize` returns (rows received, in the order of ranks; number
+    of rows by rank, a tensor of int32 or of the type of `splits`).
 
-    splits  rows for each rank; those beyond their sum are not sent. None: equal parts
+    splits  rows for each rank; rows beyond their sum are not sent. None: equal parts
     """
     if not isinstance(splits, Tensor):
         require_world("alltoall")
@@ -319,15 +321,15 @@ def alltoall_async(tensor: Tensor, splits: Splits = None, name: Optional[str] = 
 def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> int:  # fmt: skip
-    """Starts reducing a tensor and giving each rank its rows of the result. If dimension 0 does not divide, the first
-    ranks get one row more. op: hvd.Average or hvd.Sum, others are a NotImplementedError that is a HorovodInternalError
-    too; for the factors see `allreduce_async`."""
+    """Starts reducing a tensor and giving each rank its rows of the result. If dimension 0 does not divide evenly, the
+    first ranks get one row more. op: hvd.Average or hvd.Sum; others raise a NotImplementedError that is also a
+    HorovodInternalError. For the factors see `allreduce_async`."""
     return _handle_of_one(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor), tensor)
 
 
 def grouped_reducescatter_async(tensors: Sequence[Tensor], name: Optional[str] = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> int:  # fmt: skip
-    """As `reducescatter_async` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `reducescatter_async` for several tensors: none is reduced before all ranks have called for all."""
     given = check_list(tensors, "grouped_reducescatter")
     return _handle(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor, group=given), given)

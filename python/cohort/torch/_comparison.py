@@ -1,7 +1,7 @@
-"""Compares, while ranks train, what has to be the same on all of them: options of the optimizer, and weights.
+"""Compares, during training, what has to be the same on all ranks: options of the optimizer, and weights.
 
-Every few steps a digest of both goes with the step's gradients, in one small reduction that nobody waits for before the
-next step.
+Every few steps a digest of both is sent with the step's gradients, in one small reduction for which nobody waits before
+the next step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cohort.torch import _handles
 from torch import Tensor
 
 PERIOD = 20  # steps; more if there are more groups
-_SLICE = 1 << 16  # elements of one parameter that are compared each time
+_SLICE = 1 << 16  # elements of one parameter compared each time
 _TOLERANCE = 1e-3  # relative to the largest weight: hosts of different kinds round differently
 
-# How options are computed with, not what with.
+# Options that select an implementation, not a result.
 _HOW = frozenset(["foreach", "fused", "capturable", "differentiable"])
 
 Options = List[Tuple[int, str, Any]]
 
 
 def options_of(groups: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Options:
-    """(group, name, value) of the numbers among the options of these names."""
+    """Returns (group, name, value) for the options of these names that are numbers."""
     names = [name for name in names if name not in _HOW]
     found: Options = []
     for number, group in enumerate(groups):
@@ -53,7 +53,7 @@ def period_of(groups: Sequence[Any]) -> int:
 
 
 def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional[str]:
-    """Returns the option that differs, and where; None if none does."""
+    """Returns the option that differs, and the ranks; None if none differs."""
     for rank, theirs in zip(ranks, everyone):
         for own, other in zip(everyone[0], theirs):
             if own[:2] != other[:2] or not _close(own[2], other[2]):
@@ -65,7 +65,7 @@ def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional
 
 
 def _close(one: Any, other: Any) -> bool:
-    """Hosts of different kinds may round a schedule's powers and cosines differently."""
+    """Returns whether values are equal up to rounding: hosts may round a schedule's powers and cosines differently."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_close, one, other))
     numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
@@ -79,11 +79,11 @@ ADVICE = (
 
 
 class Comparison:
-    """Compares one optimizer on its ranks. `step` is called in each step, by all of them."""
+    """Compares one optimizer on its ranks, which all call `step` in each step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet,
                  name: str) -> None:  # fmt: skip
-        """names: of the parameters. name: of the reduction, another for each optimizer."""
+        """names: of the parameters. name: of the reduction, different for each optimizer."""
         self._groups: List[Dict[str, Any]] = optimizer.param_groups
         self._options = list(optimizer.defaults)
         self._names = names
@@ -93,12 +93,12 @@ class Comparison:
         self._sent: Tuple[Tuple[Options, List[str]], Optional[Tuple[str, Tensor]]] = (([], []), None)
         self._world: Any = None
         self._steps = 0
-        self._at = (0, 0)  # the parameter, and the element of it, that come next
-        self.weights = True  # True: they have to be the same, too
+        self._at = (0, 0)  # the next parameter, and its next element
+        self.weights = True  # True: the weights have to be the same, too
 
     def step(self) -> None:
-        """Raises Mismatch, on all ranks, for what was found to differ in the last comparison."""
-        if self._world is not self._process_set._counters:  # ranks are new, or have come back from `join`: all count anew
+        """Raises Mismatch, on all ranks, for a difference found in the last comparison."""
+        if self._world is not self._process_set._counters:  # new ranks, or back from `join`: all restart counts
             self._world, self._handle, self._steps, self._at = self._process_set._counters, None, 0, (0, 0)
         if self._handle is not None:
             handle, self._handle = self._handle, None
@@ -116,7 +116,7 @@ class Comparison:
             self._handle = start.allreduce_async_(words, None, self._name, Max, process_set=self._process_set)
 
     def _next_part(self) -> Optional[Tuple[str, Tensor]]:
-        """A copy of the next part of the weights, with its parameter's name; None if it is not on the CPU."""
+        """Returns the next part of the weights, copied, and its parameter's name; None if not on the CPU."""
         number, begin = self._at
         parameters = list(self._names)
         if not parameters:
@@ -134,7 +134,7 @@ class Comparison:
         own = options if of_options else None if part is None else (part[0], part[1].numpy())
         try:
             everyone = allgather_object(own, self._name, self._process_set)
-        except HorovodInternalError:  # some have joined
+        except HorovodInternalError:  # some ranks have joined
             raise Mismatch(f"ranks have different {'options of the optimizer' if of_options else 'weights'}") from None
         ranks = self._process_set.ranks or []
         if of_options:

@@ -1,8 +1,8 @@
-"""The operations that wait, with gradients where autograd asks for them.
+"""The operations that wait for their results, with gradients if autograd needs them.
 
-Gradients are those that Horovod gives. If the result is one for all ranks (allgather, broadcast), ranks average the
-incoming gradients, as is right for a loss that each rank has of its own, averaged over ranks. Minimum, maximum and
-product have true gradients: incoming ones are added up, and go to the ranks whose values made the result.
+Gradients are those that Horovod computes. If all ranks get the same result (allgather, broadcast), ranks average the
+incoming gradients, as is right for each rank's own loss, averaged over ranks. Minimum, maximum and product have true
+gradients: incoming ones are summed, and passed to the ranks whose values made the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _wants_gradient(*tensors: Tensor) -> bool:
 
 def _carried_out(function: Any, call: Call, tensors: Sequence[Tensor],
                  compression: Compressors = Compression.none) -> List[Tensor]:  # fmt: skip
-    """Returns the results of autograd's function for tensors that are compressed on their way, or of the call itself if
+    """Returns the results of autograd's function for tensors that are compressed for sending, or of the call itself if
     no gradient is wanted."""
     call = call._replace(wire_format=getattr(compression, "wire_format", None))
     compressed = [compression.compress(tensor) for tensor in tensors]
@@ -59,7 +59,7 @@ class _AllReduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         equal = lambda a, b: (a == b).to(a.dtype)  # noqa: E731
         back = ctx.call.also("grad")
-        # Asked for what was not saved, torch refuses the second backward, that of another result of a group.
+        # If asked for tensors that were not saved, torch refuses the second backward, of another result of a group.
         values = ctx.saved_tensors if back.op in (Min, Max, Product) else ()
         return (None, *reduced_back(back, grads, values, _results, equal, _products_of_others))
 
@@ -82,10 +82,10 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
               postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Reduces a tensor over the set's ranks and returns the result, a new tensor; see `allreduce_async`.
 
-    compression  what the tensor travels as: hvd.Compression.none, fp16, bf16, int8, int4 or fp8
+    compression  the format in which the tensor is sent: hvd.Compression.none, fp16, bf16, int8, int4 or fp8
     """
     op = resolve(op, average)
-    if compression is Compression.none and not _wants_gradient(tensor):  # the shortest way
+    if compression is Compression.none and not _wants_gradient(tensor):  # the fast path
         return synchronize(start.allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
     call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor)
     return _carried_out(_AllReduce, call, [tensor], compression)[0]
@@ -95,7 +95,7 @@ def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None,
                       compression: Compressors = Compression.none, op: Optional[int] = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """As `allreduce` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `allreduce` for several tensors: none is reduced before all ranks have called for all."""
     given, op = check_list(tensors, "grouped_allreduce"), resolve(op, average)
     call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given)
     return _carried_out(_AllReduce, call, given, compression)
@@ -125,7 +125,7 @@ def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSe
 
 def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """As `allgather` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `allgather` for several tensors: none is gathered before all ranks have called for all."""
     given = check_list(tensors, "grouped_allgather")
     return _carried_out(_AllGather, call_of("allgather", name, process_set, group=given), given)
 
@@ -148,7 +148,7 @@ class _Broadcast(torch.autograd.Function):
 
 def broadcast(tensor: Tensor, root_rank: int, name: Optional[str] = None,
               process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
-    """Returns rank `root_rank`'s tensor (a rank of the world, also for process sets), a new one, on every rank."""
+    """Returns a copy of the tensor of `root_rank` (a rank of the world, also for process sets) on every rank."""
     return _carried_out(_Broadcast, call_of("broadcast", name, process_set, root=root_rank), [tensor])[0]
 
 
@@ -175,7 +175,7 @@ class _AllToAll(torch.autograd.Function):
 
 def alltoall(tensor: Tensor, splits: Splits = None, name: Optional[str] = None,
              process_set: ProcessSet = global_process_set) -> Union[Tensor, Tuple[Tensor, Tensor]]:  # fmt: skip
-    """Sends rows to all ranks, and returns those received; with `splits` also how many came from each, a tensor. See
+    """Sends rows to all ranks, and returns the rows received; with `splits` also a tensor of their number by rank. See
     `alltoall_async`."""
     if _wants_gradient(tensor):
         result, received = _AllToAll.apply(tensor, splits, name, process_set)
@@ -213,7 +213,7 @@ def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
                           compression: Compressors = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> List[Tensor]:  # fmt: skip
-    """As `reducescatter` for several tensors: none is carried out before all ranks have asked for all."""
+    """Like `reducescatter` for several tensors: none is reduced before all ranks have called for all."""
     given = check_list(tensors, "grouped_reducescatter")
     call = call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor, group=given)
     return _carried_out(_ReduceScatter, call, given, compression)

@@ -1,4 +1,4 @@
-"""Reduces the gradients of parameters over ranks: each as soon as backward has made it, all of them by `finish`."""
+"""Reduces parameters' gradients over ranks: each as soon as backward has computed it, all by the end of `finish`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cohort.torch.compression import Compressor, NoneCompressor
 from torch import Tensor
 
 _PATIENCE = 1.0  # seconds
-_DESCRIPTION_BYTES = 4096  # more than the first value that is not finite ever needs
+_DESCRIPTION_BYTES = 4096  # more than enough for the first value that is not finite
 
 
 def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
-    """Calls back whenever backward has added to the parameter's gradient. Returns a function that ends this."""
+    """Calls `call` whenever backward has added to the parameter's gradient. Returns a function that stops this."""
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
         removable = parameter.register_post_accumulate_grad_hook(lambda _: call())
         return removable.remove
-    # torch before 2.1: the node that adds to the gradient lives as long as somebody holds it.
+    # torch before 2.1: the node that adds to the gradient lives only while something refers to it.
     with torch.enable_grad():
         node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
     removable = node.register_hook(lambda *_: call())
@@ -53,7 +53,7 @@ class Reducer:
                  process_set: ProcessSet, non_finite: str = "ignore",
                  average_by: str = "ranks") -> None:  # fmt: skip
         self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
-        # Under which ranks meet: another optimizer may have parameters of these names.
+        # Names under which ranks reduce: another optimizer may have parameters of the same names.
         self._meet: Dict[Tensor, str] = {parameter: claimed(name, parameter, process_set) for name, parameter in names}
         self.passes = passes
         self._compression = compression
@@ -68,34 +68,34 @@ class Reducer:
         self._places = Places(process_set) if plain else None
         self._groups = {parameter: group for group in groups for parameter in group}
         self.attached = False
-        self.synchronized = False  # by the program, since the last backward
-        self.scaled = False  # the same by a GradScaler, which unscales what is there then
+        self.synchronized = False  # the program has synchronized since the last backward
+        self.scaled = False  # the same by a GradScaler, which unscales the gradients present then
         self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
         self._frozen: List[Tensor] = []  # parameters that did not require a gradient yet
-        # The numbers of sparse dimensions of gradients, 0 where they are dense: as all ranks have agreed, since the set's
-        # world began or ranks came back from `join`; and as this rank's own were in this step.
+        # The numbers of sparse dimensions of gradients, 0 for dense ones: as agreed by all ranks since the set's world
+        # began or ranks returned from `join`; and as this rank's own were in this step.
         self._kinds: Dict[Tensor, int] = {}
         self._agreed_in: Any = None
         self._own_kinds: Dict[Tensor, int] = {}
-        self._waiting: List[Callable[[], None]] = []  # each finishes what was started
-        self._handles: List[int] = []  # the operations of these
-        # Parameters whose gradients are under way (True), or reduced before `finish` has been asked for all (False).
+        self._waiting: List[Callable[[], None]] = []  # each finishes a started reduction
+        self._handles: List[int] = []  # the handles of these reductions
+        # Parameters whose gradients are under way (True), or reduced before `finish` was called for all (False).
         self._started: Dict[Tensor, bool] = {}
-        # The gradients of those, and how often each had been written to when it was handed over.
+        # Their gradients, and the write count of each when its reduction began.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
-        self._touched: Optional[Tensor] = None  # one whose gradient somebody has changed while it was reduced
-        self._lent: List[Tensor] = []  # parameters that have zeros for a gradient as long as they are reduced
+        self._touched: Optional[Tensor] = None  # a parameter whose gradient was changed while being reduced
+        self._lent: List[Tensor] = []  # parameters with a temporary zero gradient while they are reduced
         self.raises_non_finite = non_finite == "raise"
-        # The first gradient that is not finite, since the last step: name, shape, element.
+        # The first non-finite gradient since the last step: name, shape, element.
         self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
         self._steps = 0
         self._counts_samples = average_by == "samples"
-        self._factor_of_step: Optional[Callable[[], float]] = None  # this rank's part of all samples, times the ranks
-        self._hooks: List[Callable[[], None]] = []  # holds what older torch would let go
+        self._factor_of_step: Optional[Callable[[], float]] = None  # fraction of all samples, times ranks
+        self._hooks: List[Callable[[], None]] = []  # keeps the nodes that older torch would drop
 
     def attach(self) -> None:
-        """Reduces gradients from now on, for as long as this object lives."""
+        """Reduces gradients from now on, while this object lives."""
         self.attached = True
         for parameter in self.names:
             self._attach(parameter)
@@ -105,7 +105,7 @@ class Reducer:
             self._frozen.append(parameter)
             return
         self._passes_left[parameter] = self.passes
-        # Parameters outlive optimizers: they do not keep this alive, and a second optimizer does not reduce twice.
+        # Parameters outlive optimizers: hooks do not keep this object alive, and two optimizers do not reduce twice.
         myself, weak = weakref.ref(self), weakref.ref(parameter)
 
         def call() -> None:
@@ -119,24 +119,24 @@ class Reducer:
         self._hooks.append(remove)
 
     def add(self, name: str, parameter: Tensor) -> None:
-        """One more parameter."""
+        """Adds one more parameter."""
         self.names[parameter] = name
         self._meet[parameter] = claimed(name, parameter, self._process_set)
         self._attach(parameter)
 
     def _attach_thawed(self) -> None:
-        """Parameters may come to require a gradient later."""
+        """Adds parameters that require a gradient only now."""
         if any(parameter.requires_grad for parameter in self._frozen):
             frozen, self._frozen = self._frozen, []
             for parameter in frozen:
                 self._attach(parameter)
 
     def name_for(self, what: str) -> str:
-        """A name for an operation of this optimizer's own."""
+        """Returns a name for an operation of this optimizer's own."""
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def pending(self) -> bool:
-        """True if gradients are under way."""
+        """Returns True if gradients are under way."""
         return bool(self._waiting)
 
     def set_passes(self, passes: int) -> None:
@@ -144,14 +144,14 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, passes)
 
     def set_sample_count(self, count: int) -> None:
-        """Sets this rank's samples in the next step. The counts of all ranks are summed while forward runs."""
+        """Sets this rank's number of samples in the next step. The sum over ranks is computed while forward runs."""
         if not self._counts_samples:
             raise ValueError("set_sample_count: this optimizer averages by ranks -- give average_by='samples'")
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ValueError(f"set_sample_count({count!r}): a number from 0 is wanted")
         if self._factor_of_step is not None:
             raise ValueError("set_sample_count: it was called for this step -- once before each backward(), then step()")
-        if not self.attached:  # alone, or not of the process set
+        if not self.attached:  # alone, or not in the process set
             return
         total = torch.tensor([count], dtype=torch.float64)
         handle = start.allreduce_async_(total, None, self.name_for("samples"), Sum, process_set=self._process_set)
@@ -173,7 +173,7 @@ class Reducer:
         values = gradient.detach() if gradient.layout is torch.strided else gradient.detach()._values()
         factor = self._factor_of_step()
         if factor == 0:
-            values.zero_()  # whatever they are
+            values.zero_()  # any values
         elif factor != 1:
             values.mul_(factor)
 
@@ -181,7 +181,7 @@ class Reducer:
         self.synchronized = self.scaled = False
         left = self._passes_left[parameter]
         if left <= 0:
-            self._hand_over(parameter)  # so `synchronize`, which is advised, does not refuse this once more
+            self._hand_over(parameter)  # so `synchronize`, as advised, does not refuse this again
             raise AssertionError(
                 f"the gradient of '{self.names[parameter]}' was computed more than {self.passes} times before step() or "
                 "synchronize() -- if that is wanted, give backward_passes_per_step; where one of these was of a loss that "
@@ -200,7 +200,7 @@ class Reducer:
             self._start(parameter)
         elif parameter in self._agreed_kinds():
             self._start(parameter)
-        # Else it waits for `finish`: another rank's may be dense.
+        # Otherwise it waits for `finish`: another rank's may be dense.
 
     # --- starting ---
 
@@ -231,7 +231,7 @@ class Reducer:
     def _start_group(self, group: List[Tensor]) -> None:
         for parameter in group:
             self._started[parameter] = True
-        # Gradients that all ranks reduce together have to be alike on all of them: dense.
+        # Gradients that all ranks reduce together have to be of one kind on all ranks: dense.
         gradients = [self._gradient(parameter, densify=True) for parameter in group]
         for gradient in gradients:
             self._weigh(gradient)
@@ -254,16 +254,16 @@ class Reducer:
         self._waiting.append(finish)
 
     def _look(self, parameter: Tensor, sent: Tensor, gradient: Tensor) -> None:
-        """Looks in `sent` for the first value that is not finite."""
+        """Searches `sent` for the first value that is not finite."""
         if not self.raises_non_finite or self._found is not None:
             return
-        if sent.is_cuda:  # the host is given those alone that it is to look into
+        if sent.is_cuda:  # the host receives only the tensors that it has to search
             if bool(torch.isfinite(sent).all()):
                 return
             sent, gradient = sent.cpu(), gradient.cpu()
         if first_non_finite(sent) is None:
             return
-        # A value that compression has made infinite is reported as it was before.
+        # A value that compression has made infinite is reported as before compression.
         plain = gradient.detach().to_dense() if gradient.layout is not torch.strided else gradient.detach()
         element = first_non_finite(plain)
         if element is None:
@@ -275,7 +275,7 @@ class Reducer:
         self._found = (self.names[parameter], tuple(parameter.shape), element)
 
     def _raise_if_not_finite(self) -> None:
-        """Raises NonFiniteError on all ranks if one has found something: that of the lowest rank."""
+        """Raises NonFiniteError on all ranks if any rank found a value: that of the lowest rank."""
         found, self._found = self._found, None
         step, self._steps = self._steps, self._steps + 1
         ranks = torch.zeros(self._process_set.size() or 1, dtype=torch.int64)
@@ -289,7 +289,7 @@ class Reducer:
         room = torch.zeros(_DESCRIPTION_BYTES, dtype=torch.uint8)
         if first == mine and found is not None:
             name, shape, element = found
-            of_names = cohort.world().host()[-100:], name[-400:]  # the ends of very long ones
+            of_names = cohort.world().host()[-100:], name[-400:]  # the ends of very long names
             text = json.dumps([*of_names, shape, element.index, element.position, element.value]).encode()
             room[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         call = start.call_of("broadcast", self.name_for("non_finite.first"), self._process_set, root=root, needs_all_ranks=False)
@@ -305,22 +305,22 @@ class Reducer:
 
     def _agreed_kinds(self) -> Dict[Tensor, int]:
         if self._agreed_in is not self._process_set._counters:
-            self._agreed_in = self._process_set._counters  # other ranks may be new, and know nothing
+            self._agreed_in = self._process_set._counters  # other ranks may be new, and not have agreed
             self._kinds.clear()
         return self._kinds
 
     def _agree_on_kinds(self) -> None:
-        """Agrees whether gradients are sparse or dense, for parameters that had none on any rank yet: one small
+        """Agrees whether gradients are sparse or dense, for parameters that had no gradient on any rank yet: one small
         reduction.
 
-        If ranks differ, all reduce dense ones. Raises Mismatch, on all ranks, if at first they do not train the same.
+        If ranks differ, all reduce dense gradients. Raises Mismatch, on all ranks, if they train different parameters.
         """
         kinds = self._agreed_kinds()
-        # All at first: those that are trained here alone would be waited for in vain.
+        # All parameters at first: otherwise ranks would wait in vain for parameters that only they train.
         unknown = [one for one in (self._passes_left if kinds else self.names) if one not in kinds]
         if not unknown:
             return
-        # Dense ones, dimensions of sparse ones, and whether they are trained, and are not.
+        # By row: dense, dimensions of sparse ones, trained, not trained.
         seen = torch.zeros(4, len(unknown), dtype=torch.uint8)
         for i, parameter in enumerate(unknown):
             seen[2 if parameter in self._passes_left else 3, i] = 1
@@ -343,7 +343,7 @@ class Reducer:
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
         if gradient is None:
-            if not parameter.requires_grad:  # it has been frozen since, and an optimizer passes over what has no gradient
+            if not parameter.requires_grad:  # frozen meanwhile; an optimizer skips parameters without a gradient
                 self._lent.append(parameter)
             self._own_kinds[parameter] = agreed
             if kind:
@@ -361,18 +361,18 @@ class Reducer:
         return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zeroed ones have all dimensions
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
-        """Returns the output of the reduction of `sent`; None: it is reduced in place."""
+        """Returns the output for the reduction of `sent`; None: reduce in place."""
         return None if self._places is None else self._places.output_for(parameter, sent, self._passes_left)
 
     def _put(self, parameter: Tensor, result: Tensor, context: Any, sent: Optional[Tensor]) -> None:
-        """sent: from where it was reduced, if that was not in place."""
+        """Stores a result. sent: the reduction's input, if not reduced in place."""
         result = self._compression.decompress(result, context)
         gradient = parameter.grad
-        if self._own_kinds[parameter]:  # optimizers for sparse gradients take no others
+        if self._own_kinds[parameter]:  # optimizers for sparse gradients accept no others
             parameter.grad = result.to(parameter.dtype).to_sparse(self._own_kinds[parameter])
             return
         if sent is not None and gradient is sent:
-            sent.data = result  # so that it changes for all who hold it, as if it had been reduced in place
+            sent.data = result  # changes it for all references, as if reduced in place
         elif gradient is None or gradient.layout is not torch.strided:
             parameter.grad = result.to(parameter.dtype)
         elif gradient is not result and gradient.data_ptr() != result.data_ptr():
@@ -384,15 +384,15 @@ class Reducer:
         else:
             parameter.grad.detach().copy_(result.to_dense())
 
-    # --- gradients that somebody changes meanwhile ---
+    # --- gradients that are changed meanwhile ---
 
     def _hand_over(self, parameter: Tensor) -> None:
         gradient = parameter.grad
         self._handed[parameter] = (gradient, None if gradient is None else _writes_to(gradient))
 
     def _find_touched(self, under_way: bool) -> Optional[Tensor]:
-        """The first parameter of those whose reduction is under way, or is done, whose gradient is no longer what was handed
-        over; None if there is none."""
+        """Returns the first parameter whose gradient, being reduced or reduced already, is no longer the one whose
+        reduction was started; None if there is none."""
         seen: Dict[int, int] = {}
         for gradient, _ in self._handed.values():
             seen[id(gradient)] = seen.get(id(gradient), 0) + 1
@@ -401,7 +401,7 @@ class Reducer:
                 continue
             if parameter.grad is not gradient:
                 return parameter
-            # One that two parameters share is added to for the other.
+            # A gradient shared by two parameters is added to by the other's backward.
             if gradient is not None and writes is not None and gradient._version != writes and seen[id(gradient)] == 1:
                 return parameter
         return None
@@ -409,16 +409,16 @@ class Reducer:
     # --- finishing ---
 
     def finish(self, complete: bool = True) -> None:
-        """Waits until the gradients are those of all ranks. `complete`: also of parameters that backward has not come by.
+        """Waits until all gradients are reduced. `complete`: also those of parameters that backward has not reached.
 
-        Raises HorovodInternalError if a reduction failed, once none is under way; InvalidArgument if somebody has changed
-        what was reduced.
+        Raises HorovodInternalError if a reduction failed, after all have ended; InvalidArgument if a gradient was
+        changed while it was being reduced.
         """
         self._touched = self._touched or self._find_touched(under_way=True)
         if complete and self.attached:
             early = self._find_touched(under_way=False)
-            # A program that read gradients of all ranks before this has not seen all of them, if there are more to
-            # come.
+            # If more gradients are still to come, a program that read the gradients before this has not seen all of
+            # them.
             if self._start_rest() and self._touched is None:
                 self._touched = early
         waiting, self._waiting = self._waiting, []
@@ -459,7 +459,7 @@ class Reducer:
             )
 
     def _start_rest(self) -> bool:
-        """True if there were any."""
+        """Starts the remaining reductions. Returns True if there were any."""
         self._attach_thawed()
         self._agree_on_kinds()
         found = False
@@ -469,7 +469,7 @@ class Reducer:
             group = self._groups.get(parameter)
             if group is not None:
                 self._start_group(group)
-            elif parameter in self._kinds:  # else no rank has ever had one
+            elif parameter in self._kinds:  # otherwise no rank has ever had a gradient
                 self._start(parameter)
             else:
                 continue
@@ -477,7 +477,7 @@ class Reducer:
         return found
 
     def renew(self) -> None:
-        """The gradients have been cleared."""
+        """Called when the gradients have been cleared."""
         self.synchronized = self.scaled = False
         self._started.clear()
         self._handed.clear()
@@ -485,9 +485,9 @@ class Reducer:
         self._attach_thawed()
 
     def forget(self) -> None:
-        """Begins anew, whatever becomes of operations under way.
+        """Starts over, without regard to operations under way.
 
-        They are waited for only a moment: after a failure other ranks may never contribute theirs.
+        Waits only briefly for these: after a failure other ranks may never contribute.
         """
         until = time.monotonic() + _PATIENCE
         while not self.quiet() and time.monotonic() < until:
@@ -507,12 +507,12 @@ class Reducer:
         self._passes_left = dict.fromkeys(self._passes_left, self.passes)
 
     def quiet(self) -> bool:
-        """True if `finish(complete=False)` would not have to wait."""
+        """Returns True if `finish(complete=False)` would not have to wait."""
         return all(_handles.is_done(handle) for handle in self._handles)
 
 
 def _writes_to(gradient: Tensor) -> Optional[int]:
-    """Number of writes to a gradient; None where writes to others count too, as they do for views of one tensor."""
+    """Returns the number of writes to a gradient; None if it includes writes to others, as for views of one tensor."""
     if gradient.is_inference():
         return None
     if gradient.layout is not torch.strided:

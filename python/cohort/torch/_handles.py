@@ -1,4 +1,4 @@
-"""Handles: numbers that stand for operations under way. The table keeps an operation's tensors until it is asked for.
+"""Handles: numbers that stand for operations under way. The table keeps an operation's tensors until `synchronize`.
 
 Any thread may call.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 
 _numbers = itertools.count()
 _pending: Dict[int, Union["_Several", "_One"]] = {}
-_of_old_worlds: Set[int] = set()  # nobody has asked for them before their world ended
+_of_old_worlds: Set[int] = set()  # not waited for before their world ended
 
 
 class _Several:
-    """Operations that have one handle, and what makes the caller's result of them once they are done."""
+    """Operations that have one handle, and the function that makes the caller's result when they are done."""
 
     __slots__ = ("finish", "works")
 
@@ -39,7 +39,7 @@ class _Several:
 
 
 class _One:
-    """The same for one operation and one tensor of the caller's; `used` is what the operation worked on."""
+    """One operation with one tensor of the caller; `used` is the tensor that the operation worked on."""
 
     __slots__ = ("tensor", "used", "work")
 
@@ -64,21 +64,21 @@ class _One:
 
 
 def add_one(work: NamedWork, tensor: Tensor, used: Tensor) -> int:
-    """A handle for one operation, whose result is `tensor`."""
+    """Returns a handle for one operation, whose result is `tensor`."""
     handle = next(_numbers)
     _pending[handle] = _One(work, tensor, used)
     return handle
 
 
 def add(works: List[NamedWork], finish: Callable[[], Any]) -> int:
-    """A handle for operations under way."""
+    """Returns a handle for operations under way."""
     handle = next(_numbers)
     _pending[handle] = _Several(works, finish)
     return handle
 
 
 def clear() -> None:
-    """Forgets what belongs to all handles."""
+    """Forgets all handles."""
     _of_old_worlds.update(_pending)
     _pending.clear()
 
@@ -87,13 +87,13 @@ basics.when_formed.append(clear)
 
 
 def is_done(handle: int) -> bool:
-    """As `poll`; one that is not known (any more) is done."""
+    """Like `poll`, but an unknown or forgotten handle counts as done."""
     pending = _pending.get(handle)
     return pending is None or pending.done()
 
 
 def poll(handle: int) -> bool:
-    """True if the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
+    """Returns True if the operation is done: `synchronize` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"poll({handle!r}): there is no such operation, or synchronize was called for it already")
@@ -101,8 +101,8 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation and returns its result: a tensor, a list of them for a group, (tensor, received_splits)
-    for `alltoall_async`. Once per handle: None for one that is not known (any more).
+    """Waits for an operation and returns its result: a tensor, a list of tensors for a group, (tensor, received_splits)
+    for `alltoall_async`. Only once per handle: None for an unknown or used handle.
 
     Raises HorovodInternalError if the operation failed: ranks' arguments differed, a rank was lost, or `shutdown`
     was called.
@@ -118,5 +118,5 @@ def synchronize(handle: int) -> Any:
     try:
         return pending.wait()
     except KeyboardInterrupt:
-        _pending[handle] = pending  # it is still under way
+        _pending[handle] = pending  # the operation is still under way
         raise

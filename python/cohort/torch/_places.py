@@ -1,14 +1,14 @@
 """Memory for gradients that programs keep: a buffer for each large parameter, allocated by the communicator that
-reduces them.
+reduces the gradients.
 
-A gradient that autograd makes anew for each step is reduced in place, wherever that is: to write the result elsewhere
-takes longer than the copies that this saves (10 to 20 percent of the reduction, at 2 ranks). One that comes again,
-since it was zeroed or added to, is reduced into its parameter's buffer once, and from then on there: without copies.
+A gradient that autograd allocates anew for each step is reduced in place: writing the result to a buffer takes longer
+than the copies it saves (10 to 20 percent of the reduction, at 2 ranks). A gradient whose memory is used again, since
+it was zeroed or added to, is reduced into its parameter's buffer once, and from then on in the buffer, without copies.
 
-Gradients of a GPU stay where they are: NCCL reduces them there.
+A GPU's gradients stay in their own memory: NCCL reduces them there.
 
-A buffer that is still referenced (the gradient of an earlier step, an operation that was given up) is not written to.
-One thread at a time. Tensors over the memory keep it alive, so gradients may outlive all else.
+A buffer that is still referenced (by the gradient of an earlier step or an abandoned operation) is not written to. One
+thread at a time. Tensors over the memory keep it alive, so gradients may outlive everything else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cohort.errors import Error, Unavailable
 from cohort.torch._tensors import dense
 from torch import Tensor
 
-# Smaller ones travel together, through a buffer of the core's, wherever they lie.
+# Smaller gradients travel together, through a buffer of the core's, wherever they are.
 _LEAST_BYTES = (64 << 10) + 1
 
 # Gradients begin on pages, as the memory does.
@@ -43,18 +43,18 @@ class _Place:
         self._lent: Optional[weakref.ref[memoryview]] = None
 
     def is_free(self) -> bool:
-        """True if nothing refers to the memory: not the tensor given out last, nor any tensor or array over it."""
+        """Returns True if nothing refers to the memory: neither the last tensor returned, nor any other over it."""
         return self._lent is None or self._lent() is None
 
     def fits(self, gradient: Tensor) -> bool:
         return gradient.dtype == self._dtype and gradient.shape == self._shape
 
     def lend(self) -> Tensor:
-        """A tensor over it."""
-        view = self._bytes[:]  # lives as long as the storage that is made of it
+        """Returns a tensor over the memory."""
+        view = self._bytes[:]  # lives as long as the storage made from it
         self._lent = weakref.ref(view)
         whole = torch.frombuffer(view, dtype=self._dtype)
-        # Not a view of the whole: gradients are asked to detach_(), which views refuse.
+        # Not a view of the whole: programs call detach_() on gradients, which views refuse.
         return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)
 
 
@@ -74,15 +74,15 @@ class Places:
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._engine: Optional[weakref.ref[NamedEngine]] = None  # the memory's owner
-        self._places: Dict[Tensor, Optional[_Place]] = {}  # None: it has none
-        self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient that was reduced last
+        self._places: Dict[Tensor, Optional[_Place]] = {}  # None: the parameter has no place
+        self._last: Dict[Tensor, weakref.ref[Tensor]] = {}  # the gradient reduced last
 
     def output_for(self, parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> Optional[Tensor]:
-        """Returns the output for the reduction of a parameter's gradient; None: in place.
+        """Returns the output for the reduction of a parameter's gradient; None: reduce in place.
 
         Call it once for each reduction.
 
-        all  the parameters that may come: their buffers are made together
+        all  the parameters that may follow: their buffers are allocated together
         """
         if type(gradient) is not Tensor or gradient.numel() * gradient.element_size() < _LEAST_BYTES:
             return None
@@ -92,7 +92,7 @@ class Places:
             return None
         self._keep_up(parameter, all)
         place = self._places.get(parameter)
-        # Not free above all if the gradient lies there already.
+        # Mostly not free because the gradient is there already.
         if place is None or not place.is_free() or not place.fits(gradient):
             return None
         if not _is_ready(gradient) or _is_shared(parameter, gradient, all):
@@ -100,7 +100,7 @@ class Places:
         return place.lend()
 
     def _keep_up(self, parameter: Tensor, all: Iterable[Tensor]) -> None:
-        """Makes places of parameters that have come since, or of all if there is another world now."""
+        """Makes places for new parameters, or for all if the world is a new one."""
         engine = self._process_set._engine
         if engine is None or self._engine is None or self._engine() is not engine:
             self._places.clear()
@@ -117,14 +117,14 @@ class Places:
             try:
                 self._places.update(zip(parameters, _make_places(engine, parameters)))
             except Error as error:
-                if isinstance(error, Unavailable):  # else the world has ended, which the reduction will report
+                if isinstance(error, Unavailable):  # otherwise the world has ended, which the reduction will report
                     warnings.warn(
                         f"DistributedOptimizer: gradients stay where they are, which takes longer -- {error}", stacklevel=2
                     )
 
 
 def _deserves(parameter: Tensor) -> bool:
-    """True if the engine will mostly be able to use its gradients where they lie."""
+    """Returns True if the engine will mostly be able to use the parameter's gradients without a copy."""
     return (
         parameter.layout is torch.strided
         and parameter.device.type == "cpu"
@@ -134,7 +134,7 @@ def _deserves(parameter: Tensor) -> bool:
 
 
 def _is_ready(gradient: Tensor) -> bool:
-    """True if the engine can use it where it lies."""
+    """Returns True if the engine can use the gradient without a copy."""
     return (
         gradient.layout is torch.strided
         and gradient.device.type == "cpu"
@@ -144,7 +144,7 @@ def _is_ready(gradient: Tensor) -> bool:
 
 
 def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
-    """True if it is also another parameter's, or part of a larger tensor: then it has to stay there."""
+    """Returns True if the gradient is also another parameter's, or part of a larger tensor: it must not move."""
     storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
     if storage.nbytes() != gradient.numel() * gradient.element_size():
         return True

@@ -1,4 +1,4 @@
-"""The optimizer that reduces gradients: what `DistributedOptimizer` makes for all ops but Adasum."""
+"""The optimizer that reduces gradients: the result of `DistributedOptimizer` for all ops except Adasum."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ReducedOptimizer(Wrapped):
 
     @classmethod
     def wrap(cls, optimizer: torch.optim.Optimizer, reducer: Reducer, included: bool, compare: bool) -> Any:
-        """The optimizer with `reducer` for its gradients. included: this rank takes part. compare: check whether ranks
-        train alike."""
+        """Returns the optimizer with `reducer` for its gradients. included: this rank takes part. compare: check
+        whether ranks train alike."""
         self = derived(cls, optimizer)
         self._reducer = reducer
         self._included = included
@@ -36,7 +36,7 @@ class ReducedOptimizer(Wrapped):
         alone = (reducer._process_set.size() or 1) == 1 and not basics.may_grow()
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
-            if compare and not alone:  # with ranks that come later it is made then
+            if compare and not alone:  # with ranks that join later it is made then
                 name = reducer.name_for("comparison")
                 reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set, name)
         return self
@@ -50,8 +50,8 @@ class ReducedOptimizer(Wrapped):
         return self._reducer.passes
 
     def _before_reading(self) -> None:
-        # Gradients read through the groups are those of all ranks, as far as this rank has any. It does not wait for
-        # others that are not needed: one rank alone may ask for a learning rate.
+        # Gradients read through the groups are reduced ones, as far as this rank has any. Gradients that only others
+        # have are not waited for: one rank alone may read a learning rate.
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
             self._reading = True
@@ -61,15 +61,15 @@ class ReducedOptimizer(Wrapped):
                 self._reading = False
 
     def _before_scaler(self) -> None:
-        # A rank without a gradient contributes zeros now: in `step`, which all may leave out, the others' are unscaled
-        # already.
+        # A rank without a gradient contributes zeros now: in `step`, which all ranks may skip, the others' gradients
+        # are unscaled already.
         reducer = self._reducer
         if reducer.attached and (reducer.scaled or not reducer.synchronized):
             reducer.finish()
             reducer.scaled = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Gradients of so many backward passes are added up before they are reduced, from the next pass on."""
+        """Sets how many backward passes' gradients are summed before a reduction, from the next pass on."""
         if passes < 1:
             raise ValueError(f"set_backward_passes_per_step({passes}): at least 1 is needed")
         if passes > 1 and self._reducer._counts_samples:
@@ -77,15 +77,15 @@ class ReducedOptimizer(Wrapped):
         self._reducer.set_passes(passes)
 
     def set_sample_count(self, count: int) -> None:
-        """With average_by="samples", once before each backward: this rank's loss is the mean of so many samples; 0 where it
-        has none left, and its gradients do not count. Raises ValueError for what has no meaning."""
+        """With average_by="samples", call it once before each backward: this rank's loss is the mean of `count`
+        samples; 0 if it has none left, and its gradients do not count. Raises ValueError for other counts."""
         self._reducer.set_sample_count(count)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are those of all ranks: for clipping, say. Then step within `skip_synchronize`.
+        """Waits until all gradients are reduced: for clipping, for example. Then step within `skip_synchronize`.
 
-        Raises HorovodInternalError if that failed, NonFiniteError if it was asked for and there is a reason, and
-        InvalidArgument (a ValueError) if a gradient was changed after backward, while it was reduced.
+        Raises HorovodInternalError if the reduction failed, NonFiniteError if that check is on and finds a value, and
+        InvalidArgument (a ValueError) if a gradient was changed after backward, while it was being reduced.
         """
         self._add_new()
         self._reducer.finish()
@@ -93,7 +93,7 @@ class ReducedOptimizer(Wrapped):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` takes the gradients as they are."""
+        """Makes `step` use the gradients unchanged while the context lasts."""
         self._should_synchronize = False
         try:
             yield
@@ -101,10 +101,11 @@ class ReducedOptimizer(Wrapped):
             self._should_synchronize = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
-        """Waits for the gradients of all ranks (unless `skip_synchronize` says not to, or a GradScaler has), as `synchronize`,
-        and lets the optimizer step.
+        """Waits for the reduced gradients, as `synchronize` (unless within `skip_synchronize`, or a GradScaler has done
+        so), and lets the optimizer step.
 
-        closure  what it computes is reduced before the optimizer sees it; of LBFGS also the loss, which it compares
+        closure  gradients that it computes are reduced before the optimizer sees them; for LBFGS also the loss, which
+                 it compares
         """
         self._add_new()
         wanted = self._should_synchronize and not self._reducer.scaled
@@ -141,7 +142,7 @@ class ReducedOptimizer(Wrapped):
         return call
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
+        """Like the optimizer's own. Raises AssertionError while gradients are being reduced."""
         if self._reducer.pending():
             raise AssertionError(
                 "zero_grad() while gradients are being reduced, which would be lost: there was a backward() since the last "
@@ -157,12 +158,12 @@ class ReducedOptimizer(Wrapped):
         self._should_synchronize = True
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """As the optimizer's own; the gradients of the new parameters are reduced too, named by their position."""
+        """Like the optimizer's own; the gradients of the new parameters are reduced, too, named by their position."""
         super().add_param_group(param_group)  # type: ignore[misc]
         self._add_new()
 
     def _add_new(self) -> None:
-        """Parameters that the groups have by now, and that are not reduced yet."""
+        """Adds parameters of the groups that are not reduced yet."""
         reducer, groups = self._reducer, self._groups_unread()
         if not reducer.attached or sum(len(group["params"]) for group in groups) == len(reducer.names):
             return

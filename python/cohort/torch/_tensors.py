@@ -1,4 +1,4 @@
-"""Tensors as the engine needs them: on the CPU or a GPU, contiguous, values as they lie. Others are copied, and
+"""Tensors in the form the engine needs: on the CPU or a GPU, contiguous. Other tensors are copied, and results copied
 back."""
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ DEVICES = ("cpu", "cuda")
 
 
 def dense(tensor: Any, what: str) -> Tensor:
-    """The tensor itself if the engine can use it where it lies, else a contiguous copy. ValueError where it cannot."""
+    """Returns the tensor itself if the engine can use it directly, else a contiguous copy. Raises ValueError if neither
+    works."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{what}: a torch.Tensor is needed, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
@@ -28,21 +29,21 @@ def dense(tensor: Any, what: str) -> Tensor:
 
 
 def copy_back(tensor: Tensor, used: Tensor) -> Tensor:
-    """The tensor of the caller, with what came of the one that was used in its place."""
+    """Returns the caller's tensor, with the result of the tensor that was used in its place."""
     if used is not tensor:
         tensor.detach().copy_(used)
     return tensor
 
 
 def result_of(work: Any) -> Tensor:
-    """The tensor that an operation made."""
+    """Returns the tensor that an operation made."""
     result = work.result
     tensor: Tensor = result if isinstance(result, Tensor) else result.as_torch()
     return tensor
 
 
 def check_list(tensors: Any, what: str) -> List[Tensor]:
-    """The tensors of a group."""
+    """Returns the tensors of a group."""
     if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
         raise ValueError(f"{what}: a list of tensors is needed, not {type(tensors).__name__}")
     return list(tensors)

@@ -10,12 +10,12 @@ import torch
 from cohort._core import count_step
 from cohort._optimizer_state import same_objects
 
-# The function of every GradScaler of torch's (1.13 to 2.13) that looks whether gradients are finite, and unscales them.
+# The function of every torch GradScaler (1.13 to 2.13) that checks whether gradients are finite, and unscales them.
 _SCALER = "_unscale_grads_"
 
 
 class Wrapped:
-    """The base of what is mixed into an optimizer's class: the rest of `self` is the optimizer."""
+    """The base of classes mixed into an optimizer's class: the rest of `self` is the optimizer."""
 
     wraps_for_ranks = True
 
@@ -23,7 +23,7 @@ class Wrapped:
 
     @property
     def param_groups(self) -> List[Dict[str, Any]]:
-        """The optimizer's groups. A GradScaler reads the gradients through them: ranks are to come to one decision."""
+        """The optimizer's groups. A GradScaler reads the gradients through them, and all ranks have to decide alike."""
         if sys._getframe(1).f_code.co_name == _SCALER:
             self._before_scaler()
         else:
@@ -35,20 +35,20 @@ class Wrapped:
         self.__dict__["param_groups"] = groups
 
     def _groups_unread(self) -> List[Dict[str, Any]]:
-        """The groups, where nobody is about to read gradients."""
+        """The groups, for callers that do not read gradients."""
         groups = self.__dict__.get("param_groups")
         return super().param_groups if groups is None else groups  # type: ignore[misc]
 
     def _before_scaler(self) -> None:
-        """A GradScaler is about to look at the gradients, once in each iteration, on all ranks."""
+        """Called when a GradScaler is about to check the gradients, once in each iteration, on all ranks."""
 
     def _before_reading(self) -> None:
-        """Others are."""
+        """Called when other code is about to read the gradients."""
 
     def _stepped(self) -> None:
-        """The optimizer has stepped."""
+        """Called when the optimizer has stepped."""
         count_step()
-        # A schedule that was made before the optimizer was wrapped knows that one, and looks there whether it has.
+        # A schedule made before the optimizer was wrapped refers to the original, and checks whether that has stepped.
         before: Any = self._made_of()
         if before is not None:
             before._opt_called = True
@@ -56,14 +56,14 @@ class Wrapped:
                 before._step_count += 1
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's own, but groups and states stay the same objects, which others (a schedule, say) may hold.
-        Gradients that are under way are forgotten."""
+        """Like the optimizer's own, but groups and states stay the same objects, to which others (a schedule, for
+        example) may refer. Gradients under way are forgotten."""
         self._forget()
         with same_objects(self):
             return super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def _forget(self) -> None:
-        """Begins anew, whatever becomes of gradients that are under way."""
+        """Starts over, without regard to gradients under way."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -76,16 +76,16 @@ T = TypeVar("T", bound=Wrapped)
 
 
 def derived(mixin: Type[T], optimizer: torch.optim.Optimizer) -> T:
-    """An object of a class that puts `mixin` before the optimizer's class, with the optimizer's attributes.
+    """Returns an object of a class that puts `mixin` before the optimizer's class, with the optimizer's attributes.
 
-    Its constructor is not called again: nobody knows the arguments of those that others wrote.
+    Its constructor is not called again, since the arguments of custom optimizers are unknown.
     """
     base = type(optimizer)
     bases: Any = (mixin, base)
     make: Any = type
     made = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = made.__new__(made)
-    # A learning-rate scheduler puts a `step` of its own on the optimizer, which is the one without ranks.
+    # A learning-rate scheduler sets its own `step` on the optimizer, which calls the one without ranks.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     wrapped._made_of = weakref.ref(optimizer)
     return wrapped

@@ -1,4 +1,4 @@
-"""Compression of tensors. A compressor of one's own derives from `Compressor` and is given as `compression=`."""
+"""Compression of tensors. A custom compressor derives from `Compressor` and is given as `compression=`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class _OfTorch(FloatCompressor):
 
 
 class FP16Compressor(_OfTorch):
-    """Sends floating-point tensors as float16: half of float32, up to 65504."""
+    """Sends floating-point tensors as float16: half the size of float32, values up to 65504."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(_OfTorch):
-    """Sends floating-point tensors as bfloat16: half of float32 with its range, 8 bits of precision."""
+    """Sends floating-point tensors as bfloat16: half the size of float32, its range, 8 bits of precision."""
 
     dtype = torch.bfloat16
 
 
 class Compression:
-    """The compressors there are."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -20,10 +20,9 @@ Parameters = Union[Mapping[str, Tensor], Iterable[Union[Tensor, Tuple[str, Tenso
 
 
 def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Gives every rank the values that `root_rank` has, in place.
+    """Sets every rank's values to those of `root_rank`, in place.
 
-    params  a `state_dict()`, `named_parameters()`, or tensors alone (then they are matched by order); what is None is
-            passed over
+    params  a `state_dict()`, `named_parameters()`, or tensors alone (matched by order then); None values are skipped
 
     Raises ValueError for anything else.
     """
@@ -47,15 +46,15 @@ def _broadcast(tensors: List[Tensor], names: Sequence[Optional[str]], root_rank:
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Optional[torch.nn.Module] = None,
                               process_set: ProcessSet = global_process_set) -> None:  # fmt: skip
-    """Gives every rank the state and the hyper-parameters of `root_rank`'s optimizer, also where it has none yet.
+    """Sets every rank's optimizer state and hyper-parameters to those of `root_rank`, even if the rank has none yet.
 
-    They become exactly root's: types, dtypes, shapes; what is on a GPU there is on this rank's. The dicts of
-    `param_groups` and `state` stay the same objects, and so do tensors that fit; options that root has not stay. Tensors
-    travel as they are, all else is pickled.
+    They become exactly root's: types, dtypes, shapes; tensors on root's GPU go to this rank's. The dicts of
+    `param_groups` and `state` stay the same objects, and so do tensors that fit; options that root lacks stay. Tensors
+    are sent as they are, other values pickled.
 
-    Parameters of an optimizer without a state have a gradient of zeros after that, if they require one: a sparse one with
-    SparseAdam, and with SGD where an embedding of `model` makes such. `model` is not needed for more. Raises ValueError for
-    LBFGS, and where the optimizers have different groups of parameters.
+    Afterwards, parameters of an optimizer without a state have a gradient of zeros, if they require one: a sparse one
+    with SparseAdam, and with SGD if an embedding of `model` makes sparse gradients, for which alone `model` is needed.
+    Raises ValueError for LBFGS, and if the optimizers have different groups of parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("broadcast_optimizer_state: LBFGS keeps its history in one list per group, which is not supported")
@@ -89,12 +88,12 @@ def _zero_gradients(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.M
 
 
 class _Place(NamedTuple):
-    """Stands for a tensor that is sent by itself."""
+    """Placeholder for a tensor that is sent separately."""
 
     shape: Tuple[int, ...]
     stride: Tuple[int, ...]
     dtype: torch.dtype
-    beside: Optional[int]  # it is on the GPU of the parameter of this number; which one that is, is each rank's matter
+    beside: Optional[int]  # number of the parameter whose GPU holds it; each rank has its own device
 
     def tensor(self, parameters: List[Tensor]) -> Tensor:
         device = "cpu" if self.beside is None else parameters[self.beside].device
@@ -102,7 +101,7 @@ class _Place(NamedTuple):
 
 
 class _Sent:
-    """Any value, of which tensors are sent by themselves, as places for them are pickled."""
+    """Any value; its tensors are sent separately, and pickled as placeholders."""
 
     def __init__(self, value: Any, parameters: List[Tensor]) -> None:
         self._value = value
@@ -111,7 +110,7 @@ class _Sent:
         self._known: Dict[int, int] = {}
 
     def place(self, value: Any) -> Optional[int]:
-        """The number of a tensor that is sent by itself."""
+        """Returns the number of a tensor that is sent separately."""
         if type(value) is not Tensor or value.layout is not torch.strided or value.device.type not in DEVICES:
             return None
         if id(value) not in self._known:
@@ -136,6 +135,6 @@ class _Received:
         self.places = places
 
     def value(self, tensors: List[Tensor]) -> Any:
-        """The value, with these tensors."""
+        """Returns the value, with these tensors."""
         kind = type("Unpickler", (pickle.Unpickler,), {"persistent_load": lambda _, number: tensors[number]})
         return kind(io.BytesIO(self._data)).load()

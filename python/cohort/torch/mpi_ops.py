@@ -1,4 +1,4 @@
-"""The operations and questions under the name that Horovod's programs know them by."""
+"""The operations and queries, under the module name that Horovod's programs use."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = [
 
 
 def cuda_built() -> bool:
-    """True if this process sees a GPU whose tensors these operations take. It asks CUDA's driver: not before a fork."""
+    """Returns True if this process sees a GPU supported by these operations. Asks CUDA's driver: not before a fork."""
     return _core.gpu_count() > 0
 
 
 def nccl_built() -> int:
-    """The version of the NCCL that carries out operations on a GPU's tensors, 23007 for 2.30.7; 0 where there is none
-    (`cohort check-build` says why): then they are staged through host memory."""
+    """Returns the version of the NCCL that runs operations on a GPU's tensors, 23007 for 2.30.7; 0 if there is none
+    (`cohort check-build` says why): tensors are then staged through host memory."""
     return _core.nccl_version()
 
 
 def __getattr__(name: str) -> Any:
-    # Extension checks of Horovod's launcher ask for it by this name.
+    # Extension checks of Horovod's launcher look it up by this name.
     if name == "_check_has_gpu":
         return cuda.is_available
     if name == "_basics":
-        return sys.modules[__name__]  # it has all functions of Horovod's object
+        return sys.modules[__name__]  # this module has all functions of Horovod's object
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

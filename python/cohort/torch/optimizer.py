@@ -25,34 +25,34 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
                          process_set: ProcessSet = global_process_set,
                          non_finite: str = "ignore", average_by: str = "ranks",
                          compare_ranks: bool = True) -> torch.optim.Optimizer:  # fmt: skip
-    """An optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of `optimizer`,
-    which should not be used any more.
+    """Returns an optimizer that steps with the gradients of all ranks. It shares the groups, the state and the class of
+    `optimizer`, which should not be used any more.
 
-    named_parameters           names under which ranks meet, for all parameters of the optimizer; without them their
-                               positions are names
-    compression                what gradients travel as
-    backward_passes_per_step   gradients of so many backward passes are added up on each rank before they are reduced
-    op                         hvd.Average, Sum, or Adasum, which reduces what each rank's own step would change
-    gradient_predivide_factor  f: gradients are divided by f before the sum, and by size / f after; with hvd.Average
+    named_parameters           names for all parameters of the optimizer, by which ranks match gradients; default: their
+                               positions
+    compression                the format in which gradients travel
+    backward_passes_per_step   number of backward passes whose gradients are summed on each rank before a reduction
+    op                         hvd.Average, Sum, or Adasum, which reduces the changes by each rank's own step
+    gradient_predivide_factor  f: with hvd.Average, gradients are divided by f before the sum, and by size / f after it
     num_groups                 deprecated: groups
-    groups                     a number: gradients are reduced in so many groups, each at once; or lists of parameters
-    sparse_as_dense            reduce sparse gradients as dense ones; the optimizer is given sparse ones again
-    process_set                the ranks that reduce; others step with what they have
+    groups                     a number of groups, each reduced together; or lists of parameters
+    sparse_as_dense            reduce sparse gradients as dense ones; the optimizer still receives sparse ones
+    process_set                the ranks that reduce; others step with their own gradients
     non_finite                 not Horovod's. "raise": if any rank has a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
-                               ranks: it names the one that the lowest such rank reduced first. All gradients are None
-                               then, nothing has been stepped, and training can go on with the next batch. Costs one
-                               reading of the gradients and one small reduction for each step. Not with hvd.Adasum, and
-                               not beside a GradScaler, which makes infinite gradients on purpose
-    average_by                 not Horovod's. "samples": before each backward, set_sample_count(n) says of how many samples
-                               this rank's loss is the mean, and the average is that of all samples, exact also where
-                               ranks have different numbers of them. Costs one small reduction for each step, while
-                               forward runs. With op=hvd.Average and backward_passes_per_step=1. Default "ranks", as
-                               Horovod: every rank counts alike
-    compare_ranks              not Horovod's. If set, step() and synchronize() raise cohort.Mismatch, on all ranks,
-                               where an option of the optimizer (a learning rate, say) differs by rank: within 21 steps,
-                               or one more than there are groups. It names rank and value. In each comparison 65,536
-                               weights on the CPU are compared, too, one parameter after another
+                               ranks: it names the first gradient of the lowest such rank. All gradients are None
+                               then, nothing has been stepped, and training can continue with the next batch. Costs one
+                               reading of the gradients and one small reduction for each step. Not with hvd.Adasum, nor
+                               with a GradScaler, which makes infinite gradients on purpose
+    average_by                 not Horovod's. "samples": before each backward, set_sample_count(n) gives the number of
+                               samples of which this rank's loss is the mean, and the average is over all samples, exact
+                               even if ranks have different numbers of them. Costs one small reduction for each step,
+                               while forward runs. With op=hvd.Average and backward_passes_per_step=1. Default "ranks",
+                               as in Horovod: every rank counts equally
+    compare_ranks              not Horovod's. If set, step() and synchronize() raise cohort.Mismatch, on all ranks, if
+                               an option of the optimizer (the learning rate, for example) differs by rank: within 21
+                               steps, or one more than there are groups. It names rank and value. Each comparison also
+                               covers 65,536 weights on the CPU, one parameter after another
 
     Raises ValueError for arguments that have no meaning, and before `init`.
     """
@@ -88,7 +88,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> List[Tensor]:
 
 
 def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Names]) -> List[Tuple[str, Tensor]]:
-    """A name for each parameter of the optimizer."""
+    """Returns a name for each parameter of the optimizer."""
     if named_parameters is None:
         return [
             (f"allreduce.noname.{i}.{j}", parameter)
@@ -116,7 +116,7 @@ def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Names]) 
 
 
 def _groups(optimizer: torch.optim.Optimizer, groups: Groups) -> List[List[Tensor]]:
-    """Lists of parameters that are reduced together."""
+    """Returns the lists of parameters that are reduced together."""
     if groups is None:
         return []
     ours = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]

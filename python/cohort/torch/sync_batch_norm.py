@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class SyncBatchNorm(OverRanks):
-    """As torch.nn.BatchNorm1d to 3d, over the batches of all ranks of a set, which may be of different sizes.
+    """Like torch.nn.BatchNorm1d to 3d, over the batches of all ranks of a set, which may be of different sizes.
 
-    Input: (N, C, ...) of any floating type; statistics are in float32, or float64 of such input. In evaluation, and in a
-    set of one rank, it is the ordinary batch normalization. The gradients of weight and bias are this rank's.
+    Input: (N, C, ...) of any floating type; statistics are in float32, or in float64 for float64 input. In evaluation,
+    and in a set of one rank, it is an ordinary batch normalization. The gradients of weight and bias are this rank's.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,
@@ -33,7 +33,7 @@ class SyncBatchNorm(OverRanks):
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module,
                                process_set: ProcessSet = global_process_set) -> torch.nn.Module:  # fmt: skip
-        """The module with every batch normalization in it replaced by this one, with its parameters and statistics."""
+        """Returns the module with every batch normalization replaced by this one, keeping parameters and statistics."""
         return replaced(module, SyncBatchNorm, lambda one: cls(one.num_features, one.eps, one.momentum, one.affine,
                                                                one.track_running_stats, process_set))  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Training that survives failures and changes of hosts: states that can be saved, restored and sent, and `run`.
 
-`run` forms a new world of the processes that are left and goes on from the last commit. Starting processes anew is
-the launcher's part.
+`run` forms a new world of the remaining processes and continues from the last commit. The launcher restarts processes.
 """
 
 from cohort.hvd import elastic

@@ -1,4 +1,4 @@
-"""A sampler that knows which samples of an epoch are done, and shares out the rest among whatever ranks there are."""
+"""A sampler that tracks which samples of an epoch are done, and distributes the rest over the current ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cohort.hvd import basics
 
 
 class ElasticSampler(Sampler):
-    """This rank's indices of what is left of the epoch; all ranks have equally many, the first ones twice if need be.
+    """This rank's remaining indices of the epoch; all ranks have equally many, and some indices may occur twice.
 
-    shuffle  in another order each epoch, the same on all ranks
+    shuffle  use a new order each epoch, the same on all ranks
     seed     of that order
 
     Call `record_batch` after each batch, `set_epoch` at the end of each epoch, and keep the sampler in a TorchState.
@@ -29,27 +29,27 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: nothing of it is done."""
+        """Begins an epoch, with no samples done."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has done a batch of `batch_size` samples, and so have all others, of as many."""
+        """Records that this rank has done a batch of `batch_size` samples, and so have all others, of equally many."""
         self.processed_num += batch_size * self.num_replicas
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken."""
+        """Continues from the position at which `state_dict` was taken."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def state_dict(self) -> Dict[str, Any]:
-        """{"epoch", "processed_num"}: samples done by all ranks together."""
+        """Returns {"epoch", "processed_num"}: the samples done by all ranks together."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def reset(self) -> None:
-        """Shares out what is left among the ranks there are now."""
+        """Distributes the remaining samples over the current ranks."""
         self.num_replicas = basics.size()
         self.rank = basics.rank()
         indices = list(range(len(self.dataset)))

@@ -26,22 +26,22 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Keeps what the object holds now."""
+        """Keeps the object's current contents."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was kept last."""
+        """Goes back to the contents kept last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes all ranks' objects hold what rank 0's does, and keeps that."""
+        """Sets all ranks' objects to rank 0's contents, and keeps those."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The world is a new one."""
+        """Called when the world is a new one."""
 
     def set_value(self, value: Any) -> None:
-        """Another object takes the place; it is kept at once."""
+        """Replaces the object, and keeps the new one's contents immediately."""
         self.value = value
         self.save()
 
@@ -77,7 +77,7 @@ class OptimizerStateHandler(_SavedStateHandler):
     def restore(self) -> None:
         if isinstance(self.value, Wrapped):
             self.value._forget()
-        # Copied: an optimizer that takes the tensors as they are would change the kept ones in its next step.
+        # Copied: an optimizer that uses the given tensors would change the kept ones in its next step.
         _optimizer_state.put(self.value, copy.deepcopy(self._saved))
 
     def sync(self) -> None:
@@ -99,13 +99,13 @@ class SamplerStateHandler(_SavedStateHandler):
         self.save()
 
     def reset(self) -> None:
-        # A rank that has gone on counts from the whole world's last batch; the new world shares out the rest.
+        # A rank that has continued counts from the whole world's last batch; the new world distributes the rest.
         self.value.reset()
 
 
 class _StateDictHandler(_SavedStateHandler):
-    """Anything else with state_dict and load_state_dict: a schedule, a GradScaler, a running average. It may refer to others,
-    which stay what they are."""
+    """Any other object with state_dict and load_state_dict: a schedule, a GradScaler, a running average. It may refer
+    to other objects; these references are kept."""
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())
@@ -122,7 +122,7 @@ class _StateDictHandler(_SavedStateHandler):
 
 
 def _moved(value: Any, like: Any) -> Any:
-    """With its tensors on the devices of those in the same places of `like`, or on the CPU."""
+    """Returns the value with its tensors on the devices of their counterparts in `like`, or on the CPU."""
     if isinstance(value, torch.Tensor):
         return value.to(like.device if isinstance(like, torch.Tensor) else "cpu")
     if type(value) is dict:
@@ -143,18 +143,18 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """The types that have handlers, in the order in which they are tried."""
+    """Returns the types that have handlers, in the order in which they are tried."""
     return _registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Replaces it, for the states that are made from now on."""
+    """Replaces the registry, for states made from now on."""
     global _registry
     _registry = registry
 
 
 def handler_for(value: Any) -> Optional[StateHandler]:
-    """A handler for the object, or None: then it is pickled."""
+    """Returns a handler for the object, or None: then the object is pickled."""
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
@@ -166,8 +166,9 @@ class TorchState(ObjectState):
     """The state of a training with torch: `model`, `optimizer`, and anything else by name.
 
     Modules, optimizers and ElasticSamplers are kept by copies of their state, and sent tensor by tensor. Other objects
-    with state_dict and load_state_dict (a schedule, a GradScaler, a running average) are kept by those, and stay the
-    objects that they are, with their references. All else is as in ObjectState. `state.batch = 3` sets an attribute.
+    with state_dict and load_state_dict (a schedule, a GradScaler, a running average) are kept by those methods, and
+    stay the same objects, with their references. Other values are handled as in ObjectState. `state.batch = 3` sets an
+    attribute.
     """
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,

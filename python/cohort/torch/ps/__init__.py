@@ -1,4 +1,4 @@
-"""torch over a parameter server (cohort.ps): embeddings whose rows are there, dense parameters that are there, and a step
+"""torch with a parameter server (cohort.ps): embeddings and dense parameters whose values are on servers, and a step
 and a checkpoint for models with both kinds of parts.
 
     client = cohort.ps.connect()
@@ -8,7 +8,7 @@ and a checkpoint for models with both kinds of parts.
     optimizer = cohort.torch.ps.HybridOptimizer(torch.optim.Adam(model.parameters()), [embedding])
     loss = model(embedding(ids)).sum()
     loss.backward()
-    optimizer.step()                                           # both parts, or neither
+    optimizer.step()                                           # steps both parts, or neither
 
 Embedding, EmbeddingBag   torch's modules over tables
 HybridOptimizer           one step for the dense part (DDP) and the tables

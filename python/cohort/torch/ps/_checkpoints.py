@@ -1,4 +1,4 @@
-"""One checkpoint of a dense model and the tables on parameter servers that belong to it."""
+"""One checkpoint for both a dense model and its tables on parameter servers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from cohort.ps import Client
 from cohort.ps._checks import refuse
 from cohort.torch.ps._hybrid import HybridOptimizer
 
-# Keys of a checkpoint's values: the folder of its tables, and their learning rates.
+# Keys in a checkpoint's values: the folder of its tables, and their learning rates.
 _SNAPSHOT = "parameter servers"
 _RATE = "parameter servers, lr of "
 # Subfolder of the checkpoints' folder.
 _TABLES = "tables"
-# Prefix in that subfolder of the folder of a checkpoint's tables.
+# Prefix of a checkpoint's folder of tables in that subfolder.
 _NAME = "step-"
 
 
 class CheckpointFolder(checkpoint.CheckpointFolder):
-    """As cohort.checkpoint.CheckpointFolder, with all tables and variables of the servers in each checkpoint.
+    """Like cohort.checkpoint.CheckpointFolder, with all tables and variables of the servers in each checkpoint.
 
-    client   of this rank; there is one for each rank of `comm`. All servers have to see the folder at the same path
+    client   of this rank; each rank of `comm` has one. All servers have to see the folder at the same path
     place    "rank0" or "shared"
 
-    A save first writes the tables, below FOLDER/tables, and then the dense part, which names them: the checkpoint is there
-    with that second part, so killed at any moment there is a whole one of both or none. Only what was pushed in ended
-    clocks is in it (save after a step). The optimizer may be a HybridOptimizer.
+    A save first writes the tables, below FOLDER/tables, and then the dense part, which names them. The checkpoint
+    exists only with that second part, so a save killed at any moment leaves a complete checkpoint or none. It contains
+    only pushes of ended clocks (save after a step). The optimizer may be a HybridOptimizer.
     """
 
     def __init__(self, folder: Path, client: Client, keep: int = 3, comm: Optional[Communicator] = None, *,
@@ -56,7 +56,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
     def save(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
              progress: Optional[TrainingProgress] = None, *, state: Optional[Mapping[str, torch.Tensor]] = None,
              **standing: Any) -> CheckpointInfo:  # fmt: skip
-        """Collective; as the base class says. Servers go on serving while they write."""
+        """Saves as the base class does; collective. Servers continue serving while they write."""
         try:
             dense, progress = self._with_tables(optimizer, progress, standing)
             info = super().save(module, dense, progress, state=state)
@@ -68,7 +68,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
     def save_async(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None,
                    progress: Optional[TrainingProgress] = None, *, state: Optional[Mapping[str, torch.Tensor]] = None,
                    **standing: Any) -> CheckpointSave:  # fmt: skip
-        """The tables are written before it returns, the dense part in the background."""
+        """Returns after the tables are written; the dense part is written in the background."""
         self._checkpoints.settle(self._comm)
         self._unlock()
         self._remove_old()
@@ -86,10 +86,11 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
     def load_latest(
         self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None
     ) -> Optional[CheckpointInfo]:
-        """Loads the newest checkpoint of which both parts are whole; collective, before any pushes. None: there is none.
+        """Loads the newest checkpoint whose parts are both undamaged; collective, before any pushes. None if there is
+        none.
 
-        As the base class says; besides: raises InvalidArgument if a table of this client has rows already, for rows that
-        are not in the checkpoint would stay. Servers start anew with the ranks (`cohort run` sees to it).
+        Like the base class, but also raises InvalidArgument if a table of this client has rows already, since rows that
+        are not in the checkpoint would stay. Servers restart with the ranks (`cohort run` ensures that).
         """
         comm = self._comm
         self._demand_ranks()
@@ -104,7 +105,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
             return None
 
         def restore() -> None:
-            # The dense part of the newest may have been damaged, so this is another one.
+            # The dense part of the newest checkpoint may have been damaged, so this may be another one.
             self._require_whole(info)
             self._client.restore(self._path(info))
 
@@ -166,8 +167,8 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         stored[-1].require_whole()
 
     def _newest_whole(self) -> int:
-        """Returns the newest generation on this rank's disk whose tables are whole, or the newest of all if there is
-        none: problems of the dense parts are the base class's to report. 0: there are no checkpoints."""
+        """Returns the newest generation on this rank's disk whose tables are undamaged, or the newest of all if there
+        is none: the base class reports problems of the dense parts. 0: there are no checkpoints."""
         infos = self.list()
         for info in reversed(infos):
             try:
@@ -178,7 +179,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         return infos[-1].generation if infos else 0
 
     def _hold_tables(self) -> None:
-        """Until both parts are there nobody removes tables: no checkpoint names them yet."""
+        """Keeps others from removing tables until both parts exist: no checkpoint names these tables yet."""
         if self._lock is None:
             os.makedirs(os.path.join(self.folder, _TABLES), exist_ok=True)
             self._lock = _locked(os.path.join(self.folder, _TABLES), fcntl.LOCK_SH)
@@ -189,14 +190,14 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
             self._lock = None
 
     def _remove_old(self) -> None:
-        """The tables that no checkpoint names: of those that were removed, and of saves that were killed. Not while anybody
-        saves, and not what a manifest may name that cannot be understood here."""
+        """Removes tables that no checkpoint names: those of removed checkpoints and killed saves. Does nothing during a
+        save, and keeps tables that a manifest unreadable here may name."""
         if rank_of(self._comm) != 0:
             return
         tables = os.path.join(self.folder, _TABLES)
         try:
             lock = _locked(tables, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # there are none, or somebody saves
+        except OSError:  # there are none, or a save is running
             return
         try:
             manifests = []
@@ -213,7 +214,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
 
 
 def _locked(folder: str, how: int) -> int:
-    """A descriptor that has the folder's lock, as long as it is open; where the file system has no locks, none."""
+    """Returns a descriptor that holds the folder's lock while open; without a lock if the file system has none."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, how)

@@ -1,4 +1,4 @@
-"""Parameters of a module on parameter servers: every worker reads them, and pushes its gradients."""
+"""A module's parameters on parameter servers: every worker reads them, and pushes its gradients."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _NAME = "DistributedOptimizer"
 class DistributedOptimizer:
     """Keeps a module's parameters on the servers, and steps them there.
 
-    client            this worker's
-    named_parameters  `module.named_parameters()`: float32, contiguous, on the CPU, the same names and shapes at all workers
-    optimizer         of cohort.ps; Sgd() unless said otherwise
-    consistency       Sync() unless said otherwise, Bounded(staleness), Async(); "sync" and "async" do as well
+    client            this worker's client
+    named_parameters  `module.named_parameters()`: float32, contiguous, on the CPU, the same names and shapes on all
+                      workers
+    optimizer         of cohort.ps; default: Sgd()
+    consistency       Sync() (default), Bounded(staleness), Async(); "sync" and "async" may stand for these
     prefix            of the variables' names on the servers
 
-    Made by all workers. The parameters become worker 0's, or, of a training that is under way, those of the servers. With
-    Sync the gradients of all workers are averaged into one step, of all but the backup workers where there are such; with
-    the others each worker's are a step of its own.
+    All workers create it. The parameters become worker 0's or, if training is under way, the servers'. With Sync the
+    gradients of all workers (except late backup workers) are averaged into one step; otherwise each worker's gradients
+    are a separate step.
     Buffers (running means of a batch normalization) stay each worker's own.
     """
 
@@ -49,14 +50,14 @@ class DistributedOptimizer:
             shape = tuple(parameter.shape) or (1,)
             variable = client.variable(prefix + name, shape, optimizer=optimizer, consistency=consistency)
             self._parameters.append((parameter, variable))
-        if client.now == 0:  # else others are under way, and have what they began with
+        if client.now == 0:  # otherwise training is under way with other initial values
             if client.worker == 0:
                 _wait(variable.assign(parameter.data, async_op=True) for parameter, variable in self._parameters)
             client.barrier()
         self.pull()
 
     def pull(self) -> None:
-        """The servers' values, in the parameters. Waits as the consistency says."""
+        """Reads the servers' values into the parameters. Waits as the consistency says."""
         _wait(variable.pull(parameter.data, async_op=True) for parameter, variable in self._parameters)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -67,8 +68,8 @@ class DistributedOptimizer:
                 parameter.grad.zero_()
 
     def step(self, lr: Optional[float] = None) -> None:
-        """Pushes the gradients, ends this worker's clock, and reads the parameters for the next step. `lr` in place of the
-        optimizer's own."""
+        """Pushes the gradients, ends this worker's clock, and reads the parameters for the next step. `lr` replaces the
+        optimizer's own rate."""
         works: list[Work] = []
         for name, (parameter, variable) in zip(self._names, self._parameters):
             if parameter.grad is None:

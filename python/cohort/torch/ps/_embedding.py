@@ -1,9 +1,9 @@
-"""Embeddings whose rows are in a parameter server, with torch's arguments and results.
+"""Embeddings whose rows are on a parameter server, with torch's arguments and results.
 
-The rows are no parameters of the module: the optimizer that steps them is the table's, at the server. Backward pushes
-their gradients, which count with `client.clock()`; under a HybridOptimizer it keeps them, and the optimizer's step pushes.
-Without gradients (torch.no_grad) nothing is pushed, and no row is made. The bits of a forward are those of torch's own
-module over the same rows: it is torch's function that is called.
+The rows are not parameters of the module: the table's optimizer, on the server, steps them. Backward pushes their
+gradients, which take effect with `client.clock()`; under a HybridOptimizer backward keeps them, and the optimizer's
+step pushes them. Without gradients (torch.no_grad) nothing is pushed, and no row is created. A forward gives the same
+bits as torch's own module over the same rows, since it calls torch's function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # keys [n] without duplicat
 
 
 class Rows(torch.nn.Module):
-    """The rows of ids: fetched once each, and pushed once each when their gradient is there."""
+    """The rows of ids: each is fetched once, and its gradient pushed once."""
 
     def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
         what = type(self).__name__
@@ -30,14 +30,14 @@ class Rows(torch.nn.Module):
         self.padding_idx = None if padding_idx is None else integer(what, "padding_idx", padding_idx, -(2**63))
         self.table = table
         self.embedding_dim = table.dim
-        #: Of backward passes since the last step, for whoever steps; None: backward pushes them.
+        #: Gradients of backward passes since the last step, for an optimizer; None: backward pushes them.
         self.kept: Optional[Gradients] = None
 
     def extra_repr(self) -> str:
         return f"embedding_dim={self.embedding_dim}, on parameter servers"
 
     def fetch(self, ids: torch.Tensor, padding_idx: Optional[int]) -> tuple[torch.Tensor, torch.Tensor, Optional[int]]:
-        """Rows of the unique ids, the ids' places among them, and that of `padding_idx`."""
+        """Returns the rows of the unique ids, the ids' indices among them, and the index of `padding_idx`."""
         if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
             given = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else shown(ids)
             raise TypeError(f"{type(self).__name__}: ids are {given} -- pass a tensor of int32 or int64")
@@ -66,8 +66,8 @@ class Rows(torch.nn.Module):
 
 
 class Embedding(Rows):
-    """As torch.nn.Embedding, over any 64-bit ids: there is no `num_embeddings`. `padding_idx` has the row that the table
-    begins it with, and is never trained. Raises what `Table.pull` and, in backward, `Table.push` raise."""
+    """Like torch.nn.Embedding, over any 64-bit ids: there is no `num_embeddings`. The row of `padding_idx` keeps its
+    initial value and is never trained. Raises the errors of `Table.pull` and, in backward, of `Table.push`."""
 
     def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
         super().__init__(table, padding_idx)
@@ -78,7 +78,7 @@ class Embedding(Rows):
 
 
 class EmbeddingBag(Rows):
-    """As torch.nn.EmbeddingBag, over any 64-bit ids: sums, means or maxima of the rows of each bag."""
+    """Like torch.nn.EmbeddingBag, over any 64-bit ids: sums, means or maxima of the rows of each bag."""
 
     def __init__(self, table: Table, mode: str = "mean", include_last_offset: bool = False,
                  padding_idx: Optional[int] = None) -> None:  # fmt: skip

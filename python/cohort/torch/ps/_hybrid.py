@@ -18,7 +18,7 @@ _NAME = "HybridOptimizer"
 
 
 class _TableStep:
-    """A table, the modules over it, and its group of options, which learning rate schedules write."""
+    """A table, its modules, and its group of options, to which learning rate schedules write."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -48,17 +48,17 @@ class HybridOptimizer(torch.optim.Optimizer):
     """Steps the dense part and the tables together.
 
     dense    the dense part's optimizer: one of torch's under DistributedDataParallel, or cohort.torch.DistributedOptimizer
-    tables   the modules (Embedding, EmbeddingBag) whose rows it is to step. Their backward keeps gradients from now on,
-             which `step` pushes and `zero_grad` drops
-    average  gradients of tables with Sync are divided by the number of workers, as DistributedDataParallel does with its
-             own; with Bounded and Async each worker's push is a step of its own, and is not
+    tables   the modules (Embedding, EmbeddingBag) whose rows are to be stepped. From now on their backward keeps
+             gradients, which `step` pushes and `zero_grad` drops
+    average  gradients of tables with Sync are divided by the number of workers, as DistributedDataParallel divides its
+             own; with Bounded and Async each worker's push is a separate step and is not divided
 
-    `step` pushes the tables' gradients, steps the dense part, and ends this worker's clock. Pushes count with the clock
-    alone, so a process that dies in between leaves none of its step on the servers (tables with Async: it may). Its
-    steps of the dense part are lost with it, and the training goes on from a checkpoint of both: CheckpointFolder.
+    `step` pushes the tables' gradients, steps the dense part, and ends this worker's clock. Pushes take effect only
+    with the clock, so a process that dies in between leaves nothing of its step on the servers (tables with Async: it
+    may). Its steps of the dense part are lost as well, and the training continues from a CheckpointFolder.
 
-    `param_groups` are the dense optimizer's and one for each table (its "lr", and "table", the name), so schedules of
-    learning rates work on both; with Sync the lowest worker's rate counts. A closure is called once.
+    `param_groups` are the dense optimizer's and one for each table (with "lr", and its name as "table"), so
+    learning-rate schedules work on both; with Sync the lowest worker's rate counts. A closure is called once.
     """
 
     def __init__(self, dense: torch.optim.Optimizer, tables: Iterable[torch.nn.Module], *, average: bool = True) -> None:
@@ -72,7 +72,7 @@ class HybridOptimizer(torch.optim.Optimizer):
         self.average = average
         self._steps: list[_TableStep] = []
         self._half = False
-        super().__init__([torch.zeros(1)], dict(dense.defaults))  # for what schedules and hooks ask of an optimizer
+        super().__init__([torch.zeros(1)], dict(dense.defaults))  # for schedules and hooks, which expect an optimizer
         for module in tables:
             self._add(module)
         if not self._steps:
@@ -101,7 +101,7 @@ class HybridOptimizer(torch.optim.Optimizer):
     def client(self) -> Client:
         return self._steps[0].table.client
 
-    # The base class would have its own; setting them is its constructor's.
+    # The base class has its own attribute, which its constructor sets.
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return [*self.dense.param_groups, *(step.group for step in self._steps)]
@@ -119,7 +119,7 @@ class HybridOptimizer(torch.optim.Optimizer):
         pass
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """The dense optimizer's."""
+        """Adds a group to the dense optimizer."""
         if self._steps:
             self.dense.add_param_group(param_group)
 
@@ -128,13 +128,13 @@ class HybridOptimizer(torch.optim.Optimizer):
         for step in self._steps:
             step.drop()
 
-    # GradScaler asks; `step` then says what it cannot do.
+    # GradScaler checks this; `step` then reports unsupported uses.
     _step_supports_amp_scaling = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
-        """Returns what the closure does. Raises NonFinite for a table's gradient, naming the key, before anything is done, and
-        InvalidArgument where a table refuses its learning rate (Ftrl keeps its own).
-        After any other error the two parts may not belong together: further steps are refused."""
+        """Returns the closure's result. Before changing anything, raises NonFinite for a table's gradient, naming the
+        key, and InvalidArgument if a table refuses its learning rate (Ftrl keeps its own). After any other error the
+        two parts may be inconsistent: further steps are refused."""
         if grad_scaler is not None:
             raise InvalidArgument("HybridOptimizer: gradients of tables are not unscaled -- use autocast to bfloat16, without GradScaler")
         if self._half:
@@ -151,7 +151,7 @@ class HybridOptimizer(torch.optim.Optimizer):
             if not gradients.isfinite().all():
                 step.push(keys, gradients)  # raises NonFinite, naming the key, and sends nothing
         for step, (keys, gradients) in pushes:
-            step.push(keys[:0], gradients[:0]).wait()  # sends nothing: raises where the table refuses its rate
+            step.push(keys[:0], gradients[:0]).wait()  # sends nothing: raises if the table refuses its rate
         self._half = True
         works = [step.push(*gathered) for step, gathered in pushes]
         self.dense.step()
@@ -164,7 +164,7 @@ class HybridOptimizer(torch.optim.Optimizer):
         return loss
 
     def table_rates(self) -> dict[str, float]:
-        """Learning rate by table."""
+        """Returns learning rates by table."""
         return {step.table.name: float(step.group["lr"]) for step in self._steps}
 
     def set_table_rates(self, rates: dict[str, float]) -> None:
@@ -173,10 +173,10 @@ class HybridOptimizer(torch.optim.Optimizer):
                 step.group["lr"] = rates[step.table.name]
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense optimizer's, and the tables' learning rates; rows and their optimizers' memory are on the servers."""
+        """Returns the dense optimizer's state and the tables' learning rates; rows and their state are on servers."""
         return {"dense": self.dense.state_dict(), "tables": self.table_rates()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        with same_objects(self.dense):  # schedules may hold its groups
+        with same_objects(self.dense):  # schedules may refer to its groups
             self.dense.load_state_dict(state_dict["dense"])
         self.set_table_rates(state_dict["tables"])
