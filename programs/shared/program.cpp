@@ -89,8 +89,8 @@ std::string meant_option(const CLI::App& app) {
   return {};
 }
 
-/// Opens stdin, stdout and stderr if a daemon has closed them (`cohort run <&- >&-`): a socket would otherwise get the
-/// number of one.
+/// Opens stdin, stdout and stderr if a daemon has closed them (`cohort run <&- >&-`): otherwise a socket would get one
+/// of their numbers.
 void open_standard_descriptors() {
   int fd = -1;
   do {
@@ -229,9 +229,10 @@ int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& 
 }
 
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
-  std::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it, no child could be waited for
+  std::signal(SIGCHLD, SIG_DFL);  // if the caller ignores SIGCHLD, no child can be waited for
   open_standard_descriptors();
-  // An owner gives both, one behind the other; the words of a program (`cohort run train ...`) may have the same names.
+  // An owner gives both options, one after the other; a program's own options (`cohort run train ...`) may have the
+  // same names.
   for (int i = 3; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--owner-folder" && std::string_view(argv[i - 2]) == "--owner")
       owner_folder = argv[i + 1];
@@ -326,7 +327,7 @@ std::string said_by(std::string_view program, const char* asked, std::string_vie
   return said->text;
 }
 
-/// A tagged paragraph for each, and a section for each sub-command.
+/// A tagged paragraph for each option, and a section for each sub-command.
 std::string manual_options(const CLI::App& command) {
   std::string text;
   for (const CLI::Option* option : command.get_options()) {
@@ -436,7 +437,7 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
       write_manual(app, words[1]);
       return 0;
     }
-    // By its own name it is its first command.
+    // A program called by its own name runs its first command.
     if (words.empty() || !has_command(app, words.front()))
       words.insert(words.begin(), app.get_subcommands([](const CLI::App*) { return true; }).front()->get_name());
     if (prepare != nullptr) prepare(words);

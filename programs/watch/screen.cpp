@@ -18,7 +18,7 @@ using launch::RankFigures;
 
 constexpr std::array<std::string_view, 6> kSorts = {"rank", "late", "exposed", "speed", "memory", "state"};
 
-/// Columns of a terminal where the table has one for the CPU, too.
+/// Least width of a terminal for which the table has a column for the CPU.
 constexpr int kWithCpu = 90;
 
 /// A line whose parts may have colours, none of which counts for its width.
@@ -137,7 +137,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   return lines;
 }
 
-/// The rows that are shown: of ranks, or one for each host.
+/// The rows shown: one for each rank, or for each host.
 LiveRun rows_of(const View& view, const Look& look) {
   if (look.host) return of_host(view.run, *look.host);
   return look.shown == Rows::Hosts ? by_host(view.run) : view.run;
@@ -169,7 +169,7 @@ std::vector<std::size_t> sorted(const LiveRun& rows, Sort sort) {
   return order;
 }
 
-/// Columns but for the last one, which takes what is left.
+/// Widths of all columns but the last, which takes the rest.
 struct Widths {
   int name = 5;
   int state = 8;
