@@ -88,7 +88,7 @@ struct FolderFacts {
 };
 
 struct HostFacts {
-  std::string name;  ///< its own
+  std::string name;  ///< the host's own
   int port = 0;      ///< port for probes by peers
   std::vector<NetworkFacts> networks;
   std::string network_error;     ///< set if COHORT_NETWORK matches no address

@@ -1,5 +1,5 @@
-// `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
-// `cohort plot`: the curves of a run, or of several, drawn from their records.
+// `cohort export` writes a checkpoint as a file of weights, or sends a run's record to services that show runs. `cohort
+// plot` draws the curves of one or several runs from their records.
 
 #include "base/env.h"
 #include "base/files.h"
@@ -104,7 +104,7 @@ class Patience {
   std::thread watcher_;
 };
 
-/// A port is of use only for as long as there is something to follow.
+/// True for a port, which is useful only while a run is followed.
 bool serves(const std::string& destination) {
   constexpr std::string_view kKind = "prometheus:";
   return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
@@ -216,7 +216,7 @@ struct PlotArguments {
   std::optional<track::Over> over;
 };
 
-/// By its folder; "latest" says nothing, where it leads does.
+/// Names the run by its folder, following the link "latest".
 std::string name_of(const fs::path& run) {
   std::error_code unknown;
   fs::path real = fs::canonical(run, unknown);

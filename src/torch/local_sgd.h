@@ -22,7 +22,7 @@ class LocalCore {
     std::vector<at::Tensor> parameters;
     at::Tensor global;    // 1-D: parameters of all ranks after the last synchronisation
     at::Tensor momentum;  // of the outer optimizer; undefined if there is none
-    // Alike on all ranks.
+    // The next three are the same on all ranks.
     std::int64_t synchronisations = 0;
     std::int64_t synchronised_at = 0;  // step of the last synchronisation
     std::int64_t sent_at = 0;          // step of the synchronisation under way
@@ -82,7 +82,7 @@ class LocalCore {
   std::vector<Fragment> fragments;
   std::vector<at::Tensor> buffers() const;  // of floating types: averaged with fragment 0
   std::vector<at::Tensor> kept;             // parameters that are not trained: the same on all ranks, and never changed
-  // Alike on all ranks.
+  // The next four are the same on all ranks.
   std::int64_t steps = 0;
   std::int64_t since = 0;  // steps since the last synchronisation
   std::int64_t turn = 0;   // synchronisations that were due
@@ -90,7 +90,7 @@ class LocalCore {
   // This rank's impossible number of samples, as a message for all ranks (empty: none), and the message under way.
   std::string fault, fault_sent;
   // Under way.
-  std::optional<std::size_t> under_way;  // a fragment; alike on all ranks
+  std::optional<std::size_t> under_way;  // a fragment; the same on all ranks
   at::Tensor difference, rest;
   std::vector<Work> works;
   std::shared_ptr<UnderWay> travels = std::make_shared<UnderWay>(*this);

@@ -1,4 +1,4 @@
-// `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
+// `cohort bench training` times a training over processes and hosts, and says why more of them do or do not help.
 
 #include "base/env.h"
 #include "base/files.h"
@@ -240,7 +240,7 @@ TraineeOptions trainee_of(const Options& options) {
   return trainee;
 }
 
-/// Before hours of measuring, not after them. Nothing is changed.
+/// Checks before hours of measuring that the file can be written, without changing it.
 void check_writable(const std::string& path, const char* option) {
   if (path.empty()) return;
   std::error_code error;
@@ -282,8 +282,8 @@ void show_plan(const Options& options, const Experiment& experiment, const JobRe
   value_or_throw(sys::write_file_atomically(options.json, lines));
 }
 
-/// Table, bars, files and the sentence, or the failure instead of it. Rows for which nothing was measured are left out;
-/// without any, nothing is shown.
+/// Table, bars, files and the sentence, or the failure instead of it. Leaves out rows without measurements; without any
+/// row, shows nothing.
 void show(const Options& options, const Experiment& experiment) {
   const std::string& failure = experiment.failure;
   const Workload& workload = experiment.workload;

@@ -102,7 +102,7 @@ class Network {
   }
 
  private:
-  /// Leaves the derivative of the loss by the last layer's outputs in error_. Sample s is of class s.
+  /// Writes the derivative of the loss by the last layer's outputs to error_. Sample s is of class s.
   double softmax() {
     error_ = outputs_.back();
     double loss = 0;
