@@ -104,7 +104,7 @@ class Measurement {
       const Traits& traits = traits_of(collective);
       const bool pair = collective == Collective::PingPong || collective == Collective::Exchange;
       if (pair && comm_.size() < 2) {
-        if (plan_.collectives.size() > 1) continue;  // `all` is meant for any world
+        if (plan_.collectives.size() > 1) continue;  // `all` is valid in any world
         raise(ErrorCode::InvalidArgument, "{} needs at least 2 ranks -- start more with -np", traits.name);
       }
       const bool data = collective != Collective::Barrier;
@@ -205,7 +205,7 @@ class Measurement {
       comm_.all_reduce(std::span<std::int64_t>(wrong)).wait();
       side.wrong = wrong[0];
     }
-    comm_.barrier().wait();  // somebody may still be comparing
+    comm_.barrier().wait();  // other ranks may still be comparing
     clear(operation);
     for (int i = 0; i < plan_.warm_up; ++i) timed_call(operation);
     const double estimate = std::max(0.05, median_of(slowest(timed_calls(operation, 3))));
@@ -294,7 +294,7 @@ namespace {
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
   check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
-  comm.barrier().wait();  // nobody leaves while another still reads its memory
+  comm.barrier().wait();  // so that no rank leaves while another still reads its memory
 }
 
 /// `cohort run` needs a timeout of the job, although each operation has its own.

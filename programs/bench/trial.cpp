@@ -174,7 +174,7 @@ void try_collective(Communicator& comm, bench::Regions& regions, bench::Collecti
         comm.barrier().wait();
         bench::call(comm, operation);
         wrong += bench::wrong_elements(comm, operation);
-        comm.barrier().wait();  // somebody may still be comparing
+        comm.barrier().wait();  // other ranks may still be comparing
         ++calls;
       }
     }
@@ -264,7 +264,7 @@ void run_test(const SharedOptions& options, int& exit_status) {
     JobRequest request;
     request.options = given;
     request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
-    request.program = {"/proc/self/exe", "bench", "trial"};  // the agent's own, wherever it is on its host
+    request.program = {"/proc/self/exe", "bench", "trial"};  // the agent's executable, at any path on its host
     request.processes = static_cast<int>(hosts.size());
     request.timeout = kJobLimit;
     request.on_output = [&](const std::string& said) {

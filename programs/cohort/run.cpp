@@ -107,7 +107,7 @@ std::vector<std::string> spelled(const std::string& word) {
   else if (name.starts_with("-np") && run_option("-" + name) != nullptr)
     name.insert(0, "-");
   else if (name.starts_with("-np") || !foreign_option(name).empty())
-    return {"--" + word};  // nobody's
+    return {"--" + word};  // no launcher's option
   const RunOption* const option = run_option(name.starts_with("--") ? name : std::string("-") + name.back());
   if (option == nullptr) return {word};
   if (equals == word.size()) return {name};
@@ -424,7 +424,7 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
   if (!plan.note.empty() && !spec.quiet) std::fprintf(stderr, "cohort: %s\n", plan.note.c_str());
   if (spec.invitation_fd && ::fcntl(*spec.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
     raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *spec.invitation_fd, errno_text(errno));
-  exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
+  exit_status = launch::kCannotStartStatus;  // an exception means that nothing was started
   if (spec.dry_run) {
     std::fputs(launch::describe_job(spec, std::move(plan)).c_str(), stdout);
     exit_status = 0;

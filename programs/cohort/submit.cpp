@@ -458,10 +458,10 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   const std::string path = folder.path + "/submit.sh";
   value_or_throw(launch::replace_file(folder, "submit.sh", text));
   fmt::print(stderr, "{}\ncohort: {} {}\n", text, fmt::join(scheduler.submit, " "), path);
-  folder.lock.reset();  // it is the job's, which may begin before we know
+  folder.lock.reset();  // the job needs the lock, and may begin before we know
   std::vector<std::string> command = scheduler.submit;
   command.push_back(path);
-  const std::streamoff begin = size_of(folder.path + "/output.txt");  // of a job before
+  const std::streamoff begin = size_of(folder.path + "/output.txt");  // left by an earlier job
   const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
   const auto said = launch::capture(command, std::chrono::minutes(2), interrupt.fd());
   std::string told = said ? said->text : said.error().what();

@@ -122,7 +122,7 @@ void add_host(CLI::App& app) {
   app.add_subcommand("doctor-host", "Looks at this host (started by `cohort doctor`)")->group("")->callback([] {
     const int status = doctor::run_doctor_host();
     std::fflush(nullptr);
-    ::_exit(status);  // its listeners' threads have no other end
+    ::_exit(status);  // ends the listeners' threads
   });
 }
 

@@ -58,7 +58,7 @@ class SharedFile {
       shell.stdin_fd = in.get();
       shell.stdout_fd = nothing.get();
       shell.stderr_fd = nothing.get();
-      shell.group = sys::Group::Session;  // Ctrl-C is not for it
+      shell.group = sys::Group::Session;  // so that Ctrl-C does not end the shell
       // Without it the file is only removed in good order.
       if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
     }
@@ -271,7 +271,7 @@ void Examination::take_events() {
 }
 
 void Examination::on_unfit(const launch::AgentHandle* member, const std::string& why) {
-  if (member == nullptr) return;  // who it is does not come, and is named for that
+  if (member == nullptr) return;  // its host does not connect, and is reported for that
   if (member->remote) {
     return give_up(static_cast<std::size_t>(member->host.index), "version", why,
                    "install one version on all hosts, or name it with --remote-cohort");
@@ -292,7 +292,7 @@ void Examination::on_joined(launch::AgentHandle& member) {
   if (member.remote) state(at).printed = launch::last_of(member.remote->noise());
   // Same as a job's order: the environment that is passed on, its treatment by the agent, the end of the process.
   launch::StartJob job;
-  job.path = "/proc/self/exe";  // the agent's own, wherever it is there
+  job.path = "/proc/self/exe";  // the agent's executable, at any path on its host
   job.arguments = {"cohort", "doctor-host"};
   job.folder = "/";
   job.input = true;

@@ -25,7 +25,7 @@ constexpr std::size_t kMostNames = 12;
 struct Line {
   const Finding* finding = nullptr;
   std::vector<std::string> where;
-  bool example = false;  ///< it stands for others that say something else
+  bool example = false;  ///< true: the line stands for others with different texts
 };
 
 std::string place_of(const Finding& finding, const std::string& host) {

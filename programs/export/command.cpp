@@ -94,7 +94,7 @@ class Patience {
     told_.set_value();
     if (last_words_.empty() || is_set(ended_, kHurry)) return;
     fmt::print(stderr, "cohort: {}\n", last_words_);
-    std::_Exit(1);  // what is there is there, and what is not is known beside the record
+    std::_Exit(1);  // the state beside the record says what has been sent
   }
 
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
@@ -129,7 +129,7 @@ void export_run(ExportArguments& arguments) {
   track::SinkOptions sink_options = arguments.sink;
   std::optional<Patience> patience;
   arguments.follow = arguments.follow || serves(arguments.destination);
-  std::signal(SIGPIPE, SIG_IGN);  // a server may hang up; TLS does not ask not to be told so
+  std::signal(SIGPIPE, SIG_IGN);  // a server may close the connection, and TLS does not suppress SIGPIPE
   if (arguments.follow) {
     give_way();
     patience.emplace(to_server ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
@@ -144,7 +144,9 @@ void export_run(ExportArguments& arguments) {
   sink_options.say = [](const std::string& text) { fmt::print(stderr, "cohort: {}\n", text); };
   const auto sink = track::make_sink(arguments.destination, sink_options);
   request.sink = sink.get();
-  if (arguments.follow && arguments.destination == "kubeflow") request.may_be_absent = true;  // nobody has asked for it
+  if (arguments.follow && arguments.destination == "kubeflow")
+    request.may_be_absent = true;  // the user has not asked
+                                   // for it
   const track::ExportSummary summary = track::export_record(request);
   fmt::print(
       "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),

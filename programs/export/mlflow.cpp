@@ -305,7 +305,7 @@ void MlflowSink::finish(RunState state) {
     progress.artifacts = false;
     state_->save();
   }
-  if (progress.artifacts || !send_artifacts()) return;  // what is refused now, another export sends
+  if (progress.artifacts || !send_artifacts()) return;  // another export sends the files refused now
   progress.artifacts = true;
   state_->save();
 }

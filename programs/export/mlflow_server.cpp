@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr auto kConnectTime = std::chrono::seconds(5);
-constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
+constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load is slow
 constexpr milliseconds kLongestWait = std::chrono::seconds(15);
 constexpr int kTriesOfAFile = 3;
 
@@ -133,7 +133,7 @@ struct MlflowServer::Impl {
         if (store && store->has_ended()) fail("the process that had opened it has ended", "export again: it goes on");
         trouble = why(result.error());
       }
-      client.stop();  // who knows what is left on this connection
+      client.stop();  // the connection may have unread data
       if (tries >= most_tries) fail(trouble, fmt::format("it was asked {} times", tries));
       if (tries == 2 && !std::exchange(away, true)) {
         options.say(
@@ -211,7 +211,7 @@ nlohmann::json body_of(const MlflowServer::Answer& answer) {
 
 namespace {
 
-constexpr auto kStartTime = std::chrono::minutes(5);  // it imports MLflow, and may make a database
+constexpr auto kStartTime = std::chrono::minutes(5);  // the process imports MLflow, and may create a database
 
 }  // namespace
 

@@ -20,8 +20,9 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr auto kWandbStartTime = std::chrono::minutes(5);  // it imports wandb, and waits for its server
-constexpr auto kWandbEndTime = std::chrono::hours(24);     // it sends the rest: a user in a hurry ends this
+constexpr auto kWandbStartTime = std::chrono::minutes(5);  // the client imports wandb, and waits for its server
+constexpr auto kWandbEndTime = std::chrono::hours(24);     // the client sends the rest; an impatient user ends this
+                                                           // process
 constexpr std::string_view kWandbParameters = "parameters/";
 
 /// The id depends on the record's contents, not on its path.

@@ -132,7 +132,8 @@ std::string choices(const CLI::Option& option) {
   std::string_view all = std::string_view(type).substr(begin + 1, end - begin - 1);
   while (!all.empty()) {
     const std::string_view one = take_until(all, ",");
-    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // what it is transformed into
+    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // without the value it is
+                                                                                   // transformed into
   }
   return words;
 }
@@ -242,7 +243,7 @@ int guarded_main(int argc, char** argv, const std::function<int(const std::vecto
   } catch (const Error& error) {
     complain(error.what());
     return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
-  } catch (const std::system_error& error) {  // of a thread that cannot be started
+  } catch (const std::system_error& error) {  // a thread could not be started
     const bool limited = error.code() == std::errc::resource_unavailable_try_again;
     complain(error.what() + (limited ? "; " + sys::limit_of_processes() : ""));
     return 1;

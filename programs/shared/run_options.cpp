@@ -435,7 +435,7 @@ void set_option(const RunOption& option, const std::string& value, launch::JobSp
       raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
     option.set(spec, value);
   } catch (const Error& error) {
-    const std::string name = option.name() == "--np" ? "-np" : option.name();  // as everybody calls it
+    const std::string name = option.name() == "--np" ? "-np" : option.name();  // as it is usually called
     throw Error(error.code(), fmt::format("{} {}: {}", name, value, error.what()));
   }
 }

@@ -39,7 +39,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using launch::shell_quoted;
 
-constexpr std::chrono::hours kLimit(12);  // of one copy; rsync itself gives up where nothing moves
+constexpr std::chrono::hours kLimit(12);  // of one copy; rsync itself stops if no data moves
 constexpr std::size_t kAtOnce = 8;
 
 /// A list of files, for commands to read and write by its path; it disappears with this process, even after a kill.
@@ -158,7 +158,7 @@ class HostSync {
     const std::string host = host_.find(':') == std::string::npos ? host_ : "[" + host_ + "]";
     command.insert(command.end(), {"--", from + "/", host + ":" + to + "/"});
     const launch::Captured said = value_or_throw(launch::capture(command, kLimit));
-    if (said.status != 0)  // its figures stand behind what went wrong
+    if (said.status != 0)  // rsync's figures follow its error messages
       raise(ErrorCode::Unavailable, "rsync ended with {}: {}", said.status,
             launch::last_of(said.text.substr(0, said.text.find("\nNumber of files:"))));
     return {counted(said.text, "files transferred:"), counted(said.text, "Total transferred file size:")};

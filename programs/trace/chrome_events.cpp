@@ -122,7 +122,7 @@ ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::pat
     const auto base = whole.find("baseTimeNanoseconds");
     if (base != whole.end() && base->is_number())
       reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
-    older = !reader.base_ns && whole.contains("schemaVersion");  // then times are of the day themselves
+    older = !reader.base_ns && whole.contains("schemaVersion");  // then times are times of day
     if (const auto info = whole.find("distributedInfo"); info != whole.end() && info->is_object()) {
       if (const auto rank = number_at(*info, "rank"); rank && *rank >= 0)
         trace.rank = static_cast<std::uint32_t>(*rank);

@@ -34,7 +34,8 @@ Placed::Placed(const TraceSet& set, const ChromeTrace& trace) : set_(set), piece
 
 std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
   const std::int64_t host_ns = piece_->clock.host_ns_of(realtime_ns).value_or(0);
-  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in a trace of ours: sums with what clocks say fit
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our own traces: sums with clocks' times do not
+                                                            // overflow
   return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
 }
 

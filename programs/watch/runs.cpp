@@ -289,7 +289,7 @@ void remove_run(const RunSummary& run) {
   const sys::UniqueFd fd(::open((run.folder / launch::kLockFile).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse(run, "a job runs in it");
   const fs::path parent = run.folder.parent_path(), aside = parent / (std::string(kRemoved) + run.name);
-  value_or_throw(sys::remove_tree(aside.string()));  // of a removal that was killed
+  value_or_throw(sys::remove_tree(aside.string()));  // left by a removal that was killed
   value_or_throw(sys::rename_path(run.folder.string(), aside.string()));
   value_or_throw(sys::remove_tree(aside.string()));
   std::error_code error;

@@ -14,8 +14,8 @@
 namespace cohort::app::training {
 namespace {
 
-constexpr double kFaster = 1.05;  // below it, and above its inverse, two rates are taken for the same
-constexpr double kChance = 0.05;  // nothing is promised that rests on a smaller share of what was measured
+constexpr double kFaster = 1.05;  // two rates count as equal below this ratio, and above its inverse
+constexpr double kChance = 0.05;  // no promise is based on a smaller share of the measured time
 
 using launch::three_digits;
 
