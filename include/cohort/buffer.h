@@ -22,9 +22,9 @@ concept Element = requires {
 /// The device that holds memory.
 struct Device {
   DeviceType type = DeviceType::CPU;
-  int index = -1;  ///< of a GPU, as CUDA numbers those that this process sees
-  /// The GPU's CUstream that makes or uses the memory's contents; an operation comes after all work given to it so far.
-  /// Null: the default stream. Work that is started on any stream once the operation is done comes after it.
+  int index = -1;  ///< a GPU's number among those that this process sees, as CUDA counts them
+  /// The GPU's CUstream that makes or uses the memory's contents; an operation runs after all work given to that stream
+  /// so far. Null: the default stream. Work started on any stream after the operation is done runs after the operation.
   void* stream = nullptr;
 };
 

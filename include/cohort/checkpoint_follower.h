@@ -11,15 +11,15 @@
 namespace cohort {
 
 struct CheckpointFollowerOptions {
-  std::string folder;  ///< of the checkpoints; it need not be there yet
+  std::string folder;  ///< folder of the checkpoints; need not exist yet
   /// Checkpoints up to this generation are left out, e.g. those evaluated before a restart.
   std::int64_t after_generation = 0;
-  std::chrono::milliseconds look_every = std::chrono::seconds(1);  ///< at the folder
-  /// For the next checkpoint to come, before `next` throws Timeout; default: without end.
+  std::chrono::milliseconds look_every = std::chrono::seconds(1);  ///< pause between two looks at the folder
+  /// How long `next` waits for a checkpoint before it throws Timeout; default: without limit.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// A checkpoint with a sound manifest. Its files are compared with it when the checkpoint is loaded.
+/// A checkpoint with a sound manifest. Loading the checkpoint compares its files with the manifest.
 struct FollowedCheckpoint {
   std::string folder;  ///< its path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
   std::int64_t generation = 0;
@@ -34,26 +34,28 @@ struct FollowedCheckpoint {
 ///     ... evaluate ...
 ///   }
 ///
-/// SIGTERM says that training is over; so `cohort run` ends an evaluator once the ranks have ended, and gives it
-/// --evaluator-grace for what is left to do. While a follower lives, SIGTERM ends the process no more.
+/// SIGTERM means that training is over: `cohort run` sends it to the evaluator when the ranks have ended, and then
+/// allows --evaluator-grace for the remaining work. While a follower lives, SIGTERM does not end the process.
 class CheckpointFollower {
  public:
-  /// Throws InvalidArgument for an empty name of a folder or a pause that is not positive.
+  /// Throws InvalidArgument for an empty folder name or a pause that is not positive.
   explicit CheckpointFollower(CheckpointFollowerOptions options);
   CheckpointFollower(CheckpointFollower&&) noexcept;
   CheckpointFollower& operator=(CheckpointFollower&&) = delete;
   ~CheckpointFollower();
 
-  /// The newest checkpoint, once it is newer than the one before: a follower slower than the training leaves some out.
-  /// nullopt: training is over, and there is none newer. Throws Timeout, and Io if the folder cannot be read.
+  /// Waits for a checkpoint newer than the one returned before, and returns the newest: a follower slower than the
+  /// training skips some. Returns nullopt if training is over and there is no newer checkpoint. Throws Timeout, and Io
+  /// if the folder cannot be read.
   std::optional<FollowedCheckpoint> next();
-  /// The same, for `limit` at the longest: `came` is false where neither a checkpoint nor the end came meanwhile.
+  /// Like `next`, but waits for `limit` at most: `came` is false if neither a checkpoint nor the end of training came
+  /// in that time.
   struct Look {
     bool came = false;
     std::optional<FollowedCheckpoint> checkpoint;
   };
   Look next_within(std::chrono::milliseconds limit);
-  /// SIGTERM has come.
+  /// True if SIGTERM has come.
   bool training_is_over() const noexcept;
 
  private:

@@ -6,12 +6,13 @@
 namespace cohort {
 
 enum class CheckpointPlace : std::uint8_t {
-  /// All of them on rank 0's disk: what belongs to other ranks travels there. No other rank needs to see the folder.
+  /// All files are on rank 0's disk: other ranks send their parts there. No other rank needs to see the folder.
   Rank0,
-  /// In a folder that all ranks see (NFS, Lustre, one host): every rank writes and reads its own part.
+  /// Files are in a folder that all ranks see (NFS, Lustre, one host): every rank writes and reads its own part.
   Shared,
-  /// In a folder of the same path on every host's own disk, with the parts of that host's ranks and, so that a disk may
-  /// be lost, copies of another's (CheckpointOptions::copies). Loading gathers them from whichever hosts have them.
+  /// Files are in a folder of the same path on every host's own disk: the parts of that host's ranks and, in case a
+  /// disk is lost, copies of another host's parts (CheckpointOptions::copies). Loading gathers the parts from the hosts
+  /// that have them.
   Local,
 };
 

@@ -1,5 +1,5 @@
-// The options of Communicator's operations. Plain values; what they leave unset is the communicator's own default.
-// `timeout` counts from the call, for each operation.
+// The options of Communicator's operations. Plain values; an unset field means the communicator's default. `timeout`
+// counts from the call, for each operation.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -11,9 +11,9 @@
 
 namespace cohort {
 
-/// Selects how GPU buffers are reduced if NCCL is used. Fast: by NCCL, which folds elements in an order of its own, so
-/// that bits depend on the size and on where ranks are. Exact: with the CPU's bits; NCCL moves the ranks' inputs, and
-/// the GPUs fold them in order. Sums that NCCL cannot do are exact in any case. The same on all ranks.
+/// Selects how GPU buffers are reduced if NCCL is used. Fast: NCCL folds elements in an order of its own, so the
+/// result's bits depend on the size and on where ranks are. Exact: the result has the CPU's bits; NCCL moves the ranks'
+/// inputs, and the GPUs fold them in order. Sums that NCCL cannot do are always exact. The same on all ranks.
 enum class GpuSums : std::uint8_t { Fast, Exact };
 
 struct BarrierOptions {
@@ -37,20 +37,21 @@ struct AllReduceOptions {
   /// all ranks. On one host nothing is rounded.
   WireFormat wire_format = WireFormat::None;
   /// Error feedback, with Int8, Int4 and Float8E4M3: as many floats as the sum has elements, zero at first, which the
-  /// caller keeps from step to step for the same sum. The rounding error of the result on this rank is put there, and
-  /// added to the next one; weights and `postscale` may change meanwhile. On one host the floats stay as they are.
+  /// caller keeps from step to step for the same sum. Each operation stores the rounding error of its result on this
+  /// rank there, and the next operation adds it; weights and `postscale` may change meanwhile. On one host the floats
+  /// stay as they are.
   float* residual = nullptr;
   /// Makes `Work::finite()` say whether the result is free of NaN and infinities. On one host that costs next to
-  /// nothing: each rank checks the part of the result that it makes. If several ranks differ in this, those that ask
-  /// get the answer.
+  /// nothing: each rank checks the part of the result that it makes. Ranks may differ in this option; only those that
+  /// set it get the answer.
   bool check_finite = false;
-  /// Ranks that give different ones get Mismatch: it distinguishes operations of the same shape and type.
+  /// Distinguishes operations of the same shape and type: ranks that give different tags get Mismatch.
   std::uint32_t tag = 0;
   std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// As AllReduceOptions; only the rank `root` receives the result.
+/// Like AllReduceOptions; only the rank `root` receives the result.
 struct ReduceOptions {
   int root = 0;
   ReduceOp op = ReduceOp::Sum;
@@ -95,17 +96,18 @@ struct AllToAllOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// Messages between two ranks are matched by tag, and with the same tag in the order in which they were started.
+/// Messages between two ranks are matched by tag; those with the same tag, in the order in which they were started.
 struct SendOptions {
   int tag = 0;  ///< from 0
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 using RecvOptions = SendOptions;
 
-/// Peer of a recv that takes from the rank that sends first. (Not -1, which a wrong calculation of a neighbour gives.)
+/// Peer of a recv that accepts the first message from any rank. (Not -1, which a wrong calculation of a neighbour
+/// gives.)
 inline constexpr int kAnySource = std::numeric_limits<int>::min();
 
-/// Ranks that give `color` no group.
+/// Color of a rank that is to be in no group.
 inline constexpr int kNoColor = -1;
 
 struct SplitOptions {
@@ -117,8 +119,8 @@ struct SplitOptions {
 
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// For a thread beside the program, such as one that logs: what it does is no sign that the program goes on, so
-  /// `cohort run` leaves it out when it looks for ranks that wait for each other.
+  /// True for a thread beside the program, such as a logging thread. Its operations do not show that the program makes
+  /// progress, so `cohort run` ignores them when it looks for ranks that wait for each other.
   bool background = false;
 };
 

@@ -1,7 +1,7 @@
 // 128 bits that show whether ranks hold the same bytes. Poly1305 (Bernstein 2005, RFC 8439; OpenSSL's code) with a key
 // drawn at random: two different contents of up to 2^40 bytes have the same digest with a probability below 2^-66, a
-// proven bound for any contents that do not depend on the key (8 * (bytes / 16) / 2^106). No protection against anyone
-// who knows the key. Pure functions; any thread may call.
+// proven bound for any contents that do not depend on the key (8 * (bytes / 16) / 2^106). Gives no protection against
+// an attacker who knows the key. Pure functions; any thread may call.
 #pragma once
 
 #include <cohort/buffer.h>

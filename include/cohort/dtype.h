@@ -34,18 +34,17 @@ enum class WireFormat : std::uint8_t {
   None = 0,        ///< as it is, 32 bits
   BFloat16 = 1,    ///< upper half of a float32, 16 bits: 8 binary digits of each value
   Int8 = 2,        ///< blocks of 256, 8.125 bits: multiples of the block's largest magnitude / 127
-  Int4 = 3,        ///< blocks of 128, 4.125 bits: multiples of the block's largest magnitude / 7, or a little more
+  Int4 = 3,        ///< blocks of 128, 4.125 bits: multiples of (the block's largest magnitude, or a little more) / 7
   Float8E4M3 = 4,  ///< blocks of 256, 8.125 bits: 4 binary digits of each value, down to 1/28672 of the block's largest
 };
 inline constexpr int kWireFormatCount = 5;
 
-/// Reductions. The numbers are part of fingerprints: never change one, only append.
-/// Average divides the sum, folded as in all_reduce, once by the number of ranks; with unequal weights it folds each
-/// value times its rank's share of their total. Integers wrap around in Sum and Product; Average of integers divides
-/// the wrapped sum, rounding toward zero.
-/// Min and Max of floating types give NaN if any rank's value is NaN.
-/// For Bool, Sum, Max and BitOr are "or", Product, Min and BitAnd are "and", and BitXor is "exclusive or".
-/// Complex numbers are added and averaged by component; Product is (ac - bd, ad + bc), each operation rounded.
+/// Reductions. The numbers are part of fingerprints: never change one, only append. Average divides the sum, folded as
+/// in all_reduce, once by the number of ranks; with unequal weights, it folds each value times its rank's share of the
+/// total weight. Integers wrap around in Sum and Product; Average of integers divides the wrapped sum, rounding toward
+/// zero. Min and Max of floating types give NaN if any rank's value is NaN. For Bool, Sum, Max and BitOr are "or",
+/// Product, Min and BitAnd are "and", and BitXor is "exclusive or". Complex numbers are added and averaged by
+/// component; Product is (ac - bd, ad + bc), each operation rounded.
 enum class ReduceOp : std::uint8_t {
   Sum = 0,
   Average = 1,
@@ -69,7 +68,7 @@ constexpr std::size_t size_of(DType dtype) noexcept {
 constexpr bool is_floating(DType dtype) noexcept { return dtype <= DType::BFloat16; }
 constexpr bool is_complex(DType dtype) noexcept { return dtype == DType::Complex64 || dtype == DType::Complex128; }
 
-/// True if factors and weights go with this type: floating or complex.
+/// True if operations on this type may have factors and weights: floating or complex.
 constexpr bool is_scalable(DType dtype) noexcept { return is_floating(dtype) || is_complex(dtype); }
 
 /// True if the reduction exists for the type. The bit operations are for integers and Bool, Min and Max for all but

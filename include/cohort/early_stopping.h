@@ -1,5 +1,5 @@
-// Ends training once a watched value (a validation loss) no longer improves, on all ranks in the same step: rank 0
-// decides, and informs the others. One thread per rank. Its state is a text, to be saved among a checkpoint's values.
+// Ends training when a watched value (a validation loss) no longer improves, on all ranks in the same step: rank 0
+// decides, and informs the others. One thread per rank. The state is a text, to be saved among a checkpoint's values.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -12,13 +12,13 @@ namespace cohort {
 
 /// Defines which values of a measure are better.
 enum class BestMode : std::uint8_t {
-  Min,  ///< lower ones, of a loss
-  Max,  ///< higher ones, of an accuracy
+  Min,  ///< lower values, as for a loss
+  Max,  ///< higher values, as for an accuracy
 };
 
 struct EarlyStoppingOptions {
-  int patience = 3;      ///< values in a row that are no improvement, after which training ends; at least 1
-  double min_delta = 0;  ///< an improvement is better than the best by more than this; at least 0
+  int patience = 3;      ///< number of values in a row without improvement that ends training; at least 1
+  double min_delta = 0;  ///< a value is an improvement if it is better than the best by more than this; at least 0
   BestMode mode = BestMode::Min;
 };
 
@@ -34,21 +34,21 @@ class EarlyStopping {
   /// Throws InvalidArgument for a patience below 1, a min_delta below 0 or not finite.
   explicit EarlyStopping(EarlyStoppingOptions options = {});
 
-  /// Returns whether to end. Collective: the same answer on all ranks. Rank 0's options, state and `value` count; for a
-  /// value that differs between ranks, pass the mean (all_reduce). NaN and infinite values are no improvement.
-  /// Broadcasts 32 bytes, and throws what a broadcast throws. `Communicator()` stands for a world of one.
+  /// Returns whether to end training. Collective: the same answer on all ranks. Rank 0's options, state and `value`
+  /// count; for a value that differs between ranks, pass the mean (all_reduce). NaN and infinite values are no
+  /// improvement. Broadcasts 32 bytes, and throws what a broadcast throws. `Communicator()` stands for a world of one.
   bool should_stop(Communicator& comm, double value);
 
-  /// The best value so far, NaN before there is one; how many came since that are no improvement. The same on all
-  /// ranks.
+  /// `best` is the best value so far, NaN before the first; `waited` is the number of values since then without
+  /// improvement. Both are the same on all ranks.
   double best() const noexcept { return now_.best; }
   int waited() const noexcept { return static_cast<int>(now_.waited); }
   /// True if the last value was an improvement.
   bool improved() const noexcept { return now_.improved != 0; }
 
-  /// "mode=min best=0.375 waited=1": to go on from, with the same bits.
+  /// State to resume from, with the same bits, such as "mode=min best=0.375 waited=1".
   std::string state() const;
-  /// Throws InvalidArgument for a text that `state` has not made, or not in this mode; nothing is changed then.
+  /// Throws InvalidArgument, without changing anything, for a text that `state` has not made, or not in this mode.
   void load_state(const std::string& text);
 
  private:

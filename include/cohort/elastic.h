@@ -1,7 +1,6 @@
-// Training that goes on when ranks are lost, leave or come: `run` calls a function once for each world of an elastic
-// job
-// (`cohort run --min-np`), in processes that keep their memory. A State has what the training consists of: `step` marks
-// the end of each optimizer step, and before the next world trains all ranks have the state of the last step that any
+// Training that goes on when ranks are lost, leave or join: `run` calls a function once for each world of an elastic
+// job (`cohort run --min-np`), in processes that keep their memory. A State holds the training's state: `step` marks
+// the end of each optimizer step, and before the next world trains, all ranks get the state of the last step that any
 // of them has ended, compared to the bit. State and World belong to the thread that calls `run`.
 //
 //   cohort::elastic::State state;
@@ -36,7 +35,7 @@ namespace cohort::elastic {
 class State;
 
 /// Thrown by `step` when the world has changed, on all ranks alike. `run` catches it; a function that catches it has to
-/// rethrow it.
+/// rethrow.
 class MembershipChanged : public Error {
  public:
   using Error::Error;
@@ -45,7 +44,7 @@ class MembershipChanged : public Error {
 /// One world of the job.
 class World {
  public:
-  /// `epoch`: of the job's membership; nothing where it is not elastic.
+  /// `epoch`: epoch of the job's membership; nullopt if the job is not elastic.
   World(Communicator communicator, std::optional<std::uint64_t> epoch)
       : communicator_(std::move(communicator)), epoch_(epoch) {}
 
@@ -53,7 +52,7 @@ class World {
   int rank() const noexcept { return communicator_.rank(); }
   int size() const noexcept { return communicator_.size(); }
   std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
-  /// Size of the first world of this state, on any rank: a global batch or learning rate was made for it.
+  /// Size of the first world of this state, on any rank: a global batch or learning rate was chosen for that size.
   int first_size() const noexcept { return first_size_; }
 
  private:
@@ -67,42 +66,42 @@ class World {
 struct Contents {
   struct Item {
     std::string name;
-    ConstBuffer memory;  ///< of the CPU
+    ConstBuffer memory;  ///< on the CPU
   };
-  std::string layout;                      ///< all that `assign` needs beside the items
-  std::vector<Item> items = {};            ///< in an order of the part's own, the same on all ranks
-  std::shared_ptr<const void> owner = {};  ///< of their memory
+  std::string layout;                      ///< what `assign` needs besides the items
+  std::vector<Item> items = {};            ///< in the part's own order, the same on all ranks
+  std::shared_ptr<const void> owner = {};  ///< owner of the items' memory
 };
 
-/// Something large that only optimizer steps change, and that all ranks have alike: parameters, moments. It is not
-/// copied while nothing happens.
+/// A large part of the state that only optimizer steps change, and that is the same on all ranks: parameters, moments.
+/// Steps do not copy it.
 class Part {
  public:
   virtual ~Part() = default;
-  /// Good until the part changes.
+  /// The result is valid until the part changes.
   virtual Contents contents() = 0;
-  /// Takes what another rank's has. Throws if it does not fit; then nothing is changed.
+  /// Takes over another rank's contents. Throws, without changing anything, if they do not fit.
   virtual void assign(const Contents& contents) = 0;
-  /// Another number whenever it may have been changed since.
+  /// Returns a number that differs from earlier ones if the part may have changed since.
   virtual std::uint64_t version() = 0;
 };
 
-/// Something small, of which a copy is kept at each step: counters, a sampler's position, statistics of BatchNorm, the
-/// state of a generator.
+/// A small part of the state, copied at each step: counters, a sampler's position, statistics of BatchNorm, the state
+/// of a generator.
 struct Value {
   enum class Scope : std::uint8_t {
-    World,  ///< all ranks are to have the same: a rank that comes or lags behind gets it
-    Rank,   ///< each rank has its own: it goes back to that of the last step, and is never sent
+    World,  ///< all ranks have the same value: a rank that joins or lags behind receives it
+    Rank,   ///< each rank has its own value, which is reset to that of the last step, and never sent
   };
-  std::function<void(std::string& bytes)> save;  ///< overwrites them, with what `load` takes
+  std::function<void(std::string& bytes)> save;  ///< overwrites `bytes` with text for `load`
   std::function<void(const std::string& bytes)> load;
   Scope scope = Scope::World;
 };
 
-/// Position of a sampler, as the ledger has it.
+/// Position of a sampler, as recorded in the ledger.
 struct SamplePosition {
   std::int64_t epoch = 0;   ///< of the data set
-  std::int64_t cursor = 0;  ///< samples of this epoch that steps have used, over all ranks
+  std::int64_t cursor = 0;  ///< samples of this epoch used by steps, over all ranks
 };
 
 class State {
@@ -112,10 +111,11 @@ class State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // Adds to the state, before `run`, under a name that all ranks give. Throws InvalidArgument for a name that is taken.
+  // Adds to the state, before `run`, under a name that is the same on all ranks. Throws InvalidArgument for a name in
+  // use.
   State& add(const std::string& name, std::shared_ptr<Part> part);
   State& add(const std::string& name, Value value);
-  /// A number of the caller's.
+  /// Adds a number of the caller's.
   template <class T>
   requires std::is_arithmetic_v<T> State& add(const std::string& name, T& number) {
     return add(
@@ -123,7 +123,7 @@ class State {
         Value{[&number](std::string& bytes) { bytes.assign(reinterpret_cast<const char*>(&number), sizeof number); },
               [&number](const std::string& bytes) { bytes.copy(reinterpret_cast<char*>(&number), sizeof number); }});
   }
-  /// Adds anything that has an `attach(State&, const std::string&, T&, options...)`, as <cohort/torch/elastic.h> has
+  /// Adds any object that has an `attach(State&, const std::string&, T&, options...)`; <cohort/torch/elastic.h> has it
   /// for modules, optimizers and samplers.
   template <class T, class... More>
   requires(!std::is_arithmetic_v<T> && !std::is_convertible_v<T&, std::shared_ptr<Part>> &&
@@ -131,51 +131,51 @@ class State {
     attach(*this, name, thing, std::forward<More>(more)...);
     return *this;
   }
-  /// The ledger says which samples each step has used; see Options.
+  /// Makes the ledger record which samples each step has used; see Options.
   void add_samples(const std::string& name, std::function<SamplePosition()> position);
 
-  /// Called with each new world, once all ranks have the same state and before the function trains in it.
+  /// `callback` is called with each new world, after all ranks have the same state and before the function trains.
   void on_change(std::function<void(const World&)> callback);
-  /// Called by `step` before anything else.
+  /// `step` calls `callback` before anything else.
   void on_step(std::function<void()> callback);
-  /// Called by `step` after everything else: for what all ranks do together once a step has ended, such as
-  /// synchronising parameters of which each has its own. A callback that changes a part calls `advance`.
+  /// `step` calls `callback` after everything else: for operations of all ranks after a step, such as synchronising
+  /// parameters that differ between ranks. A callback that changes a part calls `advance`.
   void after_step(std::function<void()> callback);
 
-  /// The optimizer has taken a step. Call it right after that, and after whatever else a step changes (a rate, an
+  /// Marks the end of a step. Call it right after the optimizer's step and all other changes of that step (a rate, an
   /// average of weights), with no collective in between: after a later failure training goes on from here, and after an
-  /// earlier one the step is done again. Later changes are lost if the members change with this step. Throws
-  /// MembershipChanged, on all ranks at the same step, where ranks come or leave as planned, and what a collective
-  /// throws.
+  /// earlier one the step is repeated. Later changes are lost if the members change with this step. Throws
+  /// MembershipChanged, on all ranks at the same step, if ranks join or leave as planned, and what a collective throws.
   void step();
-  /// A part has been changed beside a step, on all ranks alike, and is not to be lost with the next one: right after
-  /// that. Not counted by `steps`. Only where there is an `after_step`.
+  /// Marks a change of a part outside of a step, the same on all ranks, that has to be kept if the next step fails.
+  /// Call it right after the change. Not counted by `steps`. Only with an `after_step`.
   void advance();
-  /// Steps that have ended since training began, in whatever world.
+  /// Number of steps that have ended since training began, over all worlds.
   std::int64_t steps() const noexcept;
   /// Sets the steps of a checkpoint that training resumes from; before `run`.
   void set_steps(std::int64_t steps);
 
   // The stages of `run`, for programs that form worlds themselves.
 
-  /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch where ranks
-  /// that ended the same step differ and no more than half of them agree; Unavailable where nobody has a whole state,
-  /// and where all ranks have come anew and others had trained in this attempt of the job.
+  /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch if ranks that
+  /// ended the same step differ and at most half of them agree; Unavailable if no rank has a whole state, or if all
+  /// ranks are new and others had trained in this attempt of the job.
   void enter(World& world, const std::filesystem::path& ledger = {});
-  /// The world of `enter` is left, because of this error: whether another one can take its place.
+  /// Leaves the world of `enter` because of this error. Returns whether another world can take its place.
   bool leave(const Error& error);
   enum class Wait : std::uint8_t {
     Over,  ///< the next world is to be formed
-    Save,  ///< others have not come for 10 s, or the job is to end: this rank, which has gone furthest, saves its state
+    Save,  ///< no others have come for 10 s, or the job is to end: this rank, which is furthest in training, saves its
+           ///< state
     End,   ///< the job is to end
   };
-  /// Waits, after `leave`, until the job has members for another world, which `join` waits for after 10 s.
+  /// After `leave`, waits until the job has members for another world; after 10 s, `join` does the waiting.
   Wait await_members();
-  /// The training has ended: the rest of the ledger is written.
+  /// Writes the rest of the ledger when training has ended.
   void finish();
-  /// The job is to end: asked of all ranks by the launcher, and agreed at this step.
+  /// True if the job is to end: the launcher has asked all ranks, and they have agreed at this step.
   bool told_to_end() const noexcept;
-  /// Likewise, of this rank alone: the others go on without it.
+  /// True if this rank alone is to leave, and the others go on without it.
   bool told_to_leave() const noexcept;
 
  private:
@@ -186,19 +186,19 @@ class State {
 struct Options {
   JoinOptions join = {};
   /// File in which rank 0 records the samples that each step has used, a JSON line for each 64 steps and each change
-  /// (docs/reference/elastic.md). Default: samples-W.jsonl in the run's folder, W the number of the process in its job;
-  /// none without `cohort run`.
+  /// (docs/reference/elastic.md). Default: samples-W.jsonl in the run's folder, where W is the number of the process in
+  /// its job; no ledger without `cohort run`.
   std::optional<std::filesystem::path> ledger = {};
   /// Saves a checkpoint. Called on all ranks at the same step, with their world, when the job is to end (SIGTERM,
   /// SIGUSR1); `run` returns kRequeueStatus afterwards, and 143 (128 + SIGTERM) if there is no `save`. Also called once
-  /// while a job waits for more members, with a world of one, on the rank that has gone furthest.
+  /// while a job waits for more members, with a world of one, on the rank that is furthest in training.
   std::function<void(World&)> save = {};
 };
 
-/// Calls `train` with a world, and again with the next one, until it returns in a world of which no rank is lost. It is
-/// called with the state as it stands, also at its end: loops begin where the state says. Returns 0, or kRequeueStatus
-/// if the job is to end, or goes on without this process: return it from main. Rethrows exceptions of `train` that are
-/// no loss of a rank. If the job is not elastic there is one world.
+/// Calls `train` with a world, and again with the next world, until `train` returns in a world that has lost no rank.
+/// `train` may be called at any point of training, also at its end: loops begin where the state says. Returns 0, or
+/// kRequeueStatus if the job is to end or goes on without this process: return that from main. Rethrows exceptions of
+/// `train` that are no loss of a rank. A job that is not elastic has one world.
 int run(State& state, const std::function<void(World&)>& train, const Options& options = {});
 
 }  // namespace cohort::elastic

@@ -1,6 +1,6 @@
-// The one exception that Cohort throws at its public boundary, with the context a person needs:
-// what failed -- where (rank, host, peer, operation) -- why -- what to try. Errors are values: copy them
-// freely between threads. `ErrorCode` says what a program can do about it.
+// The one exception that Cohort throws at its public boundary, with the context a person needs: what failed, where
+// (rank, host, peer, operation), why, and what to try. Errors are values: copy them freely between threads. `ErrorCode`
+// says what a program can do about it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace cohort {
 
 enum class ErrorCode : std::uint8_t {
-  InvalidArgument,  // the caller asked for something that has no meaning; nothing was done
+  InvalidArgument,  // the request has no meaning; nothing was done
   Unavailable,      // a resource or a service is not there (memory, a port, a file, a backend)
   Timeout,          // a deadline passed; the communicator is unusable afterwards
   PeerLost,         // a peer died or left; the communicator is unusable afterwards
@@ -19,7 +19,7 @@ enum class ErrorCode : std::uint8_t {
   Aborted,          // another rank failed first or `abort` was called; unusable afterwards
   Io,               // the operating system refused to read or write
   Corrupt,          // bytes from outside are damaged or not of the expected format
-  NonFinite,        // a value is NaN or infinite that must not be; refused on all, the communicator stays usable
+  NonFinite,        // a value is NaN or infinite and must not be; refused on all, the communicator stays usable
   Internal,         // a bug in Cohort
 };
 
@@ -30,12 +30,12 @@ std::string_view to_string(ErrorCode code) noexcept;
 struct ErrorContext {
   int rank = -1;               ///< the rank that reports
   std::string host;            ///< its host
-  int peer = -1;               ///< the rank that the operation failed with
+  int peer = -1;               ///< the other rank of the failed operation
   std::string operation;       ///< e.g. "all_reduce(float32[1024], sum)"
   std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1
   std::string cause;           ///< errno's text, or the first failing rank's message
   int system_error = 0;        ///< errno, where the operating system refused
-  bool tagged = false;         ///< Mismatch: all ranks had brought an operation with a tag, or of a group
+  bool tagged = false;         ///< Mismatch: all ranks' operations had a tag, or were of a group
 };
 
 class Error : public std::runtime_error {

@@ -1,5 +1,5 @@
 // Finds the first value that is NaN or infinite: in gradients before they are reduced, or when searching for the place
-// where a training went wrong. Reads memory that the caller owns, once, at its speed; any thread may call.
+// where a training went wrong. Reads the caller's memory once, at memory speed; any thread may call.
 #pragma once
 
 #include <cohort/buffer.h>
@@ -19,24 +19,24 @@ struct FiniteOptions {
   WireFormat wire_format = WireFormat::None;
 };
 
-/// The number of the first element that is NaN, infinite, or too large for `wire_format`; of complex numbers in either
-/// part. nullopt if there is none, and for integers and Bool. Any alignment, any length; denormals are finite. Throws
-/// InvalidArgument for a negative count.
+/// Returns the number of the first element that is NaN, infinite, or too large for `wire_format`, in either part of a
+/// complex number. Returns nullopt if there is no such element, and for integers and Bool. Any alignment, any length;
+/// denormals are finite. Throws InvalidArgument for a negative count.
 std::optional<std::int64_t> first_non_finite(ConstBuffer data, const FiniteOptions& options = {});
 
 /// One element of a tensor.
 struct NonFiniteElement {
   std::int64_t index = 0;              ///< in the order of the dimensions, the last one running fastest
-  std::vector<std::int64_t> position;  ///< the same, one number per dimension; empty for a scalar
-  double value = 0;                    ///< of a complex number the part that is not finite
+  std::vector<std::int64_t> position;  ///< the same element, one number per dimension; empty for a scalar
+  double value = 0;                    ///< for a complex number, the part that is not finite
 };
 
-/// A gradient that is not finite, the first one: of the bucket that is reduced first, there of the lowest rank, there
-/// of the gradient that lies first.
+/// The first gradient that is not finite: in the bucket that is reduced first, on the lowest rank, the gradient that
+/// lies first.
 struct NonFiniteGradient {
   int rank = -1;
-  std::string host;       ///< that rank's
-  std::string parameter;  ///< its name
+  std::string host;       ///< host of that rank
+  std::string parameter;  ///< name of the parameter
   NonFiniteElement element;
   std::int64_t step = 0;  ///< synchronised steps before this one
 };

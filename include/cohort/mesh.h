@@ -21,20 +21,21 @@ struct MeshAxis {
 
 class Mesh {
  public:
-  /// Collective. The first axis varies slowest: the ranks of the last one are neighbours, so put the axis that
+  /// Collective. The first axis varies slowest. Ranks along the last axis are neighbours, so put the axis that
   /// communicates most (tensor parallelism) last, where its ranks share a host. Throws Mismatch on all ranks if they
   /// give different axes, and InvalidArgument on all if the product of the sizes is not comm.size(), a size is below 1,
-  /// or a name is empty or there twice. `comm` stays usable then.
+  /// or a name is empty or repeated. `comm` stays usable then.
   Mesh(Communicator comm, std::vector<MeshAxis> axes);
 
-  /// This rank's group along an axis: the ranks that differ from it in that coordinate alone, numbered by it. A world
-  /// of its own, which progresses apart from the others. Throws InvalidArgument for a name that is no axis.
+  /// This rank's group along an axis: the ranks that differ from this rank in that coordinate alone, numbered by it.
+  /// The group is a world of its own, which progresses independently. Throws InvalidArgument for a name that is no
+  /// axis.
   Communicator& along(std::string_view axis);
-  /// This rank's place on the axis, its rank in `along(axis)`.
+  /// This rank's coordinate on the axis, which is its rank in `along(axis)`.
   int coordinate(std::string_view axis) const;
   int size(std::string_view axis) const;
   const std::vector<MeshAxis>& axes() const noexcept { return axes_; }
-  /// The communicator of all ranks, as it was given.
+  /// The communicator of all ranks that was given to the constructor.
   Communicator& comm() noexcept { return comm_; }
 
  private:

@@ -1,6 +1,6 @@
 // Reports events as they happen: components call an Observer, `track/` and tests implement one. Methods are called on
 // the thread where the event happened, often the progress thread: be quick, do not throw, do not call the communicator.
-// An Observer must outlive what it observes.
+// An Observer must outlive the objects it observes.
 #pragma once
 
 #include <chrono>
@@ -18,10 +18,10 @@ struct CollectiveEvent {
   std::chrono::steady_clock::time_point called, begun, ended;
   std::chrono::nanoseconds waited{0};  ///< for peers to arrive
   std::chrono::nanoseconds wire{0};    ///< sending to other hosts and waiting for their bytes, once all had arrived
-  std::size_t wire_bytes = 0;          ///< that this rank sent to other hosts
+  std::size_t wire_bytes = 0;          ///< bytes that this rank sent to other hosts
   bool zero_copy = false;              ///< all buffers were in communicator memory
   bool failed = false;
-  std::uint64_t group = 0;  ///< of ranks: the same number on all of them, 0 where it has none
+  std::uint64_t group = 0;  ///< number of the group of ranks, the same on all of them; 0 if there is none
 };
 
 /// One gradient bucket of a DistributedDataParallel, when its last gradient has come.

@@ -1,6 +1,6 @@
-// Pipeline training of a model of several stages: schedules, the memory and idle time they take, and where to cut a
-// model so that its stages are equally slow. Pure functions over plain values; any thread. They are run by
-// <cohort/torch/pipeline.h>.
+// Pipeline training of a model of several stages: schedules, their memory and idle time, and where to cut a model so
+// that its stages take equally long. Pure functions over plain values; any thread. <cohort/torch/pipeline.h> runs the
+// schedules.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace cohort::pipeline {
 
-/// Order in which a rank runs the forwards and backwards of its micro-batches. With p ranks, m micro-batches and v
-/// chunks, where all stages take the same time, a rank idles for the part of a step that is named its bubble.
+/// Order in which a rank runs the forwards and backwards of its micro-batches. A bubble is the part of a step in which
+/// a rank idles, given here for p ranks, m micro-batches and v chunks if all stages take the same time.
 enum class Schedule : std::uint8_t {
   GPipe,        ///< all forwards, then all backwards: bubble (p-1)/(m+p-1), m activations
   OneFOneB,     ///< "1F1B", forwards and backwards in turns: the same bubble, at most p activations
@@ -32,35 +32,36 @@ struct Layout {
   int stages() const noexcept { return ranks * chunks; }
 };
 
-/// Throws InvalidArgument for what has no schedule: numbers below 1, several chunks without Interleaved, and with it
-/// micro-batches that are no multiple of the ranks.
+/// Throws InvalidArgument for a layout without a schedule: numbers below 1, several chunks without Interleaved, or with
+/// Interleaved a number of micro-batches that is no multiple of the ranks.
 void check(const Layout& layout);
 
-/// How many forwards of one stage and one micro-batch `rank` keeps at once, at most, until their backward has ended.
+/// The largest number of activations, each of one stage and one micro-batch, that `rank` keeps at a time until their
+/// backward has ended.
 int most_activations(const Layout& layout, int rank);
 
 /// Costs of a stage for one micro-batch; any unit.
 struct StageCost {
   double forward = 1;
   double input = 1;   ///< backward: the gradient of the stage's input
-  double weight = 1;  ///< backward: those of its parameters
+  double weight = 1;  ///< backward: the gradients of the stage's parameters
 };
 
 struct Expectation {
   double time = 0;    ///< of a step, in the costs' unit
-  double bubble = 0;  ///< the part of it in which a rank idles, on average over ranks
+  double bubble = 0;  ///< the part of the step in which a rank idles, on average over ranks
 };
 
-/// Estimates a step with stages of these costs (one for each) if messages take no time.
+/// Estimates a step whose stages have these costs (one entry per stage) if messages take no time.
 Expectation expect(const Layout& layout, std::span<const StageCost> stages);
 
-/// Cuts layers of these costs into `stages` parts without a gap, none empty, of which the slowest is as fast as can be.
-/// Returns the first layer of each part but the first. Layers that all cost nothing count the same. Throws
+/// Cuts layers of these costs into `stages` consecutive, non-empty parts so that the slowest part is as fast as
+/// possible. Returns the first layer of each part but the first. If all costs are 0, all layers count the same. Throws
 /// InvalidArgument if there are fewer layers than stages, or a cost is negative or not finite.
 std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages);
 
-/// A line or two: the schedule, the cuts, how far the slowest stage is from the mean, the bubble that it expects. A
-/// layer's backward is taken to cost twice its forward.
+/// Describes a plan in a line or two: the schedule, the cuts, how far the slowest stage is from the mean, the expected
+/// bubble. Assumes that a layer's backward costs twice its forward.
 std::string describe(const Layout& layout, std::span<const double> layers, std::span<const std::int64_t> cuts);
 
 }  // namespace cohort::pipeline

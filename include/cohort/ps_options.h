@@ -1,5 +1,5 @@
 // Options of a parameter server's table: the length of its rows, their initial values, the optimizer that updates them,
-// when a pull may see a push. Plain values; any thread. Servers refuse a table that two clients describe in two ways.
+// when a pull may see a push. Plain values; any thread. Servers refuse a table that two clients describe differently.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ struct Sgd {
   double weight_decay = 0;
   bool nesterov = false;
 };
-/// torch.optim.Adagrad; its `lr_decay` goes by the row's own steps.
+/// torch.optim.Adagrad; its `lr_decay` counts the row's own steps.
 struct Adagrad {
   double lr = 1e-2;
   double lr_decay = 0;
@@ -34,8 +34,8 @@ struct RowAdagrad {
   double initial_accumulator_value = 0;
   double eps = 1e-10;
 };
-/// torch.optim.SparseAdam, and torch.optim.Adam with `weight_decay`; but a row's bias correction goes by the row's own
-/// steps, so a row that is first met late begins as every row does.
+/// torch.optim.SparseAdam, and torch.optim.Adam with `weight_decay`; but bias correction counts the row's own steps, so
+/// a row that first occurs late begins like every other row.
 struct Adam {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -43,7 +43,7 @@ struct Adam {
   double eps = 1e-8;
   double weight_decay = 0;
 };
-/// torch.optim.AdamW, by the row's own steps.
+/// torch.optim.AdamW, which here counts the row's own steps.
 struct AdamW {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -51,7 +51,8 @@ struct AdamW {
   double eps = 1e-8;
   double weight_decay = 1e-2;
 };
-/// FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and stays so: a push with another one is refused.
+/// FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and cannot change: a push with another rate is
+/// refused.
 struct Ftrl {
   double lr = 0.1;
   double beta = 1;
@@ -75,7 +76,7 @@ struct Initializer {
   static Initializer normal(double mean, double deviation) { return {Kind::Normal, mean, deviation}; }
 };
 
-/// When a push takes effect and what a pull waits for.
+/// Defines when a push takes effect and what a pull waits for.
 enum class Mode : std::uint8_t {
   Sync,  ///< a pull sees exactly the pushes of all workers' earlier clocks; a key's gradients of a clock are added by
          ///< ascending worker and stepped once, so the bits are those of one process, for any number of servers
@@ -84,10 +85,10 @@ enum class Mode : std::uint8_t {
   Async,    ///< each push takes effect when it arrives; a pull waits for nobody
 };
 struct SyncOptions {
-  /// Ends a clock as soon as all workers but so many have ended it. The pushes of workers that come later are dropped
-  /// as a whole, on all servers (`Client::late_clocks` counts them), and they go on at the clock of the others. A
-  /// worker whose pushes count has read, before them, exactly the counted pushes of earlier clocks. The same for all
-  /// tables of a job, which then all are Mode::Sync; less than the number of workers.
+  /// A clock ends as soon as all workers but this many have ended it. Pushes of later workers are dropped as a whole,
+  /// on all servers (`Client::late_clocks` counts these clocks), and those workers go on at the clock of the others. A
+  /// worker whose pushes count has read, before them, exactly the counted pushes of earlier clocks. Has to be the same
+  /// for all tables of a job, which all are Mode::Sync then, and less than the number of workers.
   std::int64_t backup_workers = 0;
 };
 struct Consistency {
@@ -103,11 +104,11 @@ struct Consistency {
 /// Selects the rows to evict. An evicted row that is pushed again comes back with its initial values.
 struct Eviction {
   enum class Victim : std::uint8_t {
-    LeastRecent,    ///< of 64 rows met in turn, the one whose last push was longest ago
-    LeastFrequent,  ///< of 64 rows met in turn, the one with the fewest steps
+    LeastRecent,    ///< of the next 64 rows in turn, evicts the row whose last push was longest ago
+    LeastFrequent,  ///< of the next 64 rows in turn, evicts the row with the fewest steps
   };
   std::chrono::seconds age{0};  ///< since the last push; 0: none. To the second: a row past it is not there any more.
-  std::int64_t rows = 0;        ///< at most so many on each server; 0: no bound
+  std::int64_t rows = 0;        ///< at most this many on each server; 0: no bound
   Victim victim = Victim::LeastRecent;
 };
 
@@ -115,7 +116,8 @@ struct TableOptions {
   std::int64_t dim = 0;  ///< floats of a row: 1 to 65536
   Initializer initializer = {};
   Optimizer optimizer = optim::Sgd{};
-  /// A key gets its row with its so-manieth step; gradients before that are counted and dropped. 1: with the first.
+  /// A key gets its row with its step of this number; gradients before that are counted and dropped. 1: with its first
+  /// step.
   std::int64_t admission = 1;
   Eviction eviction = {};
   std::uint64_t seed = 0;

@@ -9,7 +9,7 @@
 namespace cohort {
 
 enum class Role : std::uint8_t {
-  Worker = 0,     ///< a rank of the world: it may `join`
+  Worker = 0,     ///< a rank of the world, which may `join`
   Server = 1,     ///< answers requests of workers, and is no rank
   Evaluator = 2,  ///< follows the training by its checkpoints, and is no rank
 };
@@ -17,14 +17,14 @@ enum class Role : std::uint8_t {
 /// "worker", "server", "evaluator".
 const char* to_string(Role role) noexcept;
 
-/// Throws InvalidArgument, naming the variables, where they contradict each other; so do the others below.
+/// Throws InvalidArgument, naming them, if environment variables contradict each other; so do the functions below.
 Role role();
 /// Rank of a worker in the world, number of a server among the servers (from 0), or 0 for the evaluator.
 int role_number();
-/// Number of the world's ranks, whatever this process is; 1 without a launcher. 0 for an evaluator whose TF_CONFIG does
-/// not describe the training.
+/// Number of the world's ranks, for a process of any role; 1 without a launcher. 0 for an evaluator whose TF_CONFIG
+/// does not describe the training.
 int num_workers();
-/// 0 where there are none.
+/// Number of servers, 0 if there are none.
 int num_servers();
 
 }  // namespace cohort

@@ -1,5 +1,6 @@
-// Addresses of a job's servers: each server announces its own, and callers wait until all have (docs/roles.md). They go
-// through the store of `cohort run`; under TF_CONFIG alone the cluster gives them. Any thread; each call connects anew.
+// Addresses of a job's servers: each server announces its own address, and callers wait until all servers have
+// (docs/roles.md). Addresses go through the store of `cohort run`; under TF_CONFIG alone they are those of the cluster.
+// Any thread; each call connects anew.
 #pragma once
 
 #include <chrono>
@@ -8,13 +9,14 @@
 
 namespace cohort {
 
-/// Says where this server listens ("10.0.0.7:4711", or what else others reach it by), for `server_addresses` of the
-/// job's other processes; once it does. Throws InvalidArgument in a process that is no server, Unavailable without
-/// `cohort run`. Under TF_CONFIG alone nothing is to be done.
+/// Announces the address at which this server already listens ("10.0.0.7:4711", or any text by which others reach the
+/// server) to `server_addresses` in the job's other processes. Throws InvalidArgument in a process that is no server,
+/// Unavailable without `cohort run`. Does nothing under TF_CONFIG alone.
 void announce_server(const std::string& address);
 
-/// Addresses by number, once all servers have announced theirs; none if the job has none. Throws Timeout, naming the
-/// servers that have not, and Unavailable, naming one that has ended before it did.
+/// Waits until all servers have announced their addresses, and returns them by the servers' numbers; empty if the job
+/// has no servers. Throws Timeout, naming the servers that have not announced, and Unavailable, naming a server that
+/// ended without announcing.
 std::vector<std::string> server_addresses(std::chrono::milliseconds timeout = std::chrono::seconds(60));
 
 }  // namespace cohort

@@ -7,8 +7,8 @@
 
 namespace cohort {
 
-/// A box of the whole tensor (a tensor-parallel layer's part), and of its elements in row-major order a range (a
-/// sharded optimizer's part). A parameter that its rank holds whole is one box that is everything.
+/// A box of the whole tensor (a tensor-parallel layer's part), and a range of the box's elements in row-major order (a
+/// sharded optimizer's part). For a parameter that its rank holds whole, box and range cover the whole tensor.
 struct Shard {
   std::vector<std::int64_t> sizes;   ///< of the whole tensor
   std::vector<std::int64_t> start;   ///< of the box, by dimension

@@ -1,4 +1,5 @@
-// Cohort for libtorch: everything that needs it. Takes seconds to compile; the parts can be included one by one.
+// Cohort for libtorch: all headers that need libtorch. Takes seconds to compile; the headers can be included one by
+// one.
 #pragma once
 
 #include <cohort/cohort.h>

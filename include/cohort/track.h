@@ -1,7 +1,7 @@
 // Output of a training run for people: its record (JSON lines), a picture of its curves, and a progress bar. Rank 0
-// owns them; other ranks make none, but Metrics where they have values to log. The methods of RunRecord and Metrics may
-// be called from any thread (as an Observer a RunRecord is called from progress threads, where it only adds up); a
-// Progress belongs to the training loop's thread. Needs no libtorch.
+// owns these objects; other ranks make only Metrics, if they have values to log. The methods of RunRecord and Metrics
+// may be called from any thread (progress threads call a RunRecord as an Observer; it then only adds up); a Progress
+// belongs to the training loop's thread. Needs no libtorch.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -50,43 +50,44 @@ struct MetricLine {
   std::int64_t step = 0;
   std::chrono::system_clock::time_point time = std::chrono::system_clock::now();
   std::vector<std::pair<std::string, double>> values;
-  std::optional<int> rank = {};  ///< of this rank alone
+  std::optional<int> rank = {};  ///< set for a value of this rank alone
 };
 
 struct RunRecordOptions {
   std::string program;  ///< what ran, e.g. "digits"
   int world_size = 1;   ///< ranks
-  Fields parameters;    ///< what it was started with: batch size, learning rate, seed, ...
+  Fields parameters;    ///< parameters of the run: batch size, learning rate, seed, ...
 };
 
-/// Folder for a run's record, in which `cohort watch`, `cohort plot` and `--track` find it: the run's folder under
-/// `cohort run` (COHORT_RUN_DIR), else the working directory.
+/// Folder in which `cohort watch`, `cohort plot` and `--track` find a run's record: the run's folder under `cohort run`
+/// (COHORT_RUN_DIR), else the working directory.
 std::filesystem::path run_folder();
 
-/// One file of JSON lines per run, made on rank 0; docs/reference/run-record.md is its schema. An existing file is
-/// appended to (a resumed run goes on in it). Every line is written whole by one call and is in the kernel's hands when
-/// `write` returns, so a killed process loses at most the line it was writing; a later one cuts that off.
+/// One file of JSON lines per run, made on rank 0; docs/reference/run-record.md is its schema. Lines are appended to an
+/// existing file (by a resumed run). Every line is written by one system call and has reached the kernel when `write`
+/// returns, so a killed process loses at most the line it was writing; the next process cuts off that line.
 ///
 ///     track::RunRecord record(track::run_folder() / "run.jsonl", {.program = "digits", .world_size = comm.size()});
 ///     comm.set_observer(&record);
 ///     record.write("step", {{"step", step}, {"epoch", 1.25}, {"train_loss", loss}});
 class RunRecord final : public Observer {
  public:
-  /// Opens the file, making its folder if need be, and writes a `start` line. Throws Io, naming the path; Unavailable
-  /// if another process is writing to the same file.
+  /// Opens the file, creating its folder if necessary, and writes a `start` line. Throws Io, naming the path;
+  /// Unavailable if another process is writing to the same file.
   explicit RunRecord(const std::filesystem::path& file, const RunRecordOptions& options = {});
   ~RunRecord() override;
   RunRecord(const RunRecord&) = delete;
   RunRecord& operator=(const RunRecord&) = delete;
 
   /// Appends `{"event": event, "time": now, fields...}`. Numbers that are not finite become the texts "NaN", "Infinity"
-  /// and "-Infinity". Throws Io when the line cannot be written (a full disk); the file then ends as before.
+  /// and "-Infinity". Throws Io if the line cannot be written (a full disk); the file is then unchanged.
   void write(std::string_view event, const Fields& fields = {});
-  /// Appends a `communication` line with what the observer has seen since the last one: number, bytes and seconds of
-  /// each operation, seconds waited for peers, steps and exposed communication. Nothing if nothing was seen.
+  /// Appends a `communication` line with the observer's events since the last such line: number, bytes and seconds of
+  /// each operation, seconds waited for peers, steps and exposed communication. Appends nothing if there were no
+  /// events.
   void write_communication();
 
-  /// Appends a `metric` line for each, all by one call. Throws as `write`. Metrics does it in the background.
+  /// Appends a `metric` line for each element, all by one system call. Throws as `write`. Called by Metrics.
   void write_metrics(std::span<const MetricLine> lines);
 
   const std::filesystem::path& file() const noexcept;
@@ -109,53 +110,54 @@ struct Metric {
   double value;
 };
 
-/// How the values that all ranks log are combined.
+/// Selects how the values that all ranks log are combined.
 enum class Reduce {
-  No,    ///< rank 0's are written; other ranks' are not
-  Mean,  ///< each rank counts as much as any other
+  No,    ///< rank 0's values are written; those of other ranks are not
+  Mean,  ///< the mean over ranks, each with the same weight
   Max,
   Min,
   Sum,
-  Each,  ///< all are written, with their ranks
+  Each,  ///< all values are written, with their ranks
   Average = Mean,
 };
 
 struct MetricsOptions {
-  /// For values of several ranks. All ranks make their Metrics then, which form a group of their own in it: that
-  /// blocks.
+  /// Needed for values of several ranks. All ranks then make a Metrics, whose constructor forms a group of its own in
+  /// this communicator, and so blocks.
   Communicator communicator = {};
   std::chrono::milliseconds interval = std::chrono::seconds(1);  ///< between two writes
-  /// How long the end waits for values that other ranks have not logged yet.
+  /// Time that `close` and the destructor wait for values that other ranks have not logged yet.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
 };
 
 /// Logs values over steps at a cost of about a microsecond: a thread writes them to the record, at intervals and at the
-/// end, so a killed process loses those of the last second. Values of several ranks meet in the group of that thread,
-/// by two small operations at each interval, and never delay the training's own.
+/// end, so a killed process loses the values of the last interval. That thread combines values of several ranks in a
+/// group of its own, by two small operations at each interval, which never delay the training's operations.
 ///
 ///     track::Metrics metrics(&record, {.communicator = comm});     // on all ranks; `&record` on rank 0, else nullptr
 ///     metrics.log(step, {{"loss", loss}, {"lr", lr}});             // rank 0's
 ///     metrics.log(step, {{"step_ms", ms}}, track::Reduce::Max);    // on all ranks, in the same order
 class Metrics {
  public:
-  /// `record` (not owned) is where rank 0 writes. Throws what Communicator::group throws.
+  /// Rank 0 writes to `record` (not owned). Throws what Communicator::group throws.
   explicit Metrics(RunRecord* record, const MetricsOptions& options = {});
-  /// Writes what is left. All ranks of a communicator do it; one that does not come is waited for as MetricsOptions
-  /// say.
+  /// Writes the remaining values. All ranks of a communicator do so; MetricsOptions::patience limits the wait for
+  /// others.
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  /// Never throws for later failures: a full disk or a lost rank is reported once in the log, the training goes on, and
-  /// what could not be reduced is written as rank 0's. Reduced values: InvalidArgument without a communicator.
+  /// Never throws for failures of writing or reducing: a full disk or a lost rank is reported once in the log, the
+  /// training goes on, and values that could not be reduced are written as rank 0's. Throws InvalidArgument for values
+  /// to be reduced if there is no communicator.
   void log(std::int64_t step, std::span<const Metric> values, Reduce reduce = Reduce::No);
   void log(std::int64_t step, std::initializer_list<Metric> values, Reduce reduce = Reduce::No) {
     log(step, std::span(values.begin(), values.size()), reduce);
   }
-  /// Writes rank 0's values now, in this thread. Throws Io where that fails; they are kept for the next time.
+  /// Writes rank 0's values now, in this thread. Throws Io if that fails, and keeps the values for the next time.
   void flush();
-  /// Writes what is left; what is logged later is not. All ranks of a communicator do it; for one that does not come it
-  /// waits for `patience`, by default as MetricsOptions say.
+  /// Writes the remaining values; values logged later are dropped. All ranks of a communicator call it; it waits up to
+  /// `patience` (default: that of MetricsOptions) for a rank that does not come.
   void close(std::optional<std::chrono::milliseconds> patience = {});
 
  private:
@@ -164,14 +166,14 @@ class Metrics {
 };
 
 /// Draws the curves of a run record (losses and accuracy over epochs, or over steps where it has no epochs) as a
-/// self-contained SVG picture. Replaces `svg_file` at once or not at all. Steps that a resumed run did again are drawn
-/// once. Throws Unavailable if there is no such record, Io if a file cannot be read or written, Corrupt if
-/// `record_file` is no run record.
+/// self-contained SVG picture. Replaces `svg_file` atomically. Steps that a resumed run repeated are drawn once. Throws
+/// Unavailable if there is no such record, Io if a file cannot be read or written, Corrupt if `record_file` is no run
+/// record.
 void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
 
-/// Something that the program does, from the making of this to its end, in the trace of `cohort run --trace`; without
-/// one it costs two loads. `name` has to live as long; the first 60 bytes count. Spans of a thread lie within each
-/// other.
+/// Marks a span of the program's time, from construction to destruction, in the trace of `cohort run --trace`; without
+/// a trace it costs two loads. `name` has to live as long as the Span; its first 60 bytes count. Spans of one thread
+/// nest.
 ///
 ///     { track::Span span("augment"); augment(batch); }
 class Span {
@@ -190,18 +192,19 @@ struct ProgressOptions {
   std::int64_t steps_per_epoch = 0;
   std::int64_t epochs = 0;
   std::int64_t first_step = 0;   ///< steps done by an earlier run that this one resumes
-  std::int64_t first_epoch = 0;  ///< whole epochs among these, and the steps that this run needs for the rest of the
-                                 ///< next: on another number of ranks an epoch has had other steps
-  std::optional<std::int64_t> steps_left_in_first_epoch = {};  ///< default: all steps have been as this run's
+  std::int64_t first_epoch = 0;  ///< whole epochs among these steps
+  /// Steps of this run for the rest of the next epoch, which has another number of steps on another number of ranks.
+  /// Default: the earlier run's epochs had as many steps as this run's.
+  std::optional<std::int64_t> steps_left_in_first_epoch = {};
   std::FILE* stream = stdout;
-  /// One line that is drawn over (true) or plain lines (false); default: whether `stream` is a terminal.
+  /// True: one line that is redrawn; false: plain lines. Default: true if `stream` is a terminal.
   std::optional<bool> terminal = {};
   /// At most one drawing per interval; default: 0.1 s on a terminal, 2 s otherwise.
   std::optional<std::chrono::milliseconds> interval = {};
 };
 
-/// A progress bar: epoch, step, loss, samples per second (over the last interval), time left. On a terminal it is one
-/// line that is drawn over; elsewhere (a pipe, a log file) plain lines at intervals.
+/// A progress bar: epoch, step, loss, samples per second (over the last interval), time left. On a terminal the bar is
+/// one line that is redrawn; elsewhere (a pipe, a log file) plain lines at intervals.
 class Progress {
  public:
   explicit Progress(const ProgressOptions& options);
@@ -209,13 +212,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Call after each step: steps done in all, the latest loss, samples of this step over all ranks.
+  /// Updates the bar; call after each step, with the number of steps done in all, the latest loss, and this step's
+  /// samples over all ranks.
   void update(std::int64_t step, double loss, std::int64_t samples);
-  /// Leaves the time since the last step out of the speed: it was spent on evaluation or a checkpoint.
+  /// Leaves the time since the last step, spent on evaluation or a checkpoint, out of the speed.
   void skip_time();
-  /// A line that stays, above the bar.
+  /// Prints a line that stays, above the bar.
   void line(std::string_view text);
-  /// Takes the bar away. Further calls do nothing.
+  /// Removes the bar. Further calls do nothing.
   void finish();
 
  private:

@@ -15,7 +15,7 @@ namespace {
 std::vector<std::int64_t> growing_parts(std::int64_t elements, int ranks) {
   std::vector<std::int64_t> parts;
   const std::int64_t squares = std::int64_t{ranks} * ranks;
-  // Quotient and remainder apart, so that the product stays in range.
+  // Computes quotient and remainder separately, so that the product stays in range.
   const auto until = [&](std::int64_t rank) {
     return elements / squares * rank * rank + elements % squares * rank * rank / squares;
   };
@@ -153,7 +153,7 @@ std::vector<std::string> names_of(int count) {
   return names;
 }
 
-/// Every word of a list with commas as the number of its name; "all" for every one.
+/// Parses a list of names with commas; "all" means every name.
 template <class Enum>
 Result<std::vector<Enum>> parse_names(const char* option, const std::string& text,
                                       const std::vector<std::string>& names) {

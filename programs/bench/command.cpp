@@ -1,4 +1,4 @@
-// `cohort bench`: how fast the collectives are on this machine, and how fast they could be; `cohort test`.
+// `cohort bench` measures how fast the collectives are on this machine, and how fast they could be; `cohort test`.
 #include "bench/collective.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
@@ -43,7 +43,7 @@ Times are microseconds, bandwidths 10^9 bytes per second; algbw and busbw are wh
 of one call that differ from what they have to be; the exit status is 1 if there are any. `of bound` compares with what this
 machine could do at best, measured in the same run. docs/reference/bench.md explains every column. `cohort bench training --help`: a training over processes and hosts.)";
 
-/// Takes the events of rank 0: prints, keeps, and writes them.
+/// Receives the events of rank 0: prints, keeps, and writes them.
 class Report {
  public:
   Report(const BenchOptions& options, nlohmann::json machine)
@@ -74,7 +74,7 @@ class Report {
     rows_.push_back(row);
   }
 
-  /// Prints the end; returns how many elements were wrong.
+  /// Prints the end; returns the number of wrong elements.
   std::int64_t finish(const bench::CpuTime& begin, double own) {
     const bench::CpuTime end = bench::cpu_time();
     const double seconds = std::max(1e-3, std::chrono::duration<double>(end.at - begin.at).count());
@@ -229,7 +229,7 @@ static void add_bench(CLI::App& app, int& exit_status) {
 
 int main(int argc, char** argv) {
   const auto prepare = [](std::vector<std::string>& words) {
-    // -np is one word to everyone who comes from MPI; CLI11 would read -n p.
+    // MPI users write -np, which CLI11 would read as -n p.
     for (std::string& word : words) {
       if (word == "--") break;  // a command's own
       if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;

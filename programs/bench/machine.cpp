@@ -100,7 +100,7 @@ void check_gpus() { number_of_gpus(); }
 
 RankGpu gpu_of(const Communicator& comm) {
   RankGpu own;
-  // All of the host's ranks alike: where some of them have to share, those that need not would only blur the times.
+  // If some of the host's ranks have to share a GPU, all do, since mixed times would mean little.
   own.index = comm.local_size() <= number_of_gpus() ? comm.local_rank() : 0;
   own.uuid = comm::cuda::Gpu::at(own.index).uuid();
   own.software = value_or_throw(comm::cuda::Gpu::look());
@@ -150,11 +150,11 @@ double MemoryRoof::rate(Communicator& comm, std::byte* data, std::size_t bytes, 
       comm.barrier().wait();
       const auto begin = Clock::now();
       for (int pass = 0; pass < passes; ++pass) read_and_write(data, bytes, streams);
-      // To the end of the last rank: with more ranks than cores they run one after the other.
+      // Measures until the last rank ends, since with more ranks than cores they run one after the other.
       comm.barrier().wait();
       const double seconds = over_ranks(comm, seconds_since(begin), ReduceOp::Max);
       best = std::max(best, 2.0 * static_cast<double>(bytes) * passes / seconds);
-      // Small buffers are passed over often, so that the barrier does not count.
+      // Small buffers are traversed many times, so that the barrier's time is negligible.
       if (trial == 0 && state == State::Hot) passes = std::max(1, static_cast<int>(kSeconds / seconds));
     }
   }
@@ -175,7 +175,7 @@ constexpr std::uint32_t kBatches = 40;
 constexpr int kMostPeers = 8;
 constexpr std::chrono::seconds kPatience(30);
 
-/// The ranks' common page; nothing where one of them cannot map it. Rank 0 says where it lies in its own process.
+/// The ranks' common page; nullopt if a rank cannot map it. Rank 0 sends its address in rank 0's process.
 std::optional<sys::Mapping> common_page(Communicator& comm) {
   std::optional<sys::SharedSegment> own;
   std::array<std::int64_t, 2> place = {-1, -1};
@@ -246,7 +246,7 @@ std::vector<double> flag_round_trips(Communicator& comm) {
       page.turn.word.store(static_cast<std::uint32_t>(peer), std::memory_order_release);
       trip = shortest_trip(page);
     } else {
-      // Ranks whose turn it is not leave the cores to the two.
+      // The other ranks leave the cores to the two that measure.
       const auto deadline = Clock::now() + kPatience;
       while (page.turn.word.load(std::memory_order_acquire) < static_cast<std::uint32_t>(peer)) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));

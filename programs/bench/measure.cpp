@@ -24,7 +24,7 @@
 namespace cohort::app::bench {
 namespace {
 
-/// Each field once, for both directions.
+/// Lists each field once, for reading and writing.
 template <class S, class F>
 void visit(S& side, F&& field) {
   field("time_us", side.time), field("in_a_row", side.in_a_row), field("p50_us", side.p50), field("p90_us", side.p90);
@@ -89,7 +89,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Below this, hot calls are also timed in a row: reading the clock takes 25 ns, a call perhaps 100.
 constexpr std::size_t kInARowBytes = 4096;
-constexpr int kRows = 11;  ///< so many times; their median counts
+constexpr int kRows = 11;  ///< number of repetitions, of which the median counts
 
 double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
@@ -104,7 +104,7 @@ class Measurement {
       const Traits& traits = traits_of(collective);
       const bool pair = collective == Collective::PingPong || collective == Collective::Exchange;
       if (pair && comm_.size() < 2) {
-        if (plan_.collectives.size() > 1) continue;  // `all` is meant for any world
+        if (plan_.collectives.size() > 1) continue;  // `all` is valid in any world
         raise(ErrorCode::InvalidArgument, "{} needs at least 2 ranks -- start more with -np", traits.name);
       }
       const bool data = collective != Collective::Barrier;
@@ -205,7 +205,7 @@ class Measurement {
       comm_.all_reduce(std::span<std::int64_t>(wrong)).wait();
       side.wrong = wrong[0];
     }
-    comm_.barrier().wait();  // somebody may still be comparing
+    comm_.barrier().wait();  // other ranks may still be comparing
     clear(operation);
     for (int i = 0; i < plan_.warm_up; ++i) timed_call(operation);
     const double estimate = std::max(0.05, median_of(slowest(timed_calls(operation, 3))));
@@ -261,7 +261,7 @@ class Measurement {
     return operation.collective == Collective::PingPong ? time / 2 : time;
   }
 
-  /// Call by call, the slowest rank's.
+  /// Time of the slowest rank, call by call.
   std::vector<double> slowest(std::vector<double> own) {
     comm_.all_reduce(std::span<double>(own), {.op = ReduceOp::Max}).wait();
     return own;
@@ -290,14 +290,14 @@ void check_root(const Plan& plan, int ranks) {
 namespace {
 
 /// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
-/// what the communicator throws, InvalidArgument where the plan asks for what this world cannot do.
+/// what the communicator throws, InvalidArgument if this world cannot carry out the plan.
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
   check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
-  comm.barrier().wait();  // nobody leaves while another still reads its memory
+  comm.barrier().wait();  // so that no rank leaves while another still reads its memory
 }
 
-/// `cohort run` wants an end of everything; each operation has its own.
+/// `cohort run` needs a timeout of the job, although each operation has its own.
 constexpr std::chrono::hours kLongEnough(24 * 365);
 
 }  // namespace

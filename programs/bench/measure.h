@@ -20,15 +20,15 @@
 
 namespace cohort::app::bench {
 
-/// One way (out of place or in place) of one row. Times are microseconds of the slowest rank of each call.
+/// The out-of-place or in-place half of a row. Times are microseconds of the slowest rank of each call.
 struct Side {
-  double time = 0;  ///< median; of calls in a row, where `in_a_row`
+  double time = 0;  ///< median; with `in_a_row`, of consecutive calls
   bool in_a_row = false;
-  double p50 = 0, p90 = 0, p99 = 0, p99_9 = 0, max = 0;  ///< of calls that were timed one by one
-  int calls = 0;                                         ///< of these
-  std::int64_t wrong = -1;                               ///< elements on all ranks; -1: not compared
+  double p50 = 0, p90 = 0, p99 = 0, p99_9 = 0, max = 0;  ///< of calls that were timed individually
+  int calls = 0;                                         ///< number of such calls
+  std::int64_t wrong = -1;                               ///< number of wrong elements on all ranks; -1: not compared
   double algbw = 0, busbw = 0;                           ///< GB/s (10^9)
-  double bound = 0;                                      ///< microseconds that it takes at least
+  double bound = 0;                                      ///< lower bound of the time, in microseconds
 };
 
 struct Row {
@@ -39,9 +39,9 @@ struct Row {
   std::size_t bytes = 0;
   std::int64_t count = 0;
   std::string type;
-  std::string op;          ///< "none" where nothing is reduced
-  int root = -1;           ///< -1 where there is none
-  double memory_rate = 0;  ///< GB/s that one rank reads and writes while all do; 0: not measured
+  std::string op;          ///< "none" without a reduction
+  int root = -1;           ///< -1 without a root
+  double memory_rate = 0;  ///< GB/s that one rank reads and writes while all ranks do so; 0: not measured
   std::optional<Side> out_of_place, in_place;
 };
 
@@ -58,13 +58,14 @@ using Emit = std::function<void(const nlohmann::json& event)>;
 /// Percentile by nearest rank; `sorted` ascending and not empty.
 double percentile(const std::vector<double>& sorted, double share);
 
-/// InvalidArgument if there is no such rank among so many.
+/// Throws InvalidArgument if the plan's root is not below `ranks`.
 void check_root(const Plan& plan, int ranks);
 
-/// Processes on this host, each of this command with its own words behind `kAsRank`. Throws what `run_job` does.
+/// Runs the ranks as processes on this host, each with this command's own words behind `kAsRank`. Throws what `run_job`
+/// does.
 void run_on_processes(int ranks, const Emit& emit);
 inline constexpr const char* kAsRank = "--as-rank";
-/// One of them: what rank 0 emits goes to stdout.
+/// Runs one of these processes; rank 0 emits to stdout.
 void be_rank(const Plan& plan);
 /// Runs the ranks as threads of this process.
 void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
@@ -72,7 +73,7 @@ void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 /// Returns whether a launcher has started this process as a rank. Throws InvalidArgument if its variables contradict
 /// each other.
 bool inside_a_job();
-/// Joins that job. `emit` is called in its rank 0 only.
+/// Joins that job. `emit` is called in rank 0 only.
 void run_in_job(const Plan& plan, const Emit& emit);
 
 // The printed table, in the columns that nccl-tests made customary, and more. Belongs to the thread that prints.
@@ -83,9 +84,9 @@ class Table {
 
   void header(const nlohmann::json& machine);
   void world(const nlohmann::json& world, const std::string& kind, int cores);
-  /// With a new heading whenever collective, ranks or memory change.
+  /// Prints a row, after a new heading if collective, ranks or memory have changed.
   void row(const Row& row);
-  /// Use of the machine meanwhile; in cores.
+  /// Prints the use of the machine during the measurement, in cores.
   void footer(double others, double stolen);
 
  private:
@@ -95,8 +96,8 @@ class Table {
   std::int64_t wrong_ = 0;
 };
 
-/// SVG: for each collective a panel of times over sizes, and one of bus bandwidths if there is one collective only;
-/// both axes logarithmic, a curve for each number of ranks, kind of memory, type and reduction.
+/// Returns an SVG: for each collective a panel of times over sizes, and with only one collective a panel of bus
+/// bandwidths. Both axes are logarithmic, with a curve for each number of ranks, kind of memory, type and reduction.
 std::string draw(const std::vector<Row>& rows, const nlohmann::json& machine);
 
 }  // namespace cohort::app::bench

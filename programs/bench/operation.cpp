@@ -26,7 +26,7 @@ std::uint32_t mixed(int rank, std::int64_t index) {
   return (bits ^ bits >> 13) * 3266489917U >> 9;
 }
 
-// Few different and small ones, so that a reduction over many ranks is exact in 16 bits.
+// Returns few different, small numbers, so that a reduction over many ranks is exact in 16 bits.
 int whole_number(DType dtype, ReduceOp op, int rank, std::int64_t index) {
   const std::uint32_t hash = mixed(rank, index);
   if (dtype == DType::Bool) return hash % 4 != 0 ? 1 : 0;
@@ -152,7 +152,7 @@ double reduced_real(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t i
   return op == ReduceOp::Average ? averaged(dtype, result, ranks.count) : result;
 }
 
-// In the order and by the formula of the reductions, so that zeros have their sign.
+// Uses the order and the formula of the reductions, so that zeros have the same sign.
 std::complex<double> reduced_complex(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t index) {
   std::complex<double> result = complex_number(op, whole_number(dtype, op, ranks.first, index));
   for (int rank = ranks.first + 1; rank < ranks.first + ranks.count; ++rank) {
@@ -280,11 +280,11 @@ Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Col
 
 void drop_from_caches(const void* data, std::size_t bytes) {
 #if defined(__x86_64__)
-  // Surer than any detour over other memory, whatever the size of the last cache.
+  // Flushing lines is surer than reading other memory, for any size of the last cache.
   for (std::size_t at = 0; at < bytes; at += 64) _mm_clflush(static_cast<const char*>(data) + at);
   _mm_mfence();
 #else
-  // Twice the largest cache that the system reports pushes it out.
+  // Writing twice the size of the largest reported cache evicts the data.
   (void)data;
   (void)bytes;
   static const std::size_t kSweep = 2 * static_cast<std::size_t>(std::max(::sysconf(_SC_LEVEL3_CACHE_SIZE), 32L << 20));
@@ -397,7 +397,7 @@ void call(Communicator& comm, const Operation& operation) {
 }
 
 void write_input(const Communicator& comm, const Operation& operation) {
-  // In place, the output holds the input: first the one, then the other.
+  // In place, the output contains the input, so the output is written first.
   if (operation.shape.output > 0)
     std::memset(operation.mirror.output, kGarbage, bytes_of(operation, operation.shape.output));
   if (brings(operation, comm.rank())) {
@@ -441,7 +441,7 @@ std::int64_t wrong_elements(const Communicator& comm, const Operation& operation
     case Collective::Barrier: return 0;
     default: break;
   }
-  // Parts of all ranks, one after the other.
+  // Compares the parts of all ranks, one after the other.
   std::int64_t wrong = 0;
   std::int64_t at = 0;
   for (int source = 0; source < ranks; ++source) {

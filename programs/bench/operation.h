@@ -1,9 +1,8 @@
 // Inputs of ranks and expected results, for every type and reduction: small whole numbers that depend on the rank and
-// the place, so that results are exact and a part at a wrong place shows. Pure functions; any thread.
-// The memory that a rank's calls work on, and the state of the caches before each. Belongs to the rank's thread.
-// Buffers live until the Buffers object goes, which has to be before the communicator does.
-// One operation of the plan on one rank: calling it, and comparing the result with the expected one. Belongs to the
-// rank's thread.
+// the position, so that results are exact and misplaced parts are detected. Pure functions; any thread. The memory that
+// a rank's calls work on, and the state of the caches before each. Belongs to the rank's thread. Buffers live as long
+// as the Regions object, which has to be destroyed before the communicator. One operation of the plan on one rank:
+// calling it, and comparing the result with the expected one. Belongs to the rank's thread.
 #pragma once
 
 #include "bench/collective.h"
@@ -19,11 +18,11 @@
 
 namespace cohort::app::bench {
 
-/// Elements that repeat: element i of a buffer is element (first + i) mod kPeriod of its tile. A prime, so that
-/// parts do not begin alike.
+/// Period of the elements: element i of a buffer is element (first + i) mod kPeriod of its tile. A prime, so that parts
+/// begin differently.
 inline constexpr std::int64_t kPeriod = 251;
 
-/// One period, encoded.
+/// One period of elements, encoded.
 using Tile = std::vector<std::byte>;
 
 /// Input of rank `rank` to a reduction by `op` (to an operation that only moves data: any op).
@@ -35,10 +34,11 @@ void fill(void* data, std::int64_t count, DType dtype, const Tile& tile, std::in
 /// Number of elements that differ from those `fill` would write.
 std::int64_t count_wrong(const void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
 
-/// Memory of each kind, zeroed and touched; grown when more is wanted, never moved by asking for less.
+/// Memory of each kind, zeroed and touched; grows if more is requested, and does not move if less is.
 class Region {
  public:
-  /// At least `bytes`, aligned to pages; Cuda: of the GPU `gpu`. Throws Unavailable when there is not so much.
+  /// Returns at least `bytes`, aligned to pages; for Cuda, on the GPU `gpu`. Throws Unavailable if there is not that
+  /// much.
   std::byte* get(Communicator& comm, MemoryKind kind, std::size_t bytes, int gpu);
 
  private:
@@ -62,11 +62,11 @@ struct Regions {
   int gpu = -1;  ///< of MemoryKind::Cuda
 };
 
-/// Places this rank's buffers. In place, the smaller one is its part of the larger.
+/// Places this rank's buffers. In place, the smaller buffer is the rank's part of the larger.
 Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Collective collective, const Shape& shape,
                       DType dtype, bool in_place);
 
-/// Takes the lines out of all caches of all cores, or as much as can be done about it on this processor.
+/// Removes the lines from all caches of all cores, as far as this processor allows.
 void drop_from_caches(const void* data, std::size_t bytes);
 
 struct Operation {
@@ -77,21 +77,22 @@ struct Operation {
   bool in_place = true;
   Shape shape;
   Buffers buffers;
-  Device device;                    ///< where they are
-  Buffers mirror;                   ///< of a GPU's buffers, in the host's memory; else the buffers themselves
+  Device device;                    ///< of the buffers
+  Buffers mirror;                   ///< copies of GPU buffers in host memory; else the buffers themselves
   std::optional<GpuSums> gpu_sums;  ///< none: what COHORT_GPU_SUMS says
 };
 
-/// Calls it and waits for it. A send_recv is there and back between ranks 0 and 1; a sendrecv goes round the ring.
+/// Runs the operation and waits. A send_recv is a round trip between ranks 0 and 1; a sendrecv passes data round the
+/// ring.
 void call(Communicator& comm, const Operation& operation);
 
 /// Writes this rank's values into its input, and values that must not remain into its output.
 void write_input(const Communicator& comm, const Operation& operation);
 
-/// Writes zeros into both: they stay zeros however often they are summed.
+/// Writes zeros into input and output, which remain zeros in any number of sums.
 void clear(const Operation& operation);
 
-/// After `write_input` and `call` on all ranks: elements of this rank's output that are not what they have to be.
+/// After `write_input` and `call` on all ranks, returns the number of wrong elements in this rank's output.
 std::int64_t wrong_elements(const Communicator& comm, const Operation& operation);
 
 }  // namespace cohort::app::bench

@@ -12,7 +12,7 @@
 namespace cohort::app::bench {
 namespace {
 
-// Microseconds and GB/s with as many digits as mean something.
+// Formats microseconds and GB/s with the significant digits.
 std::string number(double value) {
   if (value >= 10000) return fmt::format("{:.0f}", value);
   if (value >= 100) return fmt::format("{:.1f}", value);
@@ -85,7 +85,7 @@ void Table::row(const Row& row) {
     heading_ = heading_now;
   }
   const Side& main = main_side(row);
-  // No bound is measured of a GPU.
+  // No bound is measured for GPUs.
   const std::string of_bound = row.memory == to_string(MemoryKind::Cuda)
                                    ? "-"
                                    : fmt::format("{:.0f}%", main.time > 0 ? 100 * main.bound / main.time : 0);

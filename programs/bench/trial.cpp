@@ -125,7 +125,7 @@ namespace {
 
 // The job: what its ranks do.
 
-/// In rank 0: a line for the command.
+/// On rank 0, prints a line for the command.
 void tell(const Communicator& comm, const json& event) {
   if (comm.rank() != 0) return;
   std::printf("%s\n", json_text(event).c_str());
@@ -144,7 +144,7 @@ std::vector<int> ranks_with(Communicator& comm, bool said) {
   return ranks;
 }
 
-/// Sizes grow until the next ones would take longer than `limit`, by rank 0's clock.
+/// Tries growing sizes until the next ones would take longer than `limit`, by rank 0's clock.
 void try_collective(Communicator& comm, bench::Regions& regions, bench::Collective collective, double limit) {
   const bench::Traits& traits = bench::traits_of(collective);
   const std::vector<DType> all = {DType::Float32, DType::BFloat16, DType::Float64, DType::Float16,
@@ -174,7 +174,7 @@ void try_collective(Communicator& comm, bench::Regions& regions, bench::Collecti
         comm.barrier().wait();
         bench::call(comm, operation);
         wrong += bench::wrong_elements(comm, operation);
-        comm.barrier().wait();  // somebody may still be comparing
+        comm.barrier().wait();  // other ranks may still be comparing
         ++calls;
       }
     }
@@ -225,7 +225,7 @@ void be_trial_rank() {
 
 // The command.
 
-/// Runs `cohort doctor --json`; output that is no report is thrown as the error.
+/// Runs `cohort doctor --json`; throws output that is no report as the error.
 json doctor_report(const std::vector<std::string>& given) {
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "doctor", "--json"};
   command.insert(command.end(), given.begin(), given.end());
@@ -264,7 +264,7 @@ void run_test(const SharedOptions& options, int& exit_status) {
     JobRequest request;
     request.options = given;
     request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
-    request.program = {"/proc/self/exe", "bench", "trial"};  // the agent's own, wherever it is on its host
+    request.program = {"/proc/self/exe", "bench", "trial"};  // the agent's executable, at any path on its host
     request.processes = static_cast<int>(hosts.size());
     request.timeout = kJobLimit;
     request.on_output = [&](const std::string& said) {

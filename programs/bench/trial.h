@@ -1,6 +1,6 @@
 // `cohort test`: tests whether hosts can train together: the findings of `cohort doctor`, and then one job, whose ranks
-// compare the results of collectives with those that each computes by itself, and train a small network. Its output is
-// computed from values, so that it can be tested with results that no sound host has.
+// compare the results of collectives with those that each rank computes by itself, and train a small network. The
+// output is computed from values, so that it can be tested with results of faulty hosts.
 #pragma once
 
 #include "launch/step_costs.h"
@@ -20,14 +20,14 @@ struct Line {
   Level level = Level::Ok;
   std::string what;     ///< the collective, or the host or link: "h1 to h2"
   std::string title;    ///< of a host or link: "speed"; else empty
-  std::string found;    ///< in words
-  std::string fix;      ///< empty if it is in order
-  double seconds = -1;  ///< that it took; -1: it is a part of another one
+  std::string found;    ///< result in words
+  std::string fix;      ///< empty if nothing is wrong
+  double seconds = -1;  ///< duration; -1: part of another check
 };
 
 std::string to_string(const Line& line);
 
-/// Lines for the report of `cohort doctor --json`: one for everything in order, and one for each other finding.
+/// Lines for the report of `cohort doctor --json`: one for all sound checks together, and one for each other finding.
 std::vector<Line> lines_of_doctor(const nlohmann::json& report, double seconds);
 /// Line for rank 0's event of a check, with the host of each rank; `wrong` has the ranks with wrong results.
 Line line_of_check(const nlohmann::json& event, const std::vector<std::string>& hosts);

@@ -23,13 +23,12 @@
 namespace cohort::app {
 namespace {
 
-/// Time from the announcement to the invitation, which is the answer to it. Less than a job's default wait for its
-/// agents (30 s): if nothing comes through any more, not even an end of file, this agent is gone when the job gives it
-/// up.
+/// Time from the announcement to the invitation that answers it. Less than a job's default wait for its agents (30 s):
+/// if nothing arrives any more, not even an end of file, this agent has ended before the job gives up.
 constexpr auto kInvitationLimit = std::chrono::seconds(20);
 constexpr std::size_t kLongestInvitation = 8000;
 
-/// From stdin, not a byte more: what comes after it is its end, which is the lifeline's.
+/// Reads the invitation from stdin, and not a byte more: the end of input that follows is the lifeline's.
 launch::Invitation read_invitation() {
   const net::Deadline deadline = net::deadline_in(kInvitationLimit);
   std::string text;
@@ -51,9 +50,9 @@ launch::Invitation read_invitation() {
   return invitation;
 }
 
-/// Runs behind a command such as ssh: announces itself, and gets its orders.
+/// Runs behind a command such as ssh: announces the agent, and receives the invitation.
 void be_invited(launch::AgentOptions& agent) {
-  // On a line of its own, whatever was printed before it.
+  // Begins a new line, since other programs may have printed before.
   fmt::print("\n{}\n", launch::to_line(launch::own_announcement()));
   std::fflush(stdout);
   launch::Invitation invitation = read_invitation();
@@ -66,7 +65,7 @@ void be_invited(launch::AgentOptions& agent) {
   if (null_device) ::dup2(null_device.get(), 1);
 }
 
-/// By hand: where the job is, and its secret, are on the command line.
+/// Started by hand: the job's address and secret are on the command line.
 void join_by_hand(launch::AgentOptions& agent, const std::string& places, const std::string& secret_file,
                   double timeout, double host_timeout) {
   if (secret_file.empty()) raise(ErrorCode::InvalidArgument, "--join: --secret-file FILE is wanted");

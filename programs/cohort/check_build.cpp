@@ -1,4 +1,5 @@
-// `cohort check-build`: what this build and this machine have, with versions; else why not and what to install.
+// `cohort check-build`: what this build and this machine have, with versions, or the reason why not and what to
+// install.
 
 #include "base/files.h"
 #include "base/json.h"
@@ -37,7 +38,7 @@
 namespace cohort::app {
 namespace {
 
-/// Frameworks are imported for real: one that is installed and does not work is to be found here.
+/// Frameworks are really imported, to find installed ones that do not work.
 constexpr auto kPythonLimit = std::chrono::seconds(120);
 constexpr auto kProgramLimit = std::chrono::seconds(15);
 constexpr std::string_view kMark = "cohort-check-build ";
@@ -100,7 +101,7 @@ std::string first_line(const std::string& text) {
   return text.substr(begin, text.find_first_of("\r\n", begin) - begin);
 }
 
-/// Most say it in their first line; MPICH's launcher in one that is called so.
+/// Most programs print their version in the first line; MPICH's launcher in a line of that name.
 std::string version_in(const std::string& text) {
   const std::string first = first_line(text);
   const auto named = text.find("Version:");
@@ -278,7 +279,7 @@ void build(const std::string& compiler, const fs::path& folder) {
     raise(ErrorCode::Unavailable, "build-mpi: {} failed with status {} -- it needs an MPI of version 3 or later:\n{}",
           compiler, compiled.status, compiled.text);
   }
-  // In a process of its own: two MPIs would not get on in one.
+  // Uses a separate process, since two MPIs cannot share one.
   const auto checked =
       value_or_throw(launch::capture({value_or_throw(sys::own_executable()), "build-mpi", "--check", made}, kChecking));
   std::istringstream lines(checked.text);

@@ -1,7 +1,7 @@
-// The sub-commands of `cohort`. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in a file of its
-// own or of its kind, declare it here, call it in main.cpp. It adds its options and a callback that does the work, sets
-// `exit_status` where it is not 0, and throws cohort::Error for errors that the user has to see: main prints them.
-// Never include torch: the command starts in milliseconds.
+// The sub-commands of `cohort`. To add one: write `void add_NAME(CLI::App& app, int& exit_status)` in a file of its own
+// or of its kind, declare it here, call it in main.cpp. The function adds its options and a callback that does the
+// work, sets `exit_status` unless it is 0, and throws cohort::Error for errors that main prints for the user. Never
+// include torch: the command starts in milliseconds.
 #pragma once
 
 #include "shared/program.h"
@@ -33,16 +33,17 @@ void print_environment();
 /// The tables of the pages in docs/reference, in Markdown.
 std::string run_reference();
 std::string environment_reference();
-/// The words that `cohort help` takes besides commands.
+/// Topics of `cohort help` besides commands.
 std::vector<std::string> help_topics();
 
-/// "torchrun's; here: -np N" for an option that `cohort run` has by another name, or not at all; empty if nobody's.
+/// "torchrun's; here: -np N" for another launcher's option that `cohort run` has under another name, or not at all;
+/// empty for other words.
 std::string foreign_option(std::string_view word);
 
-/// `cohort run` with the words behind it. Throws CLI::CallForHelp where they ask for it, and cohort::Error as above.
+/// Runs `cohort run` with these words. Throws CLI::CallForHelp if the words ask for help, and cohort::Error as above.
 void run(const std::vector<std::string>& words, int& exit_status);
 
-/// Likewise `cohort submit`.
+/// The same for `cohort submit`.
 void submit(const std::vector<std::string>& words, int& exit_status);
 
 /// Sets the text around the options in `cohort run --help` and --help-all, and how lines are broken.

@@ -38,7 +38,7 @@ const std::vector<Topic>& topics() {
   return all;
 }
 
-/// From its heading to the next one.
+/// The section from its heading to the next heading.
 std::string_view section(std::string_view heading) {
   const std::string line = "## " + std::string(heading) + "\n";
   const std::string_view page = kRunPage;
@@ -47,7 +47,7 @@ std::string_view section(std::string_view heading) {
   return page.substr(begin, page.find("\n## ", begin + 1) - begin);
 }
 
-/// `[text](page.md#part)` as it is read where nothing can be followed.
+/// Replaces `[text](page.md#part)` by text without links.
 std::string without_links(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -75,7 +75,7 @@ void print_topic(const Topic& topic) {
 void print_help(const CLI::App& app, const std::string& word) {
   std::vector<std::string> known;
   if (word.empty()) {
-    // Not app.help(), which is that of the chosen command.
+    // Does not use app.help(), which is the help of the chosen command.
     std::fputs(app.get_formatter()->make_help(&app, app.get_name(), CLI::AppFormatMode::Normal).c_str(), stdout);
     std::fputs("\nTopics (cohort help TOPIC):\n", stdout);
     for (const Topic& topic : topics()) std::printf("  %-12s %s\n", topic.name, topic.about);
@@ -164,7 +164,7 @@ class RunHelp : public CLI::Formatter {
     return make_description(command) + make_usage(command, name) + make_positionals(command) +
            make_group("Options", false, shown) + "\n" + make_footer(command) + kMore;
   }
-  /// In lines that a terminal shows whole, each behind the names.
+  /// Breaks the description into lines that fit a terminal, beside the names.
   std::string make_option_desc(const CLI::Option* option) const override {
     constexpr std::size_t kWidth = 80;
     std::string lines;

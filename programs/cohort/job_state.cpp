@@ -11,7 +11,7 @@
 namespace cohort::app {
 namespace {
 
-constexpr int kCancelled = 128 + SIGTERM;  ///< whatever the script made of its end
+constexpr int kCancelled = 128 + SIGTERM;  ///< for any exit status of the script
 
 /// Returns the word after `name`, up to a blank: "JobState=RUNNING Reason=...".
 std::string word_behind(const std::string& text, std::string_view name) {

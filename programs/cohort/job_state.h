@@ -1,4 +1,5 @@
-// Parses schedulers' answers about a job. Pure functions over their commands' texts, which may be anything.
+// Parses schedulers' answers about a job. Pure functions over the output of the schedulers' commands, which may be any
+// text.
 #pragma once
 
 #include <optional>
@@ -10,12 +11,12 @@ namespace cohort::app {
 struct JobState {
   std::string word;  ///< the scheduler's own: "RUNNING"
   bool over = false;
-  std::optional<int> status = {};  ///< of a job that is over, as a shell gives it; nothing: not known
+  std::optional<int> status = {};  ///< exit status of an ended job, as a shell gives it; nullopt: not known
 };
 
 /// State from `scontrol -o show job JOB`.
 JobState state_by_scontrol(const std::string& text);
-/// State from `sacct -X -n -P -o State,ExitCode -j JOB`; nothing if there is no accounting.
+/// State from `sacct -X -n -P -o State,ExitCode -j JOB`; nullopt if there is no accounting.
 std::optional<JobState> state_by_sacct(const std::string& text);
 /// State from `qstat -x -f JOB`: PBS Professional's text, or Torque's XML.
 JobState state_by_qstat(const std::string& text);

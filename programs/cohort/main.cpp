@@ -27,7 +27,7 @@
 namespace cohort::app {
 
 std::string installed_prefix() {
-  // The library where it is shared, else this program, is in a folder of the prefix. A build folder is none.
+  // The shared library, or else this program, is in a folder of the prefix. A build folder has no prefix.
   namespace fs = std::filesystem;
   const std::string own = value_or_throw(sys::own_executable());
   Dl_info info{};
@@ -77,7 +77,7 @@ void print_rows(env::Variable::Use use) {
     fmt::print("  {}={}\n      {}", variable.name, variable.value(), variable.meaning);
     if (!variable.default_value.empty()) fmt::print(" (default: {})", variable.default_value);
     if (const auto value = env::get(variable.name)) {
-      // Output here is pasted into reports. A file's name is no secret.
+      // Hides secrets, since this output is pasted into reports. A file's name is no secret.
       const bool is_private =
           launch::looks_private(variable.name) && !std::string_view(variable.name).ends_with("_FILE");
       fmt::print("  [now: {}]", is_private ? "set, not shown" : *value);
@@ -115,8 +115,8 @@ void add_env(CLI::App& app, int&) {
 
 namespace {
 
-// `cohort completion bash`: a script that completes commands, options and their values, made from what the command
-// itself knows of them. zsh takes bash's.
+// `cohort completion bash`: a script that completes commands, options and their values, generated from the command's
+// own tables. zsh uses bash's.
 
 /// Cases of the programs beside this one first, before the empty ones of the same names.
 std::string all_cases(const CLI::App& app, std::string_view shell, const std::string& commands) {
@@ -222,7 +222,7 @@ namespace {
 
 // The tables of docs/reference/run.md and environment.md, from the rows that the command goes by.
 
-/// Options that a text names stand as code there, and nothing in it is markup but what is code already.
+/// Formats options in a text as code, and escapes all markup except existing code.
 std::string cell(std::string_view plain) {
   static const std::regex special("`[^`]*`|\"[^\"]*\"|--?[a-z]+(-[a-z]+)*|[|<*]");
   const std::string text(plain);
@@ -250,7 +250,7 @@ std::string row_of(const RunOption& option) {
   std::vector<std::string> names = option.all_names();
   if (!option.type.empty()) names.back() += fmt::format(" {}", option.type);
   for (std::string& name : names) name = code(name);
-  // A default that is no value stands behind the help.
+  // A default that is no value is at the end of the help.
   std::string_view help = option.help, standard;
   if (const auto bracket = help.rfind(" ["); bracket != std::string_view::npos && help.ends_with(']')) {
     standard = help.substr(bracket + 2, help.size() - bracket - 3);

@@ -38,15 +38,15 @@ namespace {
 struct RunSetting {
   std::vector<std::string> values = {};  ///< several only for options that may be repeated
   std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3"
-  bool elsewhere = false;                ///< not by the command line
+  bool elsewhere = false;                ///< true: not from the command line
 };
-using RunSettings = std::map<const RunOption*, RunSetting>;  ///< of those that are given
+using RunSettings = std::map<const RunOption*, RunSetting>;  ///< of the given options
 
 constexpr const char* kCommandLine = "command line";
 
 bool is_repeatable(const RunOption& option) { return option.kind == RunOption::Kind::Repeatable; }
 
-/// Values of repeatable options add up; of others the last one counts.
+/// Adds values of repeatable options; for other options the last one counts.
 void put(RunSettings& settings, const RunOption& option, std::vector<std::string> values, const std::string& origin) {
   RunSetting& setting = settings[&option];
   if (!is_repeatable(option)) setting = {};
@@ -107,7 +107,7 @@ std::vector<std::string> spelled(const std::string& word) {
   else if (name.starts_with("-np") && run_option("-" + name) != nullptr)
     name.insert(0, "-");
   else if (name.starts_with("-np") || !foreign_option(name).empty())
-    return {"--" + word};  // nobody's
+    return {"--" + word};  // no launcher's option
   const RunOption* const option = run_option(name.starts_with("--") ? name : std::string("-") + name.back());
   if (option == nullptr) return {word};
   if (equals == word.size()) return {name};
@@ -122,7 +122,7 @@ struct Words {
   std::vector<std::string> program;  ///< with its arguments
 };
 
-/// Throws CLI::CallForHelp and CallForAllHelp where the words ask for it.
+/// Throws CLI::CallForHelp and CallForAllHelp if the words ask for help.
 Words read_words(const std::vector<std::string>& typed) {
   CLI::App parser;
   add_options(parser);
@@ -203,7 +203,7 @@ void read_file(const std::string& path, RunSettings& settings) {
   }
 }
 
-/// Remarks on variables that were probably meant for an option, and are no option's.
+/// Remarks on variables that belong to no option, but were probably meant for one.
 std::vector<std::string> remarks_on(const launch::Environment& environment) {
   std::vector<std::string> known, remarks;
   for (const RunOption& option : run_options()) {
@@ -229,7 +229,7 @@ RunSettings read_settings(const Words& words) {
     const auto value = environment.find(option.variable());
     return value && !value->empty() ? value : std::nullopt;
   };
-  // The weakest first.
+  // Sources are read in ascending order of precedence.
   const RunOption* const config = run_option("--config");
   const auto said = words.given.find(config);
   const auto path = said != words.given.end() ? said->second.back() : variable(*config);
@@ -248,7 +248,7 @@ RunSettings read_settings(const Words& words) {
   return settings;
 }
 
-/// The job that the settings describe. Throws Error (InvalidArgument) with the option, its value and where it is from.
+/// The job that the settings describe. Throws Error (InvalidArgument) with the option, its value and its origin.
 launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::string>& program) {
   launch::JobSpec spec;
   for (const auto& [option, setting] : settings) {
@@ -290,7 +290,7 @@ std::string show_config(const RunSettings& settings) {
     } else if (!setting.values.empty() && (given != settings.end() || !setting.values.back().empty())) {
       value = option.is_flag() ? setting.values.back() : launch::toml_text(setting.values.back());
     }
-    // An option without a value is shown too, and --config does not belong into a file.
+    // Comments out options without a value, and --config, which cannot be in a file.
     const bool comment = value.empty() || key == "config";
     lines.emplace_back((comment ? "# " : "") + key + (value.empty() ? "" : " = " + value), setting.origin);
     width = std::max(width, lines.back().first.size());
@@ -301,7 +301,7 @@ std::string show_config(const RunSettings& settings) {
   return text;
 }
 
-// Options of other launchers, for those who type them by habit: what does the same here.
+// Options of other launchers that people may type by habit, with our equivalents.
 
 struct Foreign {
   std::string_view name;  ///< with - for _
@@ -373,7 +373,7 @@ void add_run(CLI::App& app, int&) {
 
 namespace {
 
-/// trace.pftrace of what a job's hosts have recorded.
+/// Merges the traces of a job's hosts into trace.pftrace.
 void merge_trace_of(const std::string& run_folder, bool quiet) {
   const auto merged =
       launch::capture({launch::own_command().value_or("cohort"), "trace", "merge", run_folder}, std::chrono::hours(1));
@@ -424,7 +424,7 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
   if (!plan.note.empty() && !spec.quiet) std::fprintf(stderr, "cohort: %s\n", plan.note.c_str());
   if (spec.invitation_fd && ::fcntl(*spec.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
     raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *spec.invitation_fd, errno_text(errno));
-  exit_status = launch::kCannotStartStatus;  // what it throws means that nothing was started
+  exit_status = launch::kCannotStartStatus;  // an exception means that nothing was started
   if (spec.dry_run) {
     std::fputs(launch::describe_job(spec, std::move(plan)).c_str(), stdout);
     exit_status = 0;

@@ -76,7 +76,7 @@ tl::unexpected<Error> no_answer(const Answer& said) {
 
 JobState gone() { return {"gone", true, {}}; }
 
-/// "4711;b" is job 4711 of cluster b, as sbatch says it of a job for another cluster.
+/// "4711;b" is job 4711 of cluster b, in sbatch's notation for a job of another cluster.
 struct SlurmJob {
   std::string number;
   std::vector<std::string> cluster = {};  ///< words for Slurm's commands
@@ -101,7 +101,7 @@ Result<JobState> ask_slurm(const std::string& name, int interrupt) {
   const Answer live = ask(of_cluster("scontrol", job, {"-o", "show", "job", job.number}), interrupt);
   if (live && live->status == 0) return state_by_scontrol(live->text);
   if (!live || live->text.find("Invalid job id") == std::string::npos) return no_answer(live);
-  // Slurm has forgotten it; the accounting, where there is one, has not.
+  // Slurm has forgotten the job; its accounting, if there is one, has not.
   const Answer kept =
       ask(of_cluster("sacct", job, {"-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number}), interrupt);
   if (!kept && kept.error().code() == ErrorCode::Aborted) return tl::unexpected(kept.error());
@@ -124,11 +124,11 @@ Result<JobState> ask_flux(const std::string& job, int interrupt) {
 
 struct Scheduler {
   std::string_view name, script;
-  std::vector<std::string> submit;  ///< and the script
-  const char* number;               ///< the last line that is so is the job's
+  std::vector<std::string> submit;  ///< submit command, followed by the script
+  const char* number;               ///< pattern of the job's number, for whole lines; the last match counts
   std::string cancel, partitions;   ///< for messages
-  /// Fails where it does not answer now; with Aborted once the descriptor is readable, with Unavailable where its
-  /// command is not here.
+  /// Fails if the scheduler does not answer now; with Aborted if the descriptor becomes readable, with Unavailable if
+  /// its command is missing here.
   Result<JobState> (*ask)(const std::string& job, int interrupt);
 };
 
@@ -171,13 +171,14 @@ long seconds_of(const std::string& text) {
   return from_hours ? number(1) * 86400 + number(2) * 3600 + number(3) * 60 + number(4) : number(2) * 60 + number(3);
 }
 
-/// From this time on Slurm is asked for a signal before its end; in less it would come when the job has hardly begun.
+/// Least time limit with which Slurm is asked for a signal before the end; in shorter jobs the signal would come right
+/// after the beginning.
 constexpr int kLeastForSignal = 600;
 constexpr const char* kSignal = "B:USR1@120";
 
 using Values = std::map<std::string, std::vector<std::string>>;
 
-/// Each line with its @names@ replaced; without those that have no value, and once for each value of a list.
+/// Replaces the @names@ of each line. Drops lines whose name has no value, and repeats a line for each value of a list.
 std::string filled(std::string_view script, const Values& values, const std::string& whose) {
   static const std::regex name("@([a-z_]+)@");
   std::string text;
@@ -196,7 +197,7 @@ std::string filled(std::string_view script, const Values& values, const std::str
       std::vector<std::string> longer;
       for (const std::string& begun : lines) {
         for (const std::string& each : value->second) {
-          // The rest would be a command.
+          // A value of several lines would become a command.
           if (line.starts_with('#') && each.find('\n') != std::string::npos)
             raise(ErrorCode::InvalidArgument, "{} stands in one line of the script: no line break may be in it: {}",
                   found->str(), each);
@@ -218,8 +219,8 @@ std::string command_text(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Lines of the script that export the variables a job needs. The script is its user's alone: qsub's -V would show the
-/// whole environment, keys among it, to anybody who may ask for the job.
+/// Lines of the script that export the variables a job needs. Only the user can read the script, whereas qsub's -V
+/// would show the whole environment, with keys, to anybody who can query the job.
 std::vector<std::string> exports() {
   std::vector<std::string> lines;
   const launch::Environment environment = launch::Environment::current();
@@ -275,7 +276,7 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
     return value.empty() ? std::vector<std::string>() : std::vector{value};
   };
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
-  // With several nodes Slurm tells how many tasks run on each; one alone is any host to `cohort run`.
+  // With several nodes Slurm says how many tasks run on each; `cohort run` treats a single node as any host.
   if (scheduler.name == "slurm" && options.nodes == 1 && !sbatch_says_how_many(options))
     command.insert(command.end(), {"-np", std::to_string(placing.tasks)});
   command.insert(command.end(), options.run_options.begin(), options.run_options.end());
@@ -327,7 +328,7 @@ struct Submitted {
 /// Without the cluster.
 std::string shown_job(const Submitted& job) { return slurm_job(job.job).number; }
 
-/// Prints the part of the file not printed yet. It may be on a network's file system, where it appears late.
+/// Prints the new part of the file, which may appear late on a network file system.
 void print_new(const std::string& path, std::streamoff& at) {
   std::ifstream file(path, std::ios::binary);
   if (!file || !file.seekg(at)) return;
@@ -353,8 +354,8 @@ std::optional<int> recorded_status(const std::string& folder) {
   return status ? std::optional(static_cast<int>(std::clamp(*status, 0.0, 255.0))) : std::nullopt;
 }
 
-/// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C, which `interrupt`
-/// tells of.
+/// Prints the output from `at` on until the job is over, and returns its status; 130 after Ctrl-C, when `interrupt` is
+/// readable.
 int follow(const Submitted& job, std::streamoff at, int interrupt) {
   constexpr auto kPause = std::chrono::milliseconds(500), kAskEvery = std::chrono::milliseconds(2000);
   std::string last;
@@ -457,10 +458,10 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
   const std::string path = folder.path + "/submit.sh";
   value_or_throw(launch::replace_file(folder, "submit.sh", text));
   fmt::print(stderr, "{}\ncohort: {} {}\n", text, fmt::join(scheduler.submit, " "), path);
-  folder.lock.reset();  // it is the job's, which may begin before we know
+  folder.lock.reset();  // the job needs the lock, and may begin before we know
   std::vector<std::string> command = scheduler.submit;
   command.push_back(path);
-  const std::streamoff begin = size_of(folder.path + "/output.txt");  // of a job before
+  const std::streamoff begin = size_of(folder.path + "/output.txt");  // left by an earlier job
   const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
   const auto said = launch::capture(command, std::chrono::minutes(2), interrupt.fd());
   std::string told = said ? said->text : said.error().what();
@@ -473,7 +474,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
     raise(ErrorCode::Unavailable, "{} refuses the job: {} -- partitions that there are: `{}`; the script is {}",
           scheduler.submit.front(), told, scheduler.partitions, path);
   }
-  // Remarks may stand before the number, and behind it.
+  // Remarks may come before and after the number.
   std::string number;
   const std::regex form(scheduler.number);
   for (std::string& line : split(told, '\n')) {
@@ -494,7 +495,7 @@ int submit_here(const SubmitOptions& options, const std::vector<std::string>& pr
 
 // The words.
 
-/// `cohort run` has them, and they say where a job runs or how it is started: that is the scheduler's.
+/// True for options of `cohort run` that say where a job runs or how it is started, which the scheduler decides.
 bool is_schedulers(const RunOption& option) {
   constexpr std::string_view kTheirs =
       ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"
@@ -514,7 +515,7 @@ std::string folder_there(const std::string& folder) {
   return folder.substr(folder.find_first_not_of('/', 1));
 }
 
-/// On the login node: the same words, but for those that say where that is and how it is reached.
+/// Runs the same command on the login node, without the options that say how to reach that node.
 int submit_at_login(const SubmitOptions& options, const std::vector<std::string>& words) {
   const launch::JobSpec& spec = options.shared.spec;
   const std::string folder = options.folder.empty() ? fs::current_path().string() : options.folder;
@@ -633,7 +634,7 @@ void submit(const std::vector<std::string>& typed, int& exit_status) {
   std::vector<std::string> words = typed;
   for (std::string& word : words) {
     if (word == "--") break;
-    // One word to everyone who comes from MPI, also as -np4.
+    // MPI users write -np, or -np4, as one word.
     if (word.starts_with("-np") && !word.starts_with("-nproc"))
       word = word.size() == 3 ? "--np" : "--np=" + word.substr(word[3] == '=' ? 4 : 3);
   }
@@ -673,7 +674,7 @@ void submit(const std::vector<std::string>& typed, int& exit_status) {
   }
   options.folder = folder_there(options.folder);
   if (options.sync && !options.dry_run && options.job.empty()) {
-    // Copying is no process of the terminal's, where a question would stop it for good.
+    // Copying runs outside of the terminal's process group, where a question would stop it forever.
     std::vector<std::string> ssh = options.shared.spec.ssh;
     ssh.insert(ssh.end(), {"-o", "BatchMode=yes"});
     sync({.ssh = std::move(ssh),

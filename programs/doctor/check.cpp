@@ -167,7 +167,7 @@ void check_folders(const Checkup& checkup, std::vector<Finding>& out) {
   }
 }
 
-// Rows about the way to a host: was its agent started, and did it come.
+// Rows about starting hosts: whether the agent was started, and has connected.
 
 void check_starts(const Checkup& checkup, std::vector<Finding>& out) {
   for (const HostState& host : checkup.hosts) {

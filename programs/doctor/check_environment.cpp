@@ -1,4 +1,4 @@
-// Rows about variables: would they make a job silently smaller than meant, or have it meet at the wrong place.
+// Rows about variables that would make a job silently smaller than meant, or make its ranks meet at a wrong address.
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -20,7 +20,7 @@ namespace {
 
 using rendezvous::find;
 
-/// Checks whether `cohort run`, started here, is one of several; and then one job with them.
+/// Checks whether a `cohort run` started here is one of several, and whether these form one job.
 void check_launchers(const rendezvous::Environment& environment, std::vector<Finding>& out) {
   const auto role = launch::choose_node({}, environment);
   if (!role) {
@@ -38,7 +38,7 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   const auto& environment = checkup.environment;
   const auto detected = rendezvous::detect(environment);
   if (!detected) {
-    // Contradictions, and a world of one under a larger launcher.
+    // Reports contradictions, and a world of one under a larger launcher.
     add(out, "launcher", Level::Failed, {}, detected.error().what(),
         "unset what is left of another job (`env -u NAME`); COHORT_ALONE=1 if it is meant");
     return;
@@ -71,7 +71,7 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
                       checkup.hosts.size(), checkup.hosts.size() == 1 ? "" : "s");
   add(out, "launcher", Level::Ok, {}, text);
 
-  // Variables of launchers that set them for processes of theirs only, and no such process above us.
+  // Reports variables that a launcher sets only for its own processes, if no such launcher is among our ancestors.
   constexpr std::array<std::string_view, 7> kOfProcesses = {"torchrun", "Open MPI", "MVAPICH2",   "MPI (PMI)",
                                                             "PMIx",     "Horovod",  "LSF (jsrun)"};
   std::vector<std::string> left;
@@ -191,7 +191,7 @@ void check_environment(const Checkup& checkup, std::vector<Finding>& out) {
 
 namespace {
 
-// Rows about what is installed: is it there, and the same on all hosts.
+// Rows about installed software: whether it exists, and is the same on all hosts.
 
 using Values = std::map<std::string, std::vector<std::string>>;
 
@@ -234,7 +234,7 @@ struct SoftwareKind {
 }  // namespace
 
 void check_software(const Checkup& checkup, std::vector<Finding>& out) {
-  // Versions that differ do not get so far: the agent is refused (row "version").
+  // Different versions do not get here, since the agent is refused (row "version").
   const SoftwareKind kinds[] = {
       {"version", [](const SoftwareFacts& s) { return fmt::format("{} ({})", s.version, s.build); }, "?", Level::Failed,
        Level::Ok, "install one version everywhere"},
@@ -255,7 +255,7 @@ void check_software(const Checkup& checkup, std::vector<Finding>& out) {
                     {}};
     if (same) finding.found = values.begin()->first.empty() ? kind.none : values.begin()->first;
     if (!same) finding.fix = kind.fix;
-    // A host that has none fails only the programs that need it.
+    // Only programs that need the software fail on a host without it.
     if (!same && values.contains("")) finding.level = Level::Warning;
     out.push_back(std::move(finding));
   }

@@ -1,4 +1,4 @@
-// Rows about what a host is: cores, memory, GPUs; and whether all hosts are alike.
+// Rows about a host's hardware: cores, memory, GPUs; and whether all hosts are alike.
 
 #include "doctor/check.h"
 #include "rendezvous/detect.h"
@@ -25,7 +25,7 @@ void check_cores(const HostState& host, std::vector<Finding>& out) {
         whole ? "bind the container to whole cores (--cpuset-cpus) instead of a quota (--cpus)"
               : fmt::format("a larger quota, or at most {:.0f} ranks", std::max(1.0, machine.quota)));
   }
-  // The doctor itself and what it starts make some.
+  // The doctor itself and its children cause some load.
   const bool busy = machine.cores > 0 && machine.load > 0.5 * machine.cores + 1;
   add(out, "load", busy ? Level::Warning : Level::Ok, host.name, fmt::format("{:.1f}", machine.load),
       host.here ? "what runs there? top -bn1" : fmt::format("what runs there? ssh {} top -bn1", host.name));
@@ -45,13 +45,13 @@ void check_memory(const HostState& host, std::vector<Finding>& out) {
     text += fmt::format("; the control group may have {}", size_text(machine.memory_limit));
     left = std::min(left, machine.memory_limit);
   }
-  // A process with torch has about that much before it does anything.
+  // A process with torch needs about that much before it does anything.
   const bool little = left < std::max(512 * kMiB * host.slots, machine.memory / 20);
   add(out, "memory", little ? Level::Warning : Level::Ok, host.name, text,
       fmt::format("fewer ranks on {}, or end what uses it: ssh {} ps aux --sort -rss", host.name, host.name));
 }
 
-/// GPUs that a rank would see: CUDA_VISIBLE_DEVICES leaves some.
+/// Number of GPUs that a rank would see, limited by CUDA_VISIBLE_DEVICES.
 int visible_gpus(const HostFacts& facts) {
   const auto all = static_cast<int>(facts.machine.gpus.size());
   const auto chosen = facts.environment.find("CUDA_VISIBLE_DEVICES");
@@ -158,7 +158,7 @@ void check_machines(const Checkup& checkup, std::vector<Finding>& out) {
       checkup, "cores", [](const MachineFacts& m) { return std::to_string(m.cores); }, out);
   compare(
       checkup, "processor", [](const MachineFacts& m) { return m.processor.empty() ? "?" : m.processor; }, out);
-  // To the GiB: what the kernel takes differs.
+  // Compares whole GiB, since the kernel's own part differs.
   compare(
       checkup, "memory", [](const MachineFacts& m) { return fmt::format("{} GiB", (m.memory + 512 * kMiB) >> 30); },
       out);
@@ -176,7 +176,7 @@ void check_machines(const Checkup& checkup, std::vector<Finding>& out) {
 
 namespace {
 
-// Rows about limits, as a job's ranks have them on each host.
+// Rows about the limits of a job's ranks on each host.
 
 bool below(std::int64_t limit, std::int64_t wanted) { return limit != kUnlimited && limit < wanted; }
 
@@ -190,7 +190,7 @@ void check_shared(const HostState& host, std::vector<Finding>& out) {
     add(out, "shm", Level::Warning, host.name, machine.shared_error, fix);
     return;
   }
-  // Containers have 64 MiB if nobody says otherwise.
+  // Containers have 64 MiB by default.
   const bool small = machine.shared < 256 * kMiB;
   const bool full = machine.shared_free < 64 * kMiB;
   add(out, "shm", small || full ? Level::Warning : Level::Ok, host.name,

@@ -1,5 +1,5 @@
-// Rows about the way between two hosts: is there one in both directions, which does a job take, how fast is it, and
-// which networks lead nowhere. And the clocks, which are asked over it.
+// Rows about the network between two hosts: whether each reaches the other, the address that a job uses, its speed, and
+// networks that lead nowhere. Also the clocks, which are compared over the network.
 
 #include "doctor/check.h"
 #include "launch/start/hosts.h"
@@ -66,7 +66,7 @@ std::string what_became(std::string_view result) {
   return std::string(result);
 }
 
-/// No address of `to` is reached from `from`: why, by the way that would be expected to work.
+/// Explains why no address of `to` is reached from `from`, by the address that would be expected to work.
 void check_closed(const HostState& from, const HostState& to, const std::vector<const ProbeFacts*>& probes,
                   bool other_way, std::vector<Finding>& out) {
   Finding finding{
@@ -149,7 +149,8 @@ void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
     if (state.reached > 0 || state.large > 0 || !works.contains(host)) continue;
     std::string how;
     for (const auto& [result, count] : state.results) how += (how.empty() ? "" : ", ") + result;
-    // An address tried last does no harm; before others it costs time, and misleads a program that takes the first.
+    // A dead address that is tried last is harmless; before others it costs time, and misleads a program that takes the
+    // first.
     const bool first = state.offered == 0;
     add(out, "network", first ? Level::Warning : Level::Ok, there.name,
         fmt::format("{} leads to no other host ({}){}", interface, how,
@@ -263,7 +264,7 @@ void check_networks(const Checkup& checkup, std::vector<Finding>& out) {
 
 namespace {
 
-// Rows about names: does each host know its own and those of the others, and do they mean the right addresses.
+// Rows about names: whether each host resolves its own name and those of the others, to the right addresses.
 
 bool is_number(const std::string& name) {
   return name.find(':') != std::string::npos || name.find_first_not_of("0123456789.") == std::string::npos;

@@ -1,4 +1,4 @@
-// `cohort doctor`: what would hinder a job on these hosts, and the command that fixes it.
+// `cohort doctor` finds what would hinder a job on these hosts, and the command that fixes it.
 #include "base/process.h"
 #include "base/result.h"
 #include "base/terminal.h"
@@ -98,7 +98,7 @@ except ImportError as error:
     sys.exit(f"cohort: {sys.executable} has no package cohort that it can use -- {error} -- install Cohort's wheel for it")
 sys.exit(_coming_from.main()))";
 
-/// Becomes the Python that `cohort run` would take, which reads the programs.
+/// Replaces this process by the Python that `cohort run` would use, which reads the programs.
 [[noreturn]] void read_programs(const std::string& kind, const std::vector<std::string>& programs, bool json) {
   const std::filesystem::path own = value_or_throw(sys::own_executable()), prefix = own.parent_path().parent_path();
   const launch::Environment environment = launch::Environment::current();
@@ -122,7 +122,7 @@ void add_host(CLI::App& app) {
   app.add_subcommand("doctor-host", "Looks at this host (started by `cohort doctor`)")->group("")->callback([] {
     const int status = doctor::run_doctor_host();
     std::fflush(nullptr);
-    ::_exit(status);  // its listeners' threads have no other end
+    ::_exit(status);  // ends the listeners' threads
   });
 }
 

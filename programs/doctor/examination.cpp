@@ -1,4 +1,4 @@
-// Questions to hosts, one after the other: the time, a file, each other's addresses, and how fast they are.
+// Questions to hosts, in turn: the time, a file, each other's addresses, and the speed of the network.
 
 #include "doctor/examination.h"
 
@@ -38,9 +38,9 @@
 namespace cohort::doctor {
 namespace {
 
-// A file in the working folder, for the moment in which `cohort doctor` has other hosts look for it. It goes with the
-// SharedFile; and if this process is killed, a small shell that waits for that removes it. One thread; the shell is a
-// child, which the owner of this process's children reaps.
+// A file in the working folder, for which `cohort doctor` has other hosts look. The SharedFile removes it on
+// destruction; if this process is killed, a small shell that waits for that does. One thread; the shell is a child,
+// which the owner of this process's children reaps.
 
 class SharedFile {
  public:
@@ -58,7 +58,7 @@ class SharedFile {
       shell.stdin_fd = in.get();
       shell.stdout_fd = nothing.get();
       shell.stderr_fd = nothing.get();
-      shell.group = sys::Group::Session;  // Ctrl-C is not for it
+      shell.group = sys::Group::Session;  // so that Ctrl-C does not end the shell
       // Without it the file is only removed in good order.
       if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
     }
@@ -72,7 +72,7 @@ class SharedFile {
   ~SharedFile() { remove(); }
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
-  /// False where nothing could be written.
+  /// False if the file could not be written.
   explicit operator bool() const noexcept { return made_; }
   const std::string& path() const noexcept { return path_; }
   const std::string& content() const noexcept { return content_; }
@@ -89,8 +89,8 @@ class SharedFile {
 
 }  // namespace
 
-// One examination, from its hosts to what was found: what `examine` consists of. First how hosts are started, asked and
-// let go, then what they are asked for. One thread.
+// One examination, from its hosts to its results: the implementation of `examine`. First how hosts are started, asked
+// and released, then the questions. One thread.
 
 class Examination {
  public:
@@ -101,10 +101,10 @@ class Examination {
   struct ExaminedHost {
     bool joined = false;
     std::string line;
-    std::string order;    ///< that it has not answered
+    std::string order;    ///< order not yet answered
     double asked_at = 0;  ///< by this host's clock
     std::function<void(const std::string&)> take;
-    bool over = false;  ///< nothing more comes from it
+    bool over = false;  ///< no further answers from it
   };
 
   HostState& state(std::size_t at) { return checkup_.hosts[at]; }
@@ -121,7 +121,7 @@ class Examination {
   void diagnose_start(const launch::AgentHandle& member);
   void ask(std::size_t at, const nlohmann::json& order, std::function<void(const std::string&)> take);
   bool wait(std::chrono::milliseconds limit, const std::function<bool()>& done);
-  /// Until all have answered; who has not by then is lost.
+  /// Waits until all have answered; hosts that have not within `limit` are lost.
   void wait_for_answers(std::chrono::milliseconds limit, const char* meanwhile);
 
   void get_facts();
@@ -136,7 +136,7 @@ class Examination {
   std::optional<sys::SignalFd> signals_;
   launch::Watch signal_watch_;
   int signal_ = 0;
-  bool ending_ = false;  ///< what ends now is meant to
+  bool ending_ = false;  ///< true: hosts that end now are meant to
   std::uint64_t open_files_ = 0;
   net::Secret secret_ = value_or_throw(net::Secret::generate());
   std::optional<launch::AgentPool> agents_;
@@ -155,7 +155,7 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
       for (std::size_t at = first; at + 1 < count; at += 2) round.emplace_back(at, at + 1);
       if (!round.empty()) rounds.push_back(std::move(round));
     }
-    // The circle closes: with the second round where that has left both ends alone.
+    // The circle's last pair joins the second round if that has left both ends alone.
     if (count > 2) {
       if (count % 2 == 0)
         rounds.back().emplace_back(0, count - 1);
@@ -164,7 +164,7 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
     }
     return rounds;
   }
-  // The circle method: one stays, the others move on by a place.
+  // Uses the circle method: one host stays, the others move on by one place.
   const std::size_t places = count + count % 2;
   for (std::size_t turn = 0; turn + 1 < places; ++turn) {
     Pairs round;
@@ -271,12 +271,12 @@ void Examination::take_events() {
 }
 
 void Examination::on_unfit(const launch::AgentHandle* member, const std::string& why) {
-  if (member == nullptr) return;  // who it is does not come, and is named for that
+  if (member == nullptr) return;  // its host does not connect, and is reported for that
   if (member->remote) {
     return give_up(static_cast<std::size_t>(member->host.index), "version", why,
                    "install one version on all hosts, or name it with --remote-cohort");
   }
-  // The command that starts agents is not there: none can be.
+  // The command that starts agents is missing, so none can start.
   for (const auto& each : agents_->members()) {
     const auto at = static_cast<std::size_t>(each->host.index);
     if (!each->host.local && !examined_[at].joined)
@@ -290,9 +290,9 @@ void Examination::on_joined(launch::AgentHandle& member) {
   examined_[at].joined = true;
   state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
   if (member.remote) state(at).printed = launch::last_of(member.remote->noise());
-  // As a job's order: what of the environment goes along, what the agent makes of it, how its process ends.
+  // Same as a job's order: the environment that is passed on, its treatment by the agent, the end of the process.
   launch::StartJob job;
-  job.path = "/proc/self/exe";  // the agent's own, wherever it is there
+  job.path = "/proc/self/exe";  // the agent's executable, at any path on its host
   job.arguments = {"cohort", "doctor-host"};
   job.folder = "/";
   job.input = true;
@@ -340,7 +340,7 @@ void Examination::on_message(std::size_t at, launch::Message message) {
   } else if (const auto* failed = std::get_if<launch::StartFailed>(&message)) {
     give_up(at, "lost", fmt::format("its agent cannot start a process: {}", failed->reason), "");
   } else if (const auto* exited = std::get_if<launch::Exited>(&message)) {
-    // It ends when it is let go, and give_up knows of that.
+    // Ending after its release is normal, and known to give_up.
     give_up(at, "lost",
             fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
                         exited->last_stderr.empty() ? "" : ": " + launch::last_of(exited->last_stderr)),
@@ -355,7 +355,7 @@ void Examination::on_line(std::size_t at, const std::string& line) {
   ExaminedHost& examined = examined_[at];
   const std::string mark = kAnswerMark;
   if (examined.over || !line.starts_with(mark) || examined.order.empty()) return;
-  // The data is read by who knows what it should be.
+  // The data is parsed later, by the caller that knows its type.
   const std::string head = fmt::format("{{\"did\":\"{}\",\"data\":", examined.order);
   if (line.compare(mark.size(), head.size(), head) != 0 || !line.ends_with('}')) return;
   examined.order.clear();
@@ -398,7 +398,7 @@ void Examination::wait_for_answers(milliseconds limit, const char* meanwhile) {
   wait(limit, [&] { return std::none_of(examined_.begin(), examined_.end(), waits); });
   if (signal_ != 0) return;
   if (Clock::now() >= begun_ + options_.whole_limit) {
-    // Too little time was left for them: nothing is known against them.
+    // Hosts for which too little time was left are not reported as faulty.
     for (ExaminedHost& examined : examined_) examined.order.clear();
     return;
   }
@@ -444,7 +444,7 @@ void Examination::end() {
       member->channel->send(launch::Finish{});
     } else {
       member->channel->send(launch::Input{});
-      // One that hangs does not look at its input.
+      // A hanging process does not read its input.
       member->channel->send(launch::StopWorkers{SIGTERM, 1000, 0});
     }
   }
@@ -508,7 +508,7 @@ constexpr int kClockRounds = 3;
 constexpr milliseconds kFolderLimit(3500);
 constexpr milliseconds kProbeLimit(10000);
 constexpr milliseconds kSpeedLimit(3500);
-/// Above so many hosts only neighbours measure their speed.
+/// With more hosts than this, only neighbours measure their speed.
 constexpr std::size_t kAllPairs = 8;
 
 }  // namespace
@@ -591,7 +591,7 @@ void Examination::measure_speeds() {
             checkup_.speeds.push_back(*std::move(speed));
           });
     }
-    // A way that is as slow as that is named; its host is not lost.
+    // The limit is doubled, so that a very slow network is reported, and its host not lost.
     wait_for_answers(kSpeedLimit * 2, "while it measured a way");
     if (signal_ != 0 || Clock::now() > begun_ + options_.whole_limit - kSpeedLimit) return;
   }

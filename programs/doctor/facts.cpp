@@ -154,8 +154,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Time to wait for an order, until one says how rarely they come: if stdin is held open by another process, this one
-/// does not stay.
+/// Time to wait for an order, until an order sets another: so this process ends even if another one holds stdin open.
 constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
@@ -195,7 +194,7 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   std::vector<std::string> names = {facts.name};
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
-  // They wait for others, or take their time: side by side.
+  // These wait for other hosts, or take long, so they run in parallel.
   std::jthread lookups = beside([&] { facts.names = resolve_names(names, kNameLimit); });
   std::jthread programs = beside([&] { facts.software = probe_software(environment, kProgramLimit); });
   facts.networks = probe_networks(facts.network_error);

@@ -1,5 +1,5 @@
-// Facts that `cohort doctor` learns about one host, found out by a process there (probe.h), as values and as JSON.
-// Decoding takes bytes from another host: any invalid text is refused. Plain data; any thread.
+// Facts that `cohort doctor` learns about one host from a process there (probe.h), as values and as JSON. Decodes text
+// from another host, and refuses any invalid text. Plain data; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -12,12 +12,12 @@
 
 namespace cohort::doctor {
 
-/// An address of an interface that is up, loopback left out.
+/// An address of an interface that is up, other than loopback.
 struct NetworkFacts {
   std::string interface;
   std::string address;
   int mtu = 0;
-  int offered = -1;  ///< its place among those that a job tries; -1: COHORT_NETWORK leaves it out
+  int offered = -1;  ///< its position among the addresses that a job tries; -1: COHORT_NETWORK excludes it
 };
 
 /// Addresses that a name has on this host.
@@ -41,8 +41,8 @@ struct MachineFacts {
   std::string processor;
   int processors = 0;  ///< online
   int affinity = 0;    ///< that this process may use
-  double quota = 0;    ///< of the control group, in processors; 0: none
-  int cores = 0;       ///< left by both; as a job counts them
+  double quota = 0;    ///< the control group's, in processors; 0: none
+  int cores = 0;       ///< cores left by both, as a job counts them
   int numa_nodes = 0;  ///< 0: not known
   int threads = 0;     ///< of a core; 0: not known
   double load = 0;     ///< of one minute
@@ -54,14 +54,14 @@ struct MachineFacts {
   std::string shared_error;
   std::vector<std::string> gpus;
   std::string gpu_driver;
-  std::string gpu_error;                  ///< the driver is there, and nvidia-smi fails
+  std::string gpu_error;                  ///< set if the driver exists and nvidia-smi fails
   std::vector<int> gpu_nodes;             ///< NUMA nodes of the GPUs; -1: not known
-  std::map<std::string, int> card_nodes;  ///< with GPUs: likewise, of network cards, by name
-  std::string gpu_links;                  ///< how GPUs reach each other
-  std::string gpu_strangers;              ///< which may not read each other's memory
-  std::string nccl;                       ///< with GPUs: its version
+  std::map<std::string, int> card_nodes;  ///< NUMA nodes of network cards, by name, on hosts with GPUs
+  std::string gpu_links;                  ///< links between GPUs, in words
+  std::string gpu_strangers;              ///< GPUs that may not read each other's memory, in words
+  std::string nccl;                       ///< version of NCCL, on hosts with GPUs
   std::string nccl_path;
-  std::string nccl_error;  ///< why there is none
+  std::string nccl_error;  ///< reason why NCCL is missing
   bool infiniband = false;
 };
 
@@ -81,27 +81,27 @@ struct SoftwareFacts {
 /// The job's working folder.
 struct FolderFacts {
   std::string path;
-  std::string error;  ///< a job cannot run in it
+  std::string error;  ///< reason why a job cannot run in the folder
   bool writable = false;
   std::int64_t free = 0;
   std::string file_system;
 };
 
 struct HostFacts {
-  std::string name;  ///< its own
-  int port = 0;      ///< for probes of its peers
+  std::string name;  ///< the host's own
+  int port = 0;      ///< port for probes by peers
   std::vector<NetworkFacts> networks;
-  std::string network_error;     ///< COHORT_NETWORK fits nothing
-  std::vector<NameFacts> names;  ///< the first is its own
+  std::string network_error;     ///< set if COHORT_NETWORK matches no address
+  std::vector<NameFacts> names;  ///< the first is the host's own
   LimitFacts limits;
   MachineFacts machine;
   SoftwareFacts software;
   FolderFacts folder;
-  std::map<std::string, std::string> environment;  ///< variables of a rank there, as far as they matter
+  std::map<std::string, std::string> environment;  ///< relevant variables of a rank there
 };
 
 std::string to_json(const HostFacts& facts);
-/// Fails with Corrupt.
+/// Fails with Corrupt for invalid text.
 Result<HostFacts> parse_host_facts(std::string_view text);
 
 /// Result of probing one address of a peer.
@@ -110,13 +110,14 @@ struct ProbeFacts {
   std::string address;
   std::string result;       ///< one of kReached, ...
   std::string detail;       ///< errno's text
-  std::string from;         ///< own address of the connection
-  double milliseconds = 0;  ///< of a round trip, once connected
+  std::string from;         ///< this host's address of the connection
+  double milliseconds = 0;  ///< round trip time after connecting
 };
 inline constexpr std::string_view kReached = "reached";
-inline constexpr std::string_view kRefused = "refused";           ///< nobody listens, or a firewall says so
+inline constexpr std::string_view kRefused = "refused";           ///< no process listens, or a firewall refuses
 inline constexpr std::string_view kNoAnswer = "no answer";        ///< packets are lost
-inline constexpr std::string_view kNoRoute = "no route";          ///< a router, or a firewall, says that it is closed
+inline constexpr std::string_view kNoRoute = "no route";          ///< a router, or a firewall, reports that it is
+                                                                  ///< closed
 inline constexpr std::string_view kSomebodyElse = "another one";  ///< the peer does not know the job's secret
 inline constexpr std::string_view kNotTried = "not tried";        ///< there was no time
 inline constexpr std::string_view kLargeLost = "large lost";      ///< small messages pass, 64 KiB do not

@@ -21,7 +21,7 @@
 
 namespace cohort::doctor {
 
-// First words from one host of `cohort doctor` to another, and the transfer that follows the second.
+// First messages from one host of `cohort doctor` to another; a transfer follows the second one.
 
 inline constexpr std::string_view kProbe = "probe";
 inline constexpr std::string_view kTransfer = "transfer";
@@ -46,7 +46,7 @@ constexpr std::size_t kPeersAtOnce = 64;
 constexpr int kMostConnections = 512;
 constexpr int kPings = 3;
 
-/// Says which host this is, and echoes what comes.
+/// Sends this host's index, and echoes what it receives.
 void receive_visitor(net::SecureConnection connection, int host) {
   const net::Deadline deadline = net::deadline_in(kVisitLimit);
   if (!connection.send(std::to_string(host), deadline)) return;
@@ -69,7 +69,7 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
       net::connect_once({{at.address, static_cast<std::uint16_t>(at.port)}, {}}, net::deadline_in(kConnectLimit));
   if (!socket) {
     const auto& failed = socket.error();
-    // Silence is another matter than a router, or this host itself, that says that there is no way.
+    // Distinguishes silence from a router, or this host itself, that reports that there is no route.
     const bool silent = failed.error.context().system_error == ETIMEDOUT;
     return is(failed.kind == net::ConnectFailure::Refused ? kRefused
               : silent                                    ? kNoAnswer
@@ -100,7 +100,7 @@ ProbeFacts knock(const PeerAddress& at, const net::Secret& secret) {
   return is(kReached, {});
 }
 
-/// Takes connections in until the process ends.
+/// Accepts connections until the process ends.
 void keep_open(net::Acceptor& acceptor, int host) {
   const auto connections = std::make_shared<std::atomic<int>>(0);
   while (true) {
@@ -178,8 +178,8 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
 
 namespace {
 
-// The short transfers of probe.h. Plain bytes, once the two have proved each other: encryption would be measured
-// instead of the network.
+// The short transfers of probe.h. Bytes are not encrypted after both sides have authenticated, since encryption would
+// be measured instead of the network.
 
 using Clock = std::chrono::steady_clock;
 
@@ -190,7 +190,7 @@ constexpr auto kLimit = std::chrono::milliseconds(2000);
 constexpr int kPingsOfSpeed = 5;
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
-/// False at the deadline or an error.
+/// Returns false at the deadline or an error.
 bool send_all(int fd, const char* data, std::size_t bytes, net::Deadline deadline) {
   while (bytes > 0) {
     const ssize_t put = ::send(fd, data, bytes, MSG_NOSIGNAL);
@@ -206,7 +206,7 @@ bool send_all(int fd, const char* data, std::size_t bytes, net::Deadline deadlin
   return true;
 }
 
-/// -1 at the deadline or an error, 0 at the end.
+/// Returns -1 at the deadline or an error, 0 at the end.
 ssize_t receive_some(int fd, char* data, std::size_t most, net::Deadline deadline) {
   while (true) {
     const ssize_t got = ::recv(fd, data, most, 0);
@@ -235,7 +235,7 @@ bool send_for_a_while(int fd, net::Deadline deadline) {
   return ::shutdown(fd, SHUT_WR) == 0;
 }
 
-/// Bytes per second of what comes until the end; negative where that does not come.
+/// Receives until the end; returns bytes per second, negative if the end does not come.
 double receive_to_end(int fd, net::Deadline deadline) {
   std::vector<char> piece(kPiece);
   double bytes = 0;
@@ -259,7 +259,7 @@ double receive_to_end(int fd, net::Deadline deadline) {
 
 void receive_transfer(net::SecureConnection connection) {
   const net::Deadline deadline = net::deadline_in(2 * kLimit);
-  // Not before this has come does the other end send what is not encrypted.
+  // Only after this message does the other end send unencrypted bytes.
   if (!connection.send(kTransfer, deadline)) return;
   const auto detached = connection.detach(net::SecureConnection::Encryption::Ends);
   if (!detached) return;
@@ -294,7 +294,7 @@ SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret) {
   const auto detached = connection->detach(net::SecureConnection::Encryption::Ends);
   if (!detached) return failed(detached.error().what());
   const int fd = detached->socket.get();
-  // Now that nobody else talks: the first one waits for a thread to begin there.
+  // Measures the round trip again without other traffic: the first one waited for a thread to begin there.
   facts.milliseconds = 1e9;
   for (int i = 0; i < kPingsOfSpeed; ++i) {
     char byte = 'x';

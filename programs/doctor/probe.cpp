@@ -81,7 +81,7 @@ std::int64_t memory_limit(const std::string& root, std::int64_t memory) {
   std::int64_t least = 0;
   const auto take = [&](const std::string& path) {
     const auto value = parse_integer<std::int64_t>(first_line_of_file(path));
-    // Without a limit version 1 has a number beyond all memory.
+    // Version 1 gives a number beyond all memory if there is no limit.
     if (value && *value > 0 && *value < memory) least = least == 0 ? *value : std::min(least, *value);
   };
   for (const std::string& folder : sys::control_groups("", root)) take(folder + "/memory.max");
@@ -166,7 +166,7 @@ void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milli
     std::string model = field((folder / "information").string(), "Model");
     facts.gpus.push_back(trimmed(model.empty() ? "GPU" : model));
   }
-  // The kernel's part alone does not make a GPU work: the library has to fit, and the devices to be there.
+  // The kernel module alone does not make a GPU work: the library has to match, and the devices have to exist.
   const bool there = !facts.gpus.empty() || !facts.gpu_driver.empty();
   auto asked = launch::capture({"nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"}, limit);
   if (!asked) {
@@ -174,7 +174,7 @@ void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milli
     return;
   }
   if (asked->status != 0) {
-    // Without the kernel's part it is only a command that was installed.
+    // Without the kernel module, nvidia-smi is merely an installed command.
     if (there) facts.gpu_error = trimmed(asked->text.substr(0, asked->text.find('\n')));
     return;
   }
@@ -248,7 +248,7 @@ void ask_python(SoftwareFacts& facts, const launch::Environment& environment, st
   facts.package = text("cohort");
 }
 
-/// By asking the network that this process is in; /sys may show another one's.
+/// Asks the process's own network namespace; /sys may show another's.
 int mtu_of(const std::string& interface) {
   const sys::UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq request{};
@@ -362,7 +362,7 @@ std::vector<NameFacts> resolve_names(const std::vector<std::string>& names, std:
         facts.addresses.emplace_back(text.data());
     }
   };
-  // A name service that does not answer costs the deadline once, and not for each name.
+  // Resolves names in parallel, so that an unresponsive name service costs the deadline once, and not for each name.
   constexpr std::size_t kAtOnce = 16;
   {
     std::vector<std::jthread> threads;
@@ -396,7 +396,7 @@ std::optional<int> number_of_gpu(std::string_view word) {
   return number && *number >= 0 ? std::optional(*number) : std::nullopt;
 }
 
-/// The fastest first: NVLink, by one switch of PCIe, by several, by a host bridge, by a node's bridges, by processors.
+/// Ranks links, the fastest first: NVLink, one switch of PCIe, several, a host bridge, a node's bridges, processors.
 std::size_t distance(std::string_view way) {
   constexpr std::array<std::string_view, 6> kWays = {"NV", "PIX", "PXB", "PHB", "NODE", "SYS"};
   const auto found =

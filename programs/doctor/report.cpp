@@ -15,9 +15,9 @@ constexpr std::size_t kWidth = 80;
 constexpr std::size_t kLevelWidth = 8;
 constexpr std::size_t kTitleWidth = 17;
 constexpr std::size_t kIndent = kLevelWidth + kTitleWidth;
-/// Rows in order that say something different of each of so many hosts become one.
+/// Sound rows with different texts for more hosts than this are merged into one.
 constexpr std::size_t kMostLines = 4;
-/// And so do those that are not.
+/// The same limit for rows that are not sound.
 constexpr std::size_t kMostTroubles = 8;
 constexpr std::size_t kMostWays = 28;
 constexpr std::size_t kMostNames = 12;
@@ -25,7 +25,7 @@ constexpr std::size_t kMostNames = 12;
 struct Line {
   const Finding* finding = nullptr;
   std::vector<std::string> where;
-  bool example = false;  ///< it stands for others that say something else
+  bool example = false;  ///< true: the line stands for others with different texts
 };
 
 std::string place_of(const Finding& finding, const std::string& host) {

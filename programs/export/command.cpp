@@ -1,5 +1,5 @@
-// `cohort export`: a checkpoint as a file of weights, or a run's record for those who show runs.
-// `cohort plot`: the curves of a run, or of several, drawn from their records.
+// `cohort export` writes a checkpoint as a file of weights, or sends a run's record to services that show runs. `cohort
+// plot` draws the curves of one or several runs from their records.
 
 #include "base/env.h"
 #include "base/files.h"
@@ -94,7 +94,7 @@ class Patience {
     told_.set_value();
     if (last_words_.empty() || is_set(ended_, kHurry)) return;
     fmt::print(stderr, "cohort: {}\n", last_words_);
-    std::_Exit(1);  // what is there is there, and what is not is known beside the record
+    std::_Exit(1);  // the state beside the record says what has been sent
   }
 
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
@@ -104,7 +104,7 @@ class Patience {
   std::thread watcher_;
 };
 
-/// A port is of use only for as long as there is something to follow.
+/// True for a port, which is useful only while a run is followed.
 bool serves(const std::string& destination) {
   constexpr std::string_view kKind = "prometheus:";
   return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
@@ -129,7 +129,7 @@ void export_run(ExportArguments& arguments) {
   track::SinkOptions sink_options = arguments.sink;
   std::optional<Patience> patience;
   arguments.follow = arguments.follow || serves(arguments.destination);
-  std::signal(SIGPIPE, SIG_IGN);  // a server may hang up; TLS does not ask not to be told so
+  std::signal(SIGPIPE, SIG_IGN);  // a server may close the connection, and TLS does not suppress SIGPIPE
   if (arguments.follow) {
     give_way();
     patience.emplace(to_server ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
@@ -144,7 +144,9 @@ void export_run(ExportArguments& arguments) {
   sink_options.say = [](const std::string& text) { fmt::print(stderr, "cohort: {}\n", text); };
   const auto sink = track::make_sink(arguments.destination, sink_options);
   request.sink = sink.get();
-  if (arguments.follow && arguments.destination == "kubeflow") request.may_be_absent = true;  // nobody has asked for it
+  if (arguments.follow && arguments.destination == "kubeflow")
+    request.may_be_absent = true;  // the user has not asked
+                                   // for it
   const track::ExportSummary summary = track::export_record(request);
   fmt::print(
       "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),
@@ -216,7 +218,7 @@ struct PlotArguments {
   std::optional<track::Over> over;
 };
 
-/// By its folder; "latest" says nothing, where it leads does.
+/// Names the run by its folder, following the link "latest".
 std::string name_of(const fs::path& run) {
   std::error_code unknown;
   fs::path real = fs::canonical(run, unknown);

@@ -50,8 +50,8 @@ void add_text(std::string& row, std::string_view text) {
   row += '"';
 }
 
-/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; what is not finite is NaN,
-/// Infinity or -Infinity.
+/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; values that are not finite are
+/// NaN, Infinity or -Infinity.
 class CsvSink final : public Sink {
  public:
   /// Replaces the file. Throws Io.
@@ -148,7 +148,7 @@ class Export {
   }
 
  private:
-  /// A run that has just begun has none yet. If it ends without one, that is the follower's error.
+  /// Waits for the record of a run that has just begun. If the run ends without one, the follower reports that.
   void wait_for_record() const {
     bool over = false;
     while (!over && !std::filesystem::exists(request_.record)) {
@@ -161,17 +161,17 @@ class Export {
     Clock::time_point last_news = Clock::now();
     for (bool over = false; !over;) {
       over = request_.wait(request_.interval);
-      // Asked before what is there is read: once the job has ended, no more is written.
+      // Gets the job's state before reading, since no line is written after the job has ended.
       const auto job = job_state(request_.record);
       if (drain()) last_news = Clock::now();
       over = over || (job ? job->ended : said_ && Clock::now() - last_news >= kQuietAfterEnd);
     }
   }
 
-  /// Returns whether there was anything.
+  /// Returns whether there were lines.
   bool drain() {
     bool any = false;
-    // A writer may be faster than a sink: what comes meanwhile is for the next time, after a flush.
+    // A writer may be faster than a sink: later lines are left for the next call, after a flush.
     std::error_code unknown;
     const std::uintmax_t end = std::filesystem::file_size(request_.record, unknown);
     while (follower_->offset() < end && follower_->next()) {
@@ -209,7 +209,7 @@ class Export {
   RunState state() {
     if (said_) return *said_;
     if (const auto job = job_state(request_.record)) return job->state;
-    // An export that stops following does not know how the run goes on.
+    // An export that stops following does not know how the run ends.
     summary_.without_end = !request_.wait;
     return summary_.without_end ? RunState::Killed : RunState::Running;
   }

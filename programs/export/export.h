@@ -1,4 +1,4 @@
-// From a run record to a sink, once or for as long as the run goes on. One thread.
+// Exports a run record to a sink, once or as long as the run goes on. One thread.
 #pragma once
 
 #include "telemetry/record.h"
@@ -15,11 +15,11 @@ namespace cohort::track {
 
 // Destinations for the lines of a run record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by one thread
 // of a process of its own, never by the training: the record is the queue, and a slow sink blocks nobody else. Methods
-// throw cohort::Error for failures that waiting does not cure.
+// throw cohort::Error for failures that are not temporary.
 struct SinkLine {
   const RecordLine& line;
-  bool superseded = false;  ///< the run did its step again
-  std::uint64_t end = 0;    ///< offset of the line after it
+  bool superseded = false;  ///< the run repeated the line's step
+  std::uint64_t end = 0;    ///< offset of the next line
 };
 
 enum class RunState { Running, Finished, Failed, Killed };
@@ -30,36 +30,36 @@ class Sink {
 
   virtual ~Sink() = default;
   virtual void take(const SinkLine& line) = 0;
-  /// The run went back to `step` while it was followed: lines of later steps count no more. Yes: the sink has dropped
-  /// all that it had, and wants every line again.
+  /// Called when the followed run went back to `step`: lines of later steps are invalid. Yes: the sink has dropped all
+  /// its lines, and needs every line again.
   virtual Replay go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
   /// Makes the lines taken so far visible to others.
   virtual void flush() = 0;
   /// Called when there was nothing new for an interval.
   virtual void idle() {}
-  /// There will be nothing more.
+  /// Called after the last line.
   virtual void finish(RunState state) = 0;
 };
 
 struct SinkOptions {
   bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
-  std::string token_file = {};        ///< prometheus:HOST:PORT: what lets a client in; only loopback goes without
-  std::filesystem::path record = {};  ///< what is beside it: MLflow's state, warnings
-  /// mlflow: waits, and says whether to stop; default: it only waits.
+  std::string token_file = {};        ///< prometheus:HOST:PORT: token for clients; only loopback may go without
+  std::filesystem::path record = {};  ///< the record, beside which MLflow's state and the warnings are
+  /// mlflow: waits, and returns whether to stop; default: only waits.
   std::function<bool(std::chrono::milliseconds)> wait = {};
-  /// Tells where the run or its metrics are, and of a server that is away.
+  /// Reports where the run or its metrics are, and that a server does not answer.
   std::function<void(const std::string&)> say = {};
   std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };
 
 /// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "wandb:PROJECT", "kubeflow".
-/// Throws InvalidArgument, with those that there are, Io, and Unavailable.
+/// Throws InvalidArgument, naming the kinds; Io; Unavailable.
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options = {});
 
 struct ExportRequest {
   std::filesystem::path record;
   Sink* sink = nullptr;        ///< not owned
-  bool may_be_absent = false;  ///< a job that ends without a record is no failure
+  bool may_be_absent = false;  ///< true: a job that ends without a record is no failure
   /// Empty: only the present lines are read. Else reads until the run has ended, which is checked after each
   /// `interval`; `wait` waits for that long and says whether to stop early: lines there by then are still read.
   std::function<bool(std::chrono::milliseconds)> wait = {};
@@ -68,17 +68,17 @@ struct ExportRequest {
 
 struct ExportSummary {
   std::uint64_t events = 0;
-  std::uint64_t superseded = 0;  ///< of these: of steps that the run did again
+  std::uint64_t superseded = 0;  ///< lines of steps that the run repeated
   std::uint64_t damaged = 0;     ///< lines that are no events
   std::map<std::string, std::uint64_t> unknown =
-      {};                    ///< events of other names than the schema's: their contents are ignored
-  bool without_end = false;  ///< nothing says how the run ended: it is taken for killed
+      {};                    ///< events with names that are not in the schema, whose contents are ignored
+  bool without_end = false;  ///< no file says how the run ended: it counts as killed
   RunState state = RunState::Running;
 };
 
-/// Feeds the sink. For a run of `cohort run`, job.json beside the record says when it has ended and how; else its `end`
-/// line does, with nothing after it for two seconds. Throws as RecordFollower and the sink do; Corrupt if there are
-/// lines, but not one event.
+/// Feeds the sink. For a run of `cohort run`, job.json beside the record says when the run has ended and how; otherwise
+/// an `end` line does, with no line after it for two seconds. Throws as RecordFollower and the sink do; Corrupt if
+/// there are lines, but not one event.
 ExportSummary export_record(const ExportRequest& request);
 
 }  // namespace cohort::track

@@ -43,7 +43,7 @@ struct KubeflowSink::Client {
     if (!place.certificates.empty()) http.set_ca_cert_path(place.certificates);
   }
 
-  /// Empty, or what is wrong.
+  /// Posts `body`; returns the error, or an empty text.
   std::string post(const std::string& body) {
     httplib::Headers headers;
     if (!place.token_file.empty()) {

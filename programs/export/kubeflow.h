@@ -1,6 +1,6 @@
-// Reports a run's progress to Kubeflow's trainer (KEP-2779): if this has put the address of its status server into the
-// environment, progress, remaining time and the latest values are posted there every few seconds. A server that is not
-// there, or refuses, is named once; the run goes on. One thread.
+// Reports a run's progress to Kubeflow's trainer (KEP-2779): if the trainer has put the address of its status server
+// into the environment, progress, remaining time and the latest values are posted there every few seconds. A server
+// that is unreachable, or refuses, is reported once; the run goes on. One thread.
 #pragma once
 
 #include "export/export.h"

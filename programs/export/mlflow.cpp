@@ -105,7 +105,7 @@ std::string MlflowSink::find_experiment() {
     if (made.good()) {
       if (std::string id = found_text(body_of(made), {"experiment_id"}); !id.empty()) return id;
     }
-    // Somebody else has made it meanwhile.
+    // Another client has created the experiment meanwhile.
     if (!made.good() && (made.code != "RESOURCE_ALREADY_EXISTS" || tries > 0)) server_.refused(what, made);
   }
 }
@@ -116,7 +116,7 @@ void MlflowSink::open_run(const RecordLine& line) {
   if (!own_run_) progress.run = options_.server.place.run;
   progress.experiment = experiment_;
   const bool is_known = !progress.run.empty();
-  // An earlier export that made a run, and was killed before it knew, has left its mark on it.
+  // An earlier export that created a run, and was killed before the answer, has left its tag on the run.
   if (progress.run.empty() && (progress.intent.empty() || !find_made_run())) make_run(line);
   state_->save();
   if (is_known && own_run_) {
@@ -159,7 +159,7 @@ void MlflowSink::make_run(const RecordLine& line) {
                         {"run_name", name},
                         {"start_time", milliseconds_of(line.time.value_or(0))},
                         {"tags", key_values(tags, 0)}};
-  // An answer that was lost on its way must not mean two runs.
+  // A lost answer must not lead to two runs.
   const auto answer = server_.post("mlflow/runs/create", json_text(request), [this] { return find_made_run(); });
   if (!answer.good()) server_.refused("making a run of MLflow", answer);
   if (progress.run.empty()) progress.run = found_text(body_of(answer), {"run", "info", "run_id"});
@@ -182,7 +182,7 @@ void MlflowSink::take(const SinkLine& given) {
   const bool is_new = given.end > state_->progress.offset;
   if (line.time) last_time_ = milliseconds_of(*line.time);
   if (is_new && state_->progress.ended) {
-    // It goes on: resumed, or another export of a run that was not over.
+    // The run goes on: it was resumed, or had not ended at the last export.
     if (own_run_) set_status("RUNNING", {});
     state_->progress.ended = false;
     state_->save();
@@ -230,7 +230,7 @@ void MlflowSink::set_parameters(const Pairs& parameters) {
     auto answer = set(some);
     if (answer.good()) continue;
     if (answer.code != "INVALID_PARAMETER_VALUE") server_.refused("setting parameters of a run of MLflow", answer);
-    // Somebody has given some of them other values in this run: those stay, and ours are beside them.
+    // Another client has set some of these parameters to other values in this run: those stay, and ours become tags.
     for (const Json& one : some) {
       answer = set(Json::array({one}));
       if (!answer.good()) set_tags({{fmt::format("cohort.parameter.{}", one["key"].get<std::string>()), one["value"]}});
@@ -305,7 +305,7 @@ void MlflowSink::finish(RunState state) {
     progress.artifacts = false;
     state_->save();
   }
-  if (progress.artifacts || !send_artifacts()) return;  // what is refused now, another export sends
+  if (progress.artifacts || !send_artifacts()) return;  // another export sends the files refused now
   progress.artifacts = true;
   state_->save();
 }

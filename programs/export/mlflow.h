@@ -1,6 +1,6 @@
 // A run record as a run of MLflow, over its REST interface: parameters, metrics with the record's own times, the state
-// at the end, record and curves as artifacts. The record is the queue: what the server has is kept in a file beside it,
-// so that neither a server that is away nor a sink that is killed loses a point; sent twice, a point is stored once.
+// at the end, record and curves as artifacts. The record is the queue: a file beside it says what the server has, so
+// that no point is lost if the server does not answer or the sink is killed. A point sent twice is stored once.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -24,40 +24,39 @@
 
 namespace cohort::track {
 
-// Talks to an MLflow server, or to a store of its without one, and goes on trying while it is away. One thread. Never
-// shows what lets it in.
-// A store of MLflow that has no server, a database of SQLite or a folder: Python's mlflow opens it, in a process that
-// answers on loopback what MLflow's server would (mlflow_store.py), to this one alone. It ends with the thread that
-// made it. One thread.
+// Talks to an MLflow server, or to an MLflow store without one, and retries while there is no answer. One thread. Never
+// shows credentials. A store without a server is a SQLite database or a folder: a process with Python's mlflow
+// (mlflow_store.py) opens it, and answers this process alone on loopback, as MLflow's server would. That process ends
+// with the thread that made it.
 
 // Position up to which a record has been sent to an MLflow server, in a file beside the record: a restarted sink
 // continues there. One process at a time has it (it is locked). One thread.
 
 /// Cuts `text` to at most `most` bytes, and whole characters.
 std::string shortened(std::string text, std::size_t most);
-/// A name that MLflow takes for a metric or a parameter: other characters are '_', and it has at most 250 bytes.
+/// A name that MLflow accepts for a metric or a parameter: other characters become '_', and it has at most 250 bytes.
 std::string mlflow_key(std::string_view name);
 
 struct MlflowProgress {
-  std::string to;      ///< server, experiment and run, as they were asked for
-  std::string record;  ///< which one: a digest of its first line
-  std::string intent;  ///< a tag of the run that is about to be made
+  std::string to;      ///< server, experiment and run, as requested
+  std::string record;  ///< identifies the record: a digest of its first line
+  std::string intent;  ///< a tag of the run to be created next
   std::string run, experiment;
-  std::uint64_t offset = 0;  ///< the record's bytes before it have been sent
-  bool ended = false;        ///< the run has its state
-  bool artifacts = false;    ///< and its files
+  std::uint64_t offset = 0;  ///< the record's bytes before this offset have been sent
+  bool ended = false;        ///< the run's final state has been sent
+  bool artifacts = false;    ///< the run's files have been sent
 
-  /// Reads the file's text; empty if `text` is not of such a file.
+  /// Parses a file's text; empty progress if `text` is invalid.
   static MlflowProgress read(std::string_view text);
   std::string text() const;
 };
 
 class MlflowState {
  public:
-  /// mlflow-*.state beside `record`, one for each `to`. Throws Io; Unavailable where another process has it.
+  /// mlflow-*.state beside `record`, one for each `to`. Throws Io; Unavailable if another process uses it.
   MlflowState(const std::filesystem::path& record, const std::string& to);
 
-  /// Progress for the same record; otherwise empty but for `to` and `record`.
+  /// Progress of this record; if the file is of another record, empty except `to` and `record`.
   MlflowProgress progress;
   /// Throws Io.
   void save();
@@ -70,12 +69,13 @@ class MlflowState {
 
 struct MlflowServerOptions {
   MlflowPlace place;
-  /// Waits; true: the caller wants to stop.
+  /// Waits; returns true if the caller wants to stop.
   std::function<bool(std::chrono::milliseconds)> wait;
-  /// For people: that the server is away, that it is back.
+  /// Reports to people that the server does not answer, and that it answers again.
   std::function<void(const std::string&)> say;
-  std::chrono::milliseconds patience;  ///< with a server that is away; a 15th of it where none has ever answered
-  std::chrono::milliseconds first_wait = std::chrono::milliseconds(500);  ///< before the second try; then twice as long
+  std::chrono::milliseconds patience;  ///< how long to retry without an answer; a 15th if the server has never answered
+  std::chrono::milliseconds first_wait = std::chrono::milliseconds(500);  ///< before the second try; doubled for each
+                                                                          ///< further try
 };
 
 class MlflowServer {
@@ -89,19 +89,19 @@ class MlflowServer {
   struct Answer {
     int status = 0;
     std::string code;     ///< MLflow's, as RESOURCE_DOES_NOT_EXIST
-    std::string message;  ///< and why
+    std::string message;  ///< MLflow's explanation
     std::string body;
 
     bool good() const noexcept { return status >= 200 && status < 300; }
   };
 
-  /// `path` below /api/2.0/. A server that does not answer, or is in trouble (5xx, 429), is asked again; the answer
-  /// returned is good, or a refusal (4xx). Throws Unavailable after the timeout, when the caller wants to stop, and if
-  /// access is denied (401, 403).
+  /// Gets `path` below /api/2.0/. Retries if the server does not answer, or has an error (5xx, 429); returns a success
+  /// or a refusal (4xx). Throws Unavailable after the timeout, when the caller wants to stop, and if access is denied
+  /// (401, 403).
   Answer get(const std::string& path);
-  /// `done_already`: asked before another try whether one before has arrived after all; nothing more is sent then.
+  /// Before each retry, `done_already` tells whether an earlier try has arrived after all; then nothing more is sent.
   Answer post(const std::string& path, const std::string& body, const std::function<bool()>& done_already = {});
-  /// Tried three times: where files lie is often another server, which may refuse what this one takes.
+  /// Tries three times: files often lie on another server, which may refuse what this one accepts.
   Answer put_file(const std::string& path, const std::filesystem::path& file);
 
   /// Throws Unavailable with what the server said: "WHAT failed -- SERVER -- MESSAGE".
@@ -112,13 +112,13 @@ class MlflowServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The body of an answer; an empty object if it is none.
+/// The answer's body as JSON; an empty object if it is not an object.
 nlohmann::json body_of(const MlflowServer::Answer& answer);
 
 class MlflowStore {
  public:
-  /// Waits until it answers. Throws Unavailable where there is no python3 in PATH with MLflow, or no such store, with
-  /// what it said and the way out.
+  /// Waits until the store answers. Throws Unavailable, with the process's message and a remedy, if there is no python3
+  /// in PATH with MLflow, or no such store.
   explicit MlflowStore(const std::string& uri);
 
   const std::string& server() const noexcept { return server_; }  ///< "http://127.0.0.1:PORT"
@@ -127,20 +127,20 @@ class MlflowStore {
 
  private:
   std::string server_, token_;
-  PythonChild child_;  // what it has answered is in the store
+  PythonChild child_;  // whatever it has acknowledged is in the store
 };
 
 struct MlflowSinkOptions {
   std::filesystem::path record;
   MlflowServerOptions server;
-  std::chrono::milliseconds interval;  ///< at least that long between two batches that are not full
+  std::chrono::milliseconds interval;  ///< least time between two batches that are not full
 };
 
-/// When a run goes back to an earlier step, MLflow keeps what was sent. A given run (`MlflowPlace::run`) is written
-/// into, and its state is left to its owner.
+/// When a run goes back to an earlier step, MLflow keeps what was sent. The sink writes into a given run
+/// (`MlflowPlace::run`), and leaves the run's state to its owner.
 class MlflowSink final : public Sink {
  public:
-  /// Finds the experiment, or makes it. Throws as MlflowServer.
+  /// Finds the experiment, or creates it. Throws as MlflowServer.
   explicit MlflowSink(MlflowSinkOptions options);
 
   void take(const SinkLine& line) override;
@@ -163,7 +163,7 @@ class MlflowSink final : public Sink {
   const std::string& key_of(const MetricPoint& point);
   void send_if_due();
   void send();
-  bool send_artifacts();  ///< false: some were refused, which has been reported
+  bool send_artifacts();  ///< false: some were refused, as already reported
   void tell_where() const;
   std::string shown_run() const;
 
@@ -171,15 +171,15 @@ class MlflowSink final : public Sink {
   MlflowServer server_;
   const bool own_run_;
   std::string experiment_;
-  std::optional<MlflowState> state_;  // once there is a line
+  std::optional<MlflowState> state_;  // set with the first line
   PointReader points_;
-  std::map<std::string, std::string> parameters_;  // of the record's first start
+  std::map<std::string, std::string> parameters_;  // those of the record's first `start` line
   int starts_ = 0;
   std::int64_t last_time_ = 0;
   std::map<std::pair<std::string, std::optional<int>>, std::string> keys_;  // in JSON
   std::string batch_;
   std::size_t in_batch_ = 0;
-  std::uint64_t batch_end_ = 0;  // of the last line that is in it as a whole
+  std::uint64_t batch_end_ = 0;  // offset of the last line that is wholly in the batch
   Clock::time_point sent_ = Clock::time_point::min();
 };
 

@@ -32,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr auto kConnectTime = std::chrono::seconds(5);
-constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load takes its time
+constexpr auto kAnswerTime = std::chrono::seconds(120);  // a database under load is slow
 constexpr milliseconds kLongestWait = std::chrono::seconds(15);
 constexpr int kTriesOfAFile = 3;
 
@@ -133,13 +133,13 @@ struct MlflowServer::Impl {
         if (store && store->has_ended()) fail("the process that had opened it has ended", "export again: it goes on");
         trouble = why(result.error());
       }
-      client.stop();  // who knows what is left on this connection
+      client.stop();  // the connection may have unread data
       if (tries >= most_tries) fail(trouble, fmt::format("it was asked {} times", tries));
       if (tries == 2 && !std::exchange(away, true)) {
         options.say(
             fmt::format("MLflow at {}: {}; trying on, the record keeps what there is", options.place.shown(), trouble));
       }
-      // An address where nobody has ever answered is more often wrong than away.
+      // An address that has never answered is more often wrong than temporarily unreachable.
       if (Clock::now() - since >= (answered ? options.patience : options.patience / 15))
         fail(trouble, "it was asked again and again");
       if (options.wait(pause)) fail(trouble, "stopped while it was away");
@@ -211,7 +211,7 @@ nlohmann::json body_of(const MlflowServer::Answer& answer) {
 
 namespace {
 
-constexpr auto kStartTime = std::chrono::minutes(5);  // it imports MLflow, and may make a database
+constexpr auto kStartTime = std::chrono::minutes(5);  // the process imports MLflow, and may create a database
 
 }  // namespace
 
@@ -244,7 +244,7 @@ std::string shortened(std::string text, std::size_t most) {
 
 std::string mlflow_key(std::string_view name) {
   std::string key;
-  // A path as it would be written plainly: no empty parts, none that are dots alone.
+  // Normalizes a path: no empty parts, none that are dots alone.
   while (!name.empty()) {
     const std::string_view part = take_until(name, "/");
     if (part.empty()) continue;
@@ -326,7 +326,7 @@ MlflowState::MlflowState(const std::filesystem::path& record, const std::string&
 }
 
 void MlflowState::save() {
-  // In place, since the lock is this file's; within a page, so that a kill tears nothing.
+  // Writes in place, since the lock is on this file, and within a page, so that a kill cannot leave a torn write.
   std::string text = progress.text();
   if (text.size() >= kMostBytes) {
     raise(ErrorCode::InvalidArgument,

@@ -1,7 +1,7 @@
-"""One of MLflow's stores for `cohort export --to mlflow:URI`, by MLflow's own client: of the REST interface of a server as
-much as the sink asks for, on loopback. On stdin comes a token, and whoever does not show it is not let in.
+"""Serves an MLflow store for `cohort export --to mlflow:URI`, by MLflow's own client: the part of a server's REST interface
+that the sink uses, on loopback. Reads a token from stdin, and refuses clients that do not present that token.
 
-usage: python3 mlflow_store.py URI     prints its port, or why there is none
+usage: python3 mlflow_store.py URI     prints its port, or the reason why there is none
 """
 
 import hmac
@@ -26,7 +26,7 @@ def of_experiment(experiment):
 
 
 def of_request(client, what, asked):
-    """(status, answer), as MLflow's server gives them."""
+    """Returns (status, answer) as MLflow's server would."""
     from mlflow.entities import Metric, Param, RunTag
 
     if what == "experiments/get":
@@ -106,7 +106,7 @@ def handler(client, token):
 
 def main():
     token = sys.stdin.readline().strip()
-    logging.disable(logging.INFO)  # a new database tells of 50 migrations
+    logging.disable(logging.INFO)  # a new database logs 50 migrations
     try:
         from mlflow import MlflowClient
 

@@ -184,7 +184,7 @@ std::string PrometheusSink::text(PrometheusFormat format) const {
 bool PrometheusSink::count_warnings() {
   if (warnings_file_.empty()) return false;
   const auto content = sys::read_file(warnings_file_.string());
-  if (!content) return false;  // nothing is wrong with most runs
+  if (!content) return false;  // most runs have no warnings
   std::map<std::string, double> counted;
   for (const RecordLine& line : parse_record(content->text()).events) {
     if (line.event == "warning") ++counted[std::string(line.text("kind"))];
@@ -216,7 +216,7 @@ void PrometheusFile::publish() { value_or_throw(sys::write_file_atomically(file_
 struct PrometheusPort::Page {
   std::mutex mutex;
   std::string plain, open;
-  std::optional<net::HttpServer> server;  // its thread reads them
+  std::optional<net::HttpServer> server;  // its thread reads the members above
 
   net::HttpResponse answer(const net::HttpRequest& request) {
     if (request.path != "/metrics") return {.status = 404, .body = "/metrics is here\n"};
@@ -229,7 +229,7 @@ struct PrometheusPort::Page {
 };
 
 PrometheusPort::PrometheusPort(const net::Address& at, std::string token) : page_(std::make_unique<Page>()) {
-  publish();  // nobody is answered with nothing
+  publish();  // so that no request gets an empty answer
   page_->server.emplace(net::HttpServerOptions{
       .at = at, .token = std::move(token), .handler = [page = page_.get()](const net::HttpRequest& request) {
         return page->answer(request);

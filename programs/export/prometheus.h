@@ -1,4 +1,5 @@
-// A run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or a port that is scraped.
+// Exports a run record as metrics of Prometheus: a text file for node-exporter's textfile collector, or a port to
+// scrape.
 #pragma once
 
 #include "export/export.h"
@@ -20,7 +21,7 @@ enum class PrometheusFormat {
   OpenMetrics,  ///< 1.0.0
 };
 
-/// Holds the latest values and the totals. Values that the run logged are cohort_metric{name="..."}; labels never hold
+/// Holds the latest values and the totals. Values logged by the run are cohort_metric{name="..."}; labels never contain
 /// a step.
 class PrometheusSink : public Sink {
  public:
@@ -46,7 +47,7 @@ class PrometheusSink : public Sink {
     std::map<std::string, Operation, std::less<>> operations;
   };
   void add_communication(const RecordLine& line);
-  /// Returns whether there are more than before.
+  /// Counts warnings; returns whether there are new ones.
   bool count_warnings();
 
   PointReader points_;
@@ -72,13 +73,13 @@ class PrometheusFile final : public PrometheusSink {
   PrometheusFormat format_;
 };
 
-/// Serves /metrics, in the format that the client asks for, for as long as it lives.
+/// Serves /metrics, in the format that the client asks for, until destruction.
 class PrometheusPort final : public PrometheusSink {
  public:
   /// Throws as net::HttpServer.
   PrometheusPort(const net::Address& at, std::string token);
   ~PrometheusPort() override;
-  /// With the port that the system has chosen.
+  /// Address with the port that the system has chosen.
   const net::Address& address() const noexcept;
 
  private:

@@ -27,7 +27,7 @@ PythonChild::PythonChild(std::string_view program, const std::vector<std::string
     raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
   }
   fd_.reset(ends[0]);
-  const timeval patience{60, 0};  // with one that reads no more
+  const timeval patience{60, 0};  // with a child that does not read
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   const sys::UniqueFd theirs(ends[1]);
   sys::SpawnOptions spawn{.path = "/usr/bin/env",
@@ -37,7 +37,7 @@ PythonChild::PythonChild(std::string_view program, const std::vector<std::string
   spawn.arguments.insert(spawn.arguments.end(), arguments.begin(), arguments.end());
   for (char** one = environ; *one != nullptr; ++one) spawn.environment.emplace_back(*one);
   spawn.stdin_fd = spawn.stdout_fd = theirs.get();
-  spawn.group = sys::Group::Own;  // a Ctrl-C is for this process
+  spawn.group = sys::Group::Own;  // so that Ctrl-C reaches only this process
   spawn.parent_death_signal = SIGKILL;
   auto pending = sys::spawn(spawn);
   auto child = pending ? std::move(*pending).confirm() : tl::unexpected(pending.error());

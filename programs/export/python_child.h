@@ -1,5 +1,5 @@
-// A program of the python3 in PATH beside a sink, with a socket as its stdin and stdout. It ends with the thread that
-// made it. One thread.
+// A Python program beside a sink, run by the python3 in PATH, with a socket as its stdin and stdout. The program ends
+// with the thread that made it. One thread.
 #pragma once
 
 #include "base/process.h"
@@ -14,14 +14,14 @@ namespace cohort::track {
 
 class PythonChild {
  public:
-  /// Throws Unavailable where it cannot be started.
+  /// Throws Unavailable if the program cannot be started.
   explicit PythonChild(std::string_view program, const std::vector<std::string>& arguments = {});
-  /// Kills it.
+  /// Kills the program.
   ~PythonChild();
   PythonChild(const PythonChild&) = delete;
   PythonChild& operator=(const PythonChild&) = delete;
 
-  /// To its stdin; false: it has ended.
+  /// Writes to the program's stdin; returns false if the program has ended.
   bool say(std::string_view text) const;
   /// The child's next line, without its end; the rest of the output when the child ends.
   std::string line(std::chrono::milliseconds limit);

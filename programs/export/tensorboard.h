@@ -1,7 +1,6 @@
-// TensorBoard's event files: records of length, checksum, payload, checksum; the payload is a protobuf Event. Only what
-// scalars need is written, by hand. One thread.
-// A run record as a folder of TensorBoard: scalars of the run in DIR, those of rank R alone in DIR/rankR, which
-// TensorBoard lays over each other.
+// TensorBoard's event files: records of length, checksum, payload, checksum; the payload is a protobuf Event. Writes,
+// without a protobuf library, only what scalars need. One thread. Exports a run record to a folder of TensorBoard:
+// scalars of the run in DIR, those of rank R alone in DIR/rankR, which TensorBoard overlays.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -24,7 +23,7 @@ std::uint32_t crc32c(std::string_view bytes) noexcept;
 class ScalarEvent {
  public:
   void begin(double wall_time, std::int64_t step);
-  /// A tag that is no UTF-8 is refused by protobuf's readers: JSON, which it comes from, has none.
+  /// `tag` has to be UTF-8, or protobuf's readers refuse it; text from JSON is.
   void add(std::string_view tag, float value);
   bool empty() const noexcept { return summary_.empty(); }
   /// The protobuf message Event. Valid until the next call.
@@ -34,19 +33,19 @@ class ScalarEvent {
   std::string event_, summary_, value_;
 };
 
-/// A file that only this process writes, and only appends to. Added points reach it whole, at `flush`; points not
-/// flushed are lost on destruction.
+/// A file that only this process appends to. `flush` writes added points as a whole; points not flushed are lost on
+/// destruction.
 class EventFile {
  public:
-  /// Makes `folder`, and in it a file of a name of its own that sorts after those that were made before. Throws Io.
+  /// Creates `folder`, and in it a file with a new name that sorts after those of earlier files. Throws Io.
   explicit EventFile(const std::filesystem::path& folder);
 
   void add(std::string_view payload);
-  /// Writes a mark that readers take as a restart: points of `step` and later in other files count no more.
+  /// Writes a mark that readers take as a restart: points of `step` and later in other files are then invalid.
   void add_restart(double wall_time, std::int64_t step);
   void flush();
 
-  /// Returns whether a file of this name is one that EventFile has made.
+  /// True if EventFile has made a file of this name.
   static bool made(std::string_view name) noexcept;
 
  private:
@@ -55,12 +54,12 @@ class EventFile {
   std::string buffer_;
 };
 
-/// A run that goes back while it is followed begins new files after a restart mark: readers differ in what they make of
-/// the older points (TensorBoard's default reader lets go of them). Exported afterwards, they are not there.
+/// A run that goes back while it is followed begins new files after a restart mark: readers differ in the treatment of
+/// the older points (TensorBoard's default reader drops them). An export after the run does not contain these points.
 class TensorBoardSink final : public Sink {
  public:
-  /// Removes what an earlier export has left in `folder`. Throws InvalidArgument if there are event files of somebody
-  /// else, Io.
+  /// Removes an earlier export's files from `folder`. Throws InvalidArgument if there are other programs' event files;
+  /// Io.
   explicit TensorBoardSink(std::filesystem::path folder);
 
   void take(const SinkLine& line) override;

@@ -20,11 +20,12 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr auto kWandbStartTime = std::chrono::minutes(5);  // it imports wandb, and waits for its server
-constexpr auto kWandbEndTime = std::chrono::hours(24);     // it sends the rest: a user in a hurry ends this
+constexpr auto kWandbStartTime = std::chrono::minutes(5);  // the client imports wandb, and waits for its server
+constexpr auto kWandbEndTime = std::chrono::hours(24);     // the client sends the rest; an impatient user ends this
+                                                           // process
 constexpr std::string_view kWandbParameters = "parameters/";
 
-/// The same for a record wherever it is.
+/// The id depends on the record's contents, not on its path.
 std::string wandb_id(const std::filesystem::path& record) {
   std::ifstream file(record);
   std::string first;
@@ -95,7 +96,7 @@ void WandbSink::flush() {
 void WandbSink::finish(RunState state) {
   if (!client_) return;
   flush();
-  // One that is to go on, or was killed, is "preempting", as wandb calls it.
+  // A run that is to continue, or was killed, is "preempting" in wandb's terms.
   const bool over = state == RunState::Finished || state == RunState::Failed;
   (void)client_->say(json_text(OrderedJson{{"end", state == RunState::Finished ? 0 : 1}, {"preempting", !over}}) +
                      "\n");

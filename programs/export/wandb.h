@@ -1,5 +1,5 @@
 // A run record as a run of Weights & Biases, through its own client (wandb_run.py), in a process beside this one. The
-// record is the queue: the run's id follows from it, so that an export that begins again goes on in the same run.
+// record is the queue: it determines the run's id, so that a restarted export continues the same run.
 #pragma once
 
 #include "export/export.h"
@@ -15,8 +15,8 @@
 
 namespace cohort::track {
 
-/// Steps that a run does again are left out by the client, which has them already. A client that ends is an error: the
-/// rest is for another export.
+/// The client skips repeated steps, which it already has. A client that ends is an error: another export sends the
+/// rest.
 class WandbSink final : public Sink {
  public:
   WandbSink(WandbPlace place, std::filesystem::path record, std::function<void(const std::string&)> say)
@@ -33,9 +33,9 @@ class WandbSink final : public Sink {
   WandbPlace place_;
   std::filesystem::path record_;
   std::function<void(const std::string&)> say_;
-  std::optional<PythonChild> client_;  ///< once there is a line
+  std::optional<PythonChild> client_;  ///< set with the first line
   PointReader points_;
-  std::string lines_;  ///< not sent to it yet
+  std::string lines_;  ///< not yet sent to the client
 };
 
 }  // namespace cohort::track

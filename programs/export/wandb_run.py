@@ -1,5 +1,5 @@
-"""A run of Weights & Biases for `cohort export --to wandb:PROJECT`, by its own client. On stdin come lines of JSON: what
-wandb.init takes, then values, configurations, and the end. Says "run PLACE" and "done", or what is wrong."""
+"""A run of Weights & Biases for `cohort export --to wandb:PROJECT`, by its own client. Reads lines of JSON from
+stdin: arguments of wandb.init, then values, configurations, and the end. Prints "run PLACE" and "done", or the error."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 
 def main():
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    os.dup2(2, 1)  # so that other output is not read as an answer
     init = json.loads(sys.stdin.readline())
     if os.environ.get("WANDB_DIR"):
         del init["dir"]
@@ -25,7 +25,7 @@ def main():
             elif "values" in said:
                 if said["step"] >= max(run.step, run.starting_step):
                     run.log(said["values"], step=said["step"])
-                elif said["step"] >= run.starting_step:  # (what is before the first step of a run that goes on is there)
+                elif said["step"] >= run.starting_step:  # (a continued run already has earlier steps)
                     late += len(said["values"])
                     first = first or f"{next(iter(said['values']))} of step {said['step']} after step {run.step}"
             else:
@@ -36,7 +36,7 @@ def main():
                 return
     except BaseException as error:
         out.write(f"{type(error).__name__}: {error}".replace("\n", " ") + "\n")
-    os._exit(1)  # without the run's end: who fed it is gone
+    os._exit(1)  # without ending the run: the parent process has ended
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  /// False if it has not ended by the deadline.
+  /// Returns false if the child has not ended by the deadline.
   bool wait_until(Clock::time_point deadline) {
     if (!value_or_throw(net::wait_ready(pidfd_.get(), POLLIN, deadline))) return false;
     wait();
@@ -80,7 +80,8 @@ class Child {
   sys::UniqueFd pidfd_;
 };
 
-/// Without what speaks to `cohort run`, whose options here are exactly those that are given to it, or of another world.
+/// Our environment without variables for `cohort run`, which is to take options from its command line alone, and
+/// without those of another world.
 std::vector<std::string> own_environment() {
   launch::Environment own = launch::Environment::current();
   own.remove_run_options();
@@ -88,7 +89,7 @@ std::vector<std::string> own_environment() {
   return own.assignments();
 }
 
-/// Every line of `fd` until its end. False if the deadline passed.
+/// Passes every line of `fd` to `reader` until the end. Returns false if the deadline passed.
 bool read_lines(int fd, JobReader& reader, Clock::time_point deadline) {
   std::string line;
   while (true) {
@@ -190,12 +191,13 @@ JobOutcome JobReader::finish() && {
 }
 
 JobOutcome run_job(const JobRequest& request) {
-  // For the job's record, which nobody wants. If this process is killed, `cohort run` removes it.
+  // Folder for the job's record, which is not needed. If this process is killed, `cohort run` removes the folder.
   const TemporaryFolder folder(std::filesystem::temp_directory_path(), "cohort-bench-");
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(launch::own_command());
   spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", (folder.path() / "run").string(),
-                     // The job ends with this process, however that ends, and nobody else can remove its folder then.
+                     // The job ends with this process, even if that is killed, and then has to remove its folder
+                     // itself.
                      "--owner", std::to_string(::getpid()), "--owner-folder", folder.path().string(), "--max-restarts",
                      "0", "-np", std::to_string(request.processes), "--timeout",
                      fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};

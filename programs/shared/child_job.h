@@ -1,5 +1,5 @@
-// A job that this command starts for itself: `cohort run` as a child, whose events are read to its end. For the main
-// thread; the child ends with this process, and so does all that it has started.
+// A job that this command starts for itself: `cohort run` as a child, whose events are read until it ends. For the main
+// thread; the child and all processes that it has started end with this process.
 #pragma once
 
 #include "base/result.h"
@@ -21,7 +21,7 @@ using launch::RankTimes;
 /// Missing values are 0.
 RankTimes times_in(const nlohmann::json& object);
 
-/// Costs of a run's steps, by its record.
+/// Costs of a run's steps, from its record.
 struct RunCosts {
   launch::StepCosts costs;
   std::vector<std::string> hosts;
@@ -33,13 +33,13 @@ Result<RunCosts> costs_of_record(const std::string& text, const std::string& pat
 
 /// Result of a job, from its events.
 struct JobOutcome {
-  int exit_status = -1;  ///< -1: there was no end
+  int exit_status = -1;  ///< -1: no end was reported
   double seconds = 0;
   std::vector<RankTimes> ranks;
-  std::string failure;  ///< in words
+  std::string failure;  ///< reason, in words
 };
 
-/// The lines come from our own command, but hold what programs wrote: nothing in them is trusted to be there.
+/// Lines come from our own command, but contain text of programs: no member is assumed to exist.
 class JobReader {
  public:
   /// `on_output` gets the ranks' stdout, line by line; with it, their stderr goes to stderr.
@@ -55,15 +55,15 @@ class JobReader {
 };
 
 struct JobRequest {
-  std::vector<std::string> options;  ///< of `cohort run`: hosts and the like; variables (COHORT_RUN_...) give none
+  std::vector<std::string> options;  ///< of `cohort run`, such as hosts; variables (COHORT_RUN_...) are ignored
   std::vector<std::string> program;  ///< with its arguments
   int processes = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::function<void(const std::string& line)> on_output = {};  ///< of JobReader
 };
 
-/// Throws Unavailable if it cannot be started, ends badly or does not end, Timeout if its time was over; with what it
-/// said.
+/// Runs the job. Throws Unavailable if the job cannot be started, fails or does not end, Timeout if its time limit
+/// passed; with the job's output.
 JobOutcome run_job(const JobRequest& request);
 
 }  // namespace cohort::app

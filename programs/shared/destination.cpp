@@ -60,7 +60,8 @@ bool truth(const Lookup& variable, std::string_view name) {
   return text && parse_truth(*text).value_or(false);
 }
 
-/// "sqlite:////abs/mlflow.db", "file:///abs/mlruns"; nothing for what is no database of SQLite and no folder.
+/// Returns "sqlite:////abs/mlflow.db" or "file:///abs/mlruns"; empty if `uri` is neither a SQLite database nor a
+/// folder.
 std::string store_of(std::string_view uri) {
   constexpr std::string_view kDatabase = "sqlite:///", kFolder = "file:";
   if (uri.starts_with(kDatabase)) {
@@ -154,7 +155,7 @@ MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
   place.certificates = variable("MLFLOW_TRACKING_SERVER_CERT_PATH").value_or("");
   place.own_certificate = variable("MLFLOW_TRACKING_CLIENT_CERT_PATH").value_or("");
 
-  // The second is what Python's cohort.run hands on of its driver's.
+  // Python's cohort.run passes its driver's variable under the second name.
   for (const std::string_view name : {std::string_view("MLFLOW_RUN_ID"), env::kMlflowRun}) {
     if (place.run.empty()) place.run = variable(name).value_or("");
   }

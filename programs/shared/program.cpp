@@ -89,8 +89,8 @@ std::string meant_option(const CLI::App& app) {
   return {};
 }
 
-/// Opens stdin, stdout and stderr if a daemon has closed them (`cohort run <&- >&-`): a socket would otherwise get the
-/// number of one.
+/// Opens stdin, stdout and stderr if a daemon has closed them (`cohort run <&- >&-`): otherwise a socket would get one
+/// of their numbers.
 void open_standard_descriptors() {
   int fd = -1;
   do {
@@ -132,7 +132,8 @@ std::string choices(const CLI::Option& option) {
   std::string_view all = std::string_view(type).substr(begin + 1, end - begin - 1);
   while (!all.empty()) {
     const std::string_view one = take_until(all, ",");
-    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // what it is transformed into
+    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // without the value it is
+                                                                                   // transformed into
   }
   return words;
 }
@@ -229,9 +230,10 @@ int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& 
 }
 
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
-  std::signal(SIGCHLD, SIG_DFL);  // where the caller ignores it, no child could be waited for
+  std::signal(SIGCHLD, SIG_DFL);  // if the caller ignores SIGCHLD, no child can be waited for
   open_standard_descriptors();
-  // An owner gives both, one behind the other; the words of a program (`cohort run train ...`) may have the same names.
+  // An owner gives both options, one after the other; a program's own options (`cohort run train ...`) may have the
+  // same names.
   for (int i = 3; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
     if (std::string_view(argv[i]) == "--owner-folder" && std::string_view(argv[i - 2]) == "--owner")
       owner_folder = argv[i + 1];
@@ -241,7 +243,7 @@ int guarded_main(int argc, char** argv, const std::function<int(const std::vecto
   } catch (const Error& error) {
     complain(error.what());
     return error.code() == ErrorCode::InvalidArgument ? kUsageStatus : 1;
-  } catch (const std::system_error& error) {  // of a thread that cannot be started
+  } catch (const std::system_error& error) {  // a thread could not be started
     const bool limited = error.code() == std::errc::resource_unavailable_try_again;
     complain(error.what() + (limited ? "; " + sys::limit_of_processes() : ""));
     return 1;
@@ -326,7 +328,7 @@ std::string said_by(std::string_view program, const char* asked, std::string_vie
   return said->text;
 }
 
-/// A tagged paragraph for each, and a section for each sub-command.
+/// A tagged paragraph for each option, and a section for each sub-command.
 std::string manual_options(const CLI::App& command) {
   std::string text;
   for (const CLI::Option* option : command.get_options()) {
@@ -436,7 +438,7 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
       write_manual(app, words[1]);
       return 0;
     }
-    // By its own name it is its first command.
+    // A program called by its own name runs its first command.
     if (words.empty() || !has_command(app, words.front()))
       words.insert(words.begin(), app.get_subcommands([](const CLI::App*) { return true; }).front()->get_name());
     if (prepare != nullptr) prepare(words);

@@ -1,6 +1,5 @@
-// A command of `cohort`, whether it is in the program `cohort` or in one of its own beside it, as git has them: `cohort
-// doctor` runs `cohort-doctor`. Parses words, runs what they name, and is the one place that prints errors. Main
-// thread.
+// A command of `cohort`, in the program `cohort` or, as with git, in a program of its own beside it: `cohort doctor`
+// runs `cohort-doctor`. Parses words, runs the command, and is the only code that prints errors. Main thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,7 +15,7 @@
 
 namespace cohort::app {
 
-/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` if it is not 0, and throws
+/// Adds a sub-command: its options, and a callback that does the work, sets `exit_status` unless it is 0, and throws
 /// cohort::Error for errors that the user has to see.
 using AddCommand = void (*)(CLI::App& app, int& exit_status);
 
@@ -25,32 +24,32 @@ struct CommandProgram {
   std::string_view command, program, about;
 };
 std::span<const CommandProgram> programs() noexcept;
-/// nullptr: it is none of these.
+/// The program of `command`, or nullptr if the command has none.
 const CommandProgram* program_of(std::string_view command) noexcept;
 
-/// The `main` of such a program. It takes the words of `cohort COMMAND ...` as well as those behind COMMAND, which is
-/// the first one then. `prepare` may change them before they are parsed.
+/// The `main` of such a program. It accepts the words of `cohort COMMAND ...`, or those behind COMMAND. `prepare` may
+/// change the words before they are parsed.
 int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
                  void (*prepare)(std::vector<std::string>& words) = nullptr);
 
 inline constexpr std::string_view kAbout = "Makes a training program run on N processes as if it were one program.";
 
-/// Wraps the `body` of every `main`: descriptors, signals, exit statuses, the text of an error that it throws.
+/// Wraps the `body` of every `main`: handles descriptors, signals, exit statuses, and the text of a thrown error.
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>& words)>& body);
-/// Sets `app` up as all commands of `cohort` are: one sub-command, and its errors as they are printed.
+/// Sets `app` up in the way of all commands of `cohort`: one sub-command, and common formatting of errors.
 void set_up(CLI::App& app);
-/// Has `parse` parse into `app`, which runs the command; the status of the process.
+/// Calls `parse`, which parses into `app` and so runs the command; returns the status of the process.
 int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& parse);
 void parse_words(CLI::App& app, std::vector<std::string> words);
 
-/// Replaces this process by the program of `command`, with these words as they are (the first one is `command`). Throws
-/// Unavailable, with how to build it, if it is not beside this one.
+/// Replaces this process by `program`, with these words unchanged (the first is the command). Throws Unavailable,
+/// saying how to build the program, if it is not beside this one.
 [[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
 
-/// Returns whether it is a sub-command, including those that no help shows.
+/// True if `name` is a sub-command, including hidden ones.
 bool has_command(const CLI::App& app, std::string_view name);
 
-/// On stderr; the status of a wrong use.
+/// Prints to stderr; returns the status of a wrong use.
 int fail_usage(const std::string& message, const std::string& command);
 
 /// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
@@ -60,19 +59,19 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
 /// possible words behind a command besides options.
 std::string completion_cases(const CLI::App& app, std::string_view shell,
                              const std::map<std::string, std::string>& behind = {});
-/// The same for another program; empty if it is missing.
+/// The same for another program; empty if that program is missing.
 std::string completion_cases_of(std::string_view program, std::string_view shell);
 
 /// Writes cohort-NAME.1, a manual page of each command of `app`, into `folder`. Throws Io.
 void write_manual(const CLI::App& app, const std::string& folder);
-/// The same of a program, if it is there.
+/// The same for another program, if it exists.
 void write_manual_of(std::string_view program, const std::string& folder);
-/// A page's head, and what it says first; `name` is "cohort-run".
+/// A page's head and introduction; `name` is, for instance, "cohort-run".
 std::string manual_head(std::string_view name, std::string_view about, std::string_view usage);
-/// Escapes text of a page, or part of a name in which - has to stay.
+/// Escapes text of a page, or part of a name, in which - has to be kept.
 std::string roff(std::string_view text);
 
-/// A private folder (0700) in `parent`, removed with this. Throws Io.
+/// A private folder (0700) in `parent`, removed on destruction. Throws Io.
 class TemporaryFolder {
  public:
   TemporaryFolder(const std::filesystem::path& parent, std::string_view prefix);
@@ -85,7 +84,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// The folder of the newest run in ./runs. Throws Unavailable where there is none, with what to type for `command`.
+/// The folder of the newest run in ./runs. Throws Unavailable if there is none, with a proposal for `command`.
 std::filesystem::path newest_run(std::string_view command);
 
 }  // namespace cohort::app

@@ -22,8 +22,9 @@
 namespace cohort::app {
 namespace {
 
-/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks, but for what is in '', in "" or
-/// behind a backslash. Nothing is expanded. Refuses (InvalidArgument) an empty one, and one that ends within quotes.
+/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks that are not in '', in "" or
+/// behind a backslash. Nothing is expanded. Throws InvalidArgument for an empty command, and one that ends within
+/// quotes.
 std::vector<std::string> words_of_command(const std::string& text) {
   std::vector<std::string> words;
   char quote = 0;
@@ -114,7 +115,7 @@ std::string assignment_of(Text wish) {
   raise(ErrorCode::InvalidArgument, "it is not set here; give a value with --env {}=VALUE", wish);
 }
 
-// In the order of their enums.
+// Names in the order of their enums.
 constexpr std::string_view kStarters = "auto,ssh,slurm,mpirun,hand,local", kPrefixes = "none,rank,full",
                            kCollapses = "auto,always,never";
 template <class Enum>
@@ -123,14 +124,14 @@ Enum one_of(std::string_view names, Text text) {
   return static_cast<Enum>(std::ranges::find(all, text) - all.begin());
 }
 
-/// One that `--help` shows; `--help-all` shows all.
+/// An option that `--help` shows; `--help-all` shows all.
 constexpr RunOption common(RunOption option) {
   option.common = true;
   return option;
 }
 
-/// {names, type, default, help, set[, kind[, choices]]}, in the order of the help. A default that is no value stands in
-/// brackets behind the help.
+/// {names, type, default, help, set[, kind[, choices]]}, in the order of the help. A default that is no value is in
+/// brackets after the help.
 const RunOption kOptions[] = {
     common({"-n,--np,--nproc", "N", "auto",
             "How many processes (also -np N); auto: one per usable core, by affinity and the control group's quota",
@@ -434,7 +435,7 @@ void set_option(const RunOption& option, const std::string& value, launch::JobSp
       raise(ErrorCode::InvalidArgument, "one of {} is wanted", fmt::join(allowed, ", "));
     option.set(spec, value);
   } catch (const Error& error) {
-    const std::string name = option.name() == "--np" ? "-np" : option.name();  // as everybody calls it
+    const std::string name = option.name() == "--np" ? "-np" : option.name();  // as it is usually called
     throw Error(error.code(), fmt::format("{} {}: {}", name, value, error.what()));
   }
 }
@@ -480,7 +481,7 @@ void narrow_networks(const std::string& networks) {
   if (!net::choose(std::move(all), *filters)) {
     raise(ErrorCode::InvalidArgument, "--network {}: it fits no address of this host, which has {}", networks, there);
   }
-  // All that reads it does so from the environment, here and on other hosts.
+  // All code reads the networks from the environment, here and on other hosts.
   if (::setenv(std::string(env::kNetwork).c_str(), networks.c_str(), 1) != 0)
     raise(ErrorCode::Unavailable, "setenv: {}", errno_text(errno));
 }

@@ -1,8 +1,7 @@
 // The one table of the options of `cohort run`: names, type, default, help, and the setting that a value changes. The
 // command line, the environment and files (run.cpp), the help, docs/reference/run.md, `cohort env`, the completion and
-// other commands that start jobs take them from it. Plain data; any thread.
-// Options common to `cohort run` and the other commands that start jobs: the hosts, how they are reached, over which
-// networks. Their options are those of the table. One thread.
+// other commands that start jobs take them from it. Plain data; any thread. Options common to `cohort run` and the
+// other commands that start jobs, from the table: the hosts, how they are reached, over which networks. One thread.
 // Lists as people type them: 1,2,4. Pure; any thread.
 #pragma once
 
@@ -30,8 +29,8 @@ struct RunOption {
     Value,        ///< one value; the last source counts
     Repeatable,   ///< values of all sources add up
     Flag,         ///< "true" or "false"
-    CommandFlag,  ///< a flag of this one command: neither variable nor file
-    CommandValue  ///< likewise a value
+    CommandFlag,  ///< a flag of this one command: not in variables or files
+    CommandValue  ///< a value of this one command, not in variables or files
   };
 
   std::string_view names;  ///< as CLI11 takes them: "-n,--np,--nproc"
@@ -45,13 +44,13 @@ struct RunOption {
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
   bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
-  /// The only values.
+  /// The only allowed values.
   std::vector<std::string> allowed() const;
   /// "HOW:{auto,ssh}"
   std::string shown_type() const;
-  /// "--np": the first long one.
+  /// The first long name: "--np".
   std::string name() const;
-  /// Each with its dashes.
+  /// All names, with their dashes.
   std::vector<std::string> all_names() const;
   /// "COHORT_RUN_NP"
   std::string variable() const;
@@ -66,28 +65,29 @@ struct RunPart {
 /// In the order of the help.
 std::span<const RunOption> run_options() noexcept;
 std::vector<RunPart> run_parts();
-/// nullptr if there is none of this name, which has its dashes.
+/// The option of this name (with dashes), or nullptr if there is none.
 const RunOption* run_option(std::string_view name) noexcept;
 
-/// Throws Error (InvalidArgument) with the option, the value and what is wanted.
+/// Throws Error (InvalidArgument) with the option, the value and the expected form.
 void set_option(const RunOption& option, const std::string& value, launch::JobSpec& spec);
 
 /// Options of `cohort run` that another command has, too.
 struct SharedOptions {
   launch::JobSpec spec = {};
-  std::map<std::string, std::string> given = {};  ///< by name: for a `cohort run` that it starts
+  std::map<std::string, std::string> given = {};  ///< by name: for a `cohort run` that the command starts
 };
-/// With their variables; a short name in place of a long one leaves the others out. `shared` has to live as long.
+/// Adds these options with their variables; giving a short name instead of the long one leaves out the other names.
+/// `shared` has to outlive `command`.
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
-/// The hosts that the options give, for commands that cannot wait for agents started by hand.
+/// The hosts that the options name, for commands that cannot wait for agents started by hand.
 launch::Plan hosts_of(const launch::JobSpec& spec);
 
-/// For this process and all that it starts: COHORT_NETWORK. Refuses (InvalidArgument) what is no list of networks, or
-/// fits none of this host's addresses, and names the interfaces that there are. Nothing if `networks` is empty.
+/// Sets COHORT_NETWORK for this process and its children. Throws InvalidArgument, naming this host's interfaces, if
+/// `networks` is no list of networks, or matches none of this host's addresses. Does nothing if `networks` is empty.
 void narrow_networks(const std::string& networks);
 
-/// Its parts, also empty ones: of "" one.
+/// Parts of `text`, including empty ones; "" has one part.
 inline std::vector<std::string> split(std::string_view text, char at = ',') {
   std::vector<std::string> parts;
   for (std::size_t begin = 0; begin <= text.size();) {
@@ -98,7 +98,7 @@ inline std::vector<std::string> split(std::string_view text, char at = ',') {
   return parts;
 }
 
-/// Nullopt if one of them is no number from 1 to `most`.
+/// Returns nullopt if a part is no number from 1 to `most`.
 inline std::optional<std::vector<int>> numbers_in(std::string_view text, int most) {
   std::vector<int> numbers;
   for (const std::string& part : split(text)) {

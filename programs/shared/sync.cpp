@@ -39,10 +39,10 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using launch::shell_quoted;
 
-constexpr std::chrono::hours kLimit(12);  // of one copy; rsync itself gives up where nothing moves
+constexpr std::chrono::hours kLimit(12);  // of one copy; rsync itself stops if no data moves
 constexpr std::size_t kAtOnce = 8;
 
-/// A list of files, for commands to read and write by its path; nothing is left of it, however this process ends.
+/// A list of files, for commands to read and write by its path; it disappears with this process, even after a kill.
 struct ListFile {
   sys::UniqueFd fd{::memfd_create("cohort-sync", MFD_CLOEXEC)};
   // (Our number as /proc has it, which may be of another namespace.)
@@ -61,7 +61,7 @@ fs::path home_folder() {
   return fs::weakly_canonical(home);
 }
 
-/// Made anew by everybody, or of this host alone. ("runs" only at the top.)
+/// True for files that every host makes itself, or that belong to this host alone. ("runs" only at the top.)
 bool is_left_out(const std::string& name, bool at_top) {
   constexpr std::array<std::string_view, 4> kNames = {".git", "build", "__pycache__", "node_modules"};
   return std::ranges::find(kNames, name) != kNames.end() || name.starts_with("cmake-build-") ||
@@ -78,7 +78,7 @@ VirtualEnvironment active_environment() {
   const auto active = launch::Environment::current().find("VIRTUAL_ENV");
   std::error_code error;
   if (!active || active->empty()) return {};
-  // Over the same path there: nothing but what is one.
+  // Only a virtual environment may overwrite the same path there.
   if (!fs::is_regular_file(fs::path(*active) / "pyvenv.cfg", error)) {
     raise(
         ErrorCode::InvalidArgument,
@@ -107,7 +107,7 @@ struct Copied {
   double files = 0, bytes = 0;
 };
 
-/// Throws with what the host has said.
+/// Copies to one host; errors contain the host's output.
 class HostSync {
  public:
   HostSync(const SyncRequest& request, const std::string& host, const VirtualEnvironment& environment)
@@ -150,15 +150,15 @@ class HostSync {
               const std::string& to) const {
     std::string ssh;
     for (const std::string& word : request_.ssh) ssh += (ssh.empty() ? "" : " ") + shell_quoted(word);
-    // No --delete: what is there and not here may be somebody's work; and so is a link there to a folder (-K). -s: the
-    // shell there reads no name.
+    // No --delete: files that exist only there may be somebody's work, and so may a link there to a folder (-K). -s:
+    // the shell there does not interpret names.
     std::vector<std::string> command = {"sh",     "-c",      "exec \"$@\" <\"$0\"", input, "rsync",
                                         "-lptKs", "--stats", "--timeout=120",       "-e",  ssh};
     command.insert(command.end(), options.begin(), options.end());
     const std::string host = host_.find(':') == std::string::npos ? host_ : "[" + host_ + "]";
     command.insert(command.end(), {"--", from + "/", host + ":" + to + "/"});
     const launch::Captured said = value_or_throw(launch::capture(command, kLimit));
-    if (said.status != 0)  // its figures stand behind what went wrong
+    if (said.status != 0)  // rsync's figures follow its error messages
       raise(ErrorCode::Unavailable, "rsync ended with {}: {}", said.status,
             launch::last_of(said.text.substr(0, said.text.find("\nNumber of files:"))));
     return {counted(said.text, "files transferred:"), counted(said.text, "Total transferred file size:")};
@@ -178,7 +178,7 @@ std::string to_string(const Copied& copied) {
 
 namespace {
 
-/// A .git here or above: git has to say what it ignores.
+/// True if there is a .git here or above: then git has to list the files.
 bool in_work_tree(fs::path folder) {
   std::error_code error;
   for (;; folder = folder.parent_path()) {
@@ -227,7 +227,7 @@ std::vector<std::string> files_of(const std::string& folder) {
             folder);
     }
   } else {
-    // (What goes while it is looked at is not copied.)
+    // (Files removed during the walk are not copied.)
     for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
          !error && entry != end; entry.increment(error)) {
       // Status of the entry itself: a link is copied as one, wherever it leads.

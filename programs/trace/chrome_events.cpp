@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 using Row = ChromeTrace::Row;
 
-/// Beyond that nothing is a time: of the year 2096 in microseconds, and in nanoseconds.
+/// Latest valid times, in the year 2096, in microseconds and in nanoseconds.
 constexpr double kLastMicrosecond = 4e15;
 constexpr double kLastNanosecond = 4e18;
 
@@ -49,7 +49,7 @@ class EventReader {
  public:
   explicit EventReader(ChromeTrace& trace) : trace_(trace) {}
 
-  /// Microseconds in the file that are 0 of the time of day, times 1000.
+  /// Time of day, in nanoseconds, of the file's microsecond 0.
   std::optional<double> base_ns;
 
   void take(const Json& event) {
@@ -90,7 +90,7 @@ class EventReader {
   }
 
   void add(const Row& row, double begun, double ended, const std::string& name) {
-    // Added as integers: a double has no nanoseconds left in a time of day.
+    // Adds integers, since a double cannot hold a time of day in nanoseconds.
     const auto ns = [base = static_cast<std::int64_t>(base_ns.value_or(0))](double microseconds) {
       return base + std::llround(std::clamp(microseconds * 1000, -kLastNanosecond, kLastNanosecond));
     };
@@ -122,7 +122,7 @@ ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::pat
     const auto base = whole.find("baseTimeNanoseconds");
     if (base != whole.end() && base->is_number())
       reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
-    older = !reader.base_ns && whole.contains("schemaVersion");  // then times are of the day themselves
+    older = !reader.base_ns && whole.contains("schemaVersion");  // then times are times of day
     if (const auto info = whole.find("distributedInfo"); info != whole.end() && info->is_object()) {
       if (const auto rank = number_at(*info, "rank"); rank && *rank >= 0)
         trace.rank = static_cast<std::uint32_t>(*rank);

@@ -1,4 +1,4 @@
-// `cohort trace`: what ranks did, event by event, of a run that was started with --trace.
+// `cohort trace` shows, event by event, what ranks did in a run started with --trace.
 #include "base/parse.h"
 #include "base/result.h"
 #include "shared/program.h"
@@ -26,7 +26,7 @@ struct MergeArguments {
   bool json = false;
 };
 
-/// "3=trace.json" names the rank of a trace that does not say it.
+/// "3=trace.json" gives the rank of a trace that does not contain it.
 track::ChromeTrace read_other(const std::string& word) {
   const auto equals = word.find('=');
   const auto rank = equals == std::string::npos ? std::nullopt : parse_integer<std::uint32_t>(word.substr(0, equals));

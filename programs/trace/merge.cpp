@@ -34,7 +34,8 @@ Placed::Placed(const TraceSet& set, const ChromeTrace& trace) : set_(set), piece
 
 std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
   const std::int64_t host_ns = piece_->clock.host_ns_of(realtime_ns).value_or(0);
-  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in a trace of ours: sums with what clocks say fit
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our own traces: sums with clocks' times do not
+                                                            // overflow
   return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
 }
 
@@ -55,7 +56,7 @@ using status::TrackId;
 /// Numbers of packet sequences for external traces: above those of ranks, below those of hosts.
 constexpr std::uint64_t kExternalSequences = std::uint64_t{1} << 30;
 
-/// A file that is replaced as a whole, written in large pieces.
+/// Replaces a file as a whole, writing in large pieces.
 class Output {
  public:
   explicit Output(const fs::path& path) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {}
@@ -119,7 +120,7 @@ class PerfettoMerge {
     status::append_packet(out_.text(), packet);
   }
 
-  // Packets stay as they are, but for their times and the names of processes.
+  // Appends packets unchanged except for times and names of processes.
   void append(const HostPiece& piece) {
     const sys::FileBytes bytes = read_trace(piece);
     TraceReader reader(bytes.text());
@@ -199,7 +200,7 @@ class PerfettoMerge {
       for (const ChromeSlice& slice : slices) {
         end_until(slice.begun_ns);
         append_to(track, slice.begun_ns, track.begin(slice.name));
-        // A slice that should lie within another one and ends later is cut off.
+        // A nested slice that ends after the outer one is cut off.
         ends.push_back(ends.empty() ? slice.ended_ns : std::min(slice.ended_ns, ends.back()));
       }
       end_until(INT64_MAX);
@@ -241,7 +242,7 @@ std::string_view category_of(TraceTrack kind) {
   }
 }
 
-/// One file: an object as torch's profiler writes it.
+/// Writes one file: an object as torch's profiler writes it.
 class File {
  public:
   File(const fs::path& path, const OrderedJson& head) : out_(path) {

@@ -1,9 +1,8 @@
 // Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
-// object with one. Free functions; any thread.
-// One trace of all ranks: each host's times by the common clock, recordings of other programs of the same time beside
-// them, and the bytes that each rank had under way. For Perfetto, or in Chrome's JSON as torch's profiler writes it.
-// Free functions; the caller's thread.
-// Conversion of another program's times of day to times in the trace of a run. Values; the caller's thread.
+// object with one. Free functions; any thread. One trace of all ranks: each host's times by the common clock,
+// recordings of other programs at the same times, and the bytes that each rank had under way. For Perfetto, or in
+// Chrome's JSON as torch's profiler writes it. Free functions; the caller's thread. Conversion of another program's
+// times of day to times in the trace of a run. Values; the caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"
@@ -31,16 +30,16 @@ struct ChromeTrace {
   std::optional<std::uint32_t> rank;
   std::string what;                                 ///< "torch profiler", "Horovod timeline"
   using Row = std::pair<std::string, std::string>;  ///< pid and tid
-  std::map<Row, std::vector<ChromeSlice>> rows;     ///< by beginning; what lies within another comes after it
+  std::map<Row, std::vector<ChromeSlice>> rows;     ///< by beginning; a nested slice comes after the one around it
   std::map<Row, std::string> names;
-  std::uint64_t left_out = 0;  ///< events of kinds that are not taken
+  std::uint64_t left_out = 0;  ///< events of unsupported kinds
 };
 
-/// Throws Unavailable, Io, or Corrupt, naming the file, for what is no such trace, or says nothing of the time of day.
+/// Throws Unavailable, Io, or Corrupt, naming the file, if it is no such trace, or lacks the time of day.
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
 ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
-/// Bytes gathered before they are written.
+/// Bytes collected before a write.
 inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 
 struct MergeSummary {
@@ -49,20 +48,21 @@ struct MergeSummary {
   std::vector<std::string> remarks;  ///< on incomplete traces
 };
 
-/// Replaces `output` at once or not at all. Throws Io; InvalidArgument where another program's trace is of no rank of
-/// this run, or where nothing is known of its host's time of day.
+/// Replaces `output` atomically. Throws Io; InvalidArgument if another program's trace is of no rank of this run, or if
+/// the time of day of its host is unknown.
 MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others,
                           const std::filesystem::path& output);
 
-/// A file of all ranks; where `output` is a folder, one for each: rank-R.json.
+/// Writes a file of all ranks, or, if `output` is a folder, one for each rank: rank-R.json.
 MergeSummary merge_as_json(const TraceSet& set, const std::vector<ChromeTrace>& others,
                            const std::filesystem::path& output);
 
 class Placed {
  public:
-  /// Both live as long. Throws InvalidArgument where the run has no such rank, or nothing is known of its time of day.
+  /// Both arguments have to outlive this object. Throws InvalidArgument if the run has no such rank, or the time of day
+  /// of its host is unknown.
   Placed(const TraceSet& set, const ChromeTrace& trace);
-  /// In nanoseconds since the beginning of all.
+  /// Returns nanoseconds since the beginning of all traces.
   std::int64_t operator()(std::int64_t realtime_ns) const;
 
  private:

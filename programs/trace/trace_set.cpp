@@ -16,7 +16,7 @@ namespace {
 namespace field = status::trace_field;
 namespace name = status::trace_name;
 
-/// Later than any clock says, and sums of some such fit.
+/// Later than any clock's time, and small enough that sums of a few do not overflow.
 constexpr std::uint64_t kLatest = std::uint64_t{1} << 60;
 
 }  // namespace
@@ -206,10 +206,10 @@ bool TraceReader::read_description(std::string_view text) {
 
 namespace {
 
-/// A measurement that is so much worse than the best tells less of the drift than leaving it out does.
+/// A measurement this many times worse than the best would make the drift less accurate, and is left out.
 constexpr std::int64_t kWorse = 4;
 constexpr std::int64_t kNegligible = 20'000;
-/// No clock runs so long, nor is so far from another; sums of some such fit.
+/// Longer than any clock runs, or differs from another, and small enough that sums of a few do not overflow.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 /// Limit for times of day.
 constexpr std::int64_t kLatestDay = std::int64_t{1} << 62;
@@ -318,7 +318,7 @@ HostPiece look_at(const fs::path& file) {
 sys::FileBytes read_trace(const HostPiece& piece) { return value_or_throw(sys::read_file(piece.file.string())); }
 
 std::int64_t HostPiece::common_ns(std::int64_t time_ns, std::int64_t zero_ns) const noexcept {
-  // If the clock was not measured, the host begins where all begin, and remarks_on says so.
+  // Without clock measurements, the host's trace begins at the common beginning, and remarks_on reports that.
   if (!clock.measured() || !clock.has_base()) return time_ns;
   return std::max<std::int64_t>(clock.common_ns(clock.base_ns() + time_ns) - zero_ns, 0);
 }

@@ -1,6 +1,5 @@
-// Reads packets of Perfetto's format back, as far as Cohort writes them, one after the other. Any bytes may come: a
-// torn end is where the trace ends, what is no packet is counted, and fields that are not known are left alone. The
-// text has to live as long as the reader. One thread.
+// Reads packets of Perfetto's format, as far as Cohort writes it. Accepts any bytes: the trace ends at a torn end,
+// invalid packets are counted, and unknown fields are skipped. The text has to outlive the reader. One thread.
 #pragma once
 
 #include "base/files.h"
@@ -19,20 +18,20 @@
 
 namespace cohort::track {
 
-/// Goes through the fields of a message.
+/// Iterates over the fields of a message.
 class ProtoReader {
  public:
   explicit ProtoReader(std::string_view message) noexcept : rest_(message) {}
 
-  /// False at the end, and where the rest makes no sense: then `broken`.
+  /// Returns false at the end, and if the rest is invalid: then `broken` is true.
   bool next();
   bool broken() const noexcept { return broken_; }
   std::uint32_t field() const noexcept { return field_; }
-  /// Value of a number; for a fixed64 its bits.
+  /// The field's number; for a fixed64 its bits.
   std::uint64_t number() const noexcept { return number_; }
-  /// Bytes of a text or a message.
+  /// The field's bytes, if it is a text or a message.
   std::string_view bytes() const noexcept { return bytes_; }
-  /// The field as it stands there, with its tag.
+  /// The encoded field, with its tag.
   std::string_view raw() const noexcept { return raw_; }
 
  private:
@@ -51,7 +50,7 @@ struct TraceEvent {
   Type type = Type::Instant;
   std::uint64_t track = 0;
   std::int64_t time_ns = 0;
-  std::string_view name;  ///< until the reader's next call
+  std::string_view name;  ///< valid until the reader's next call
   std::uint64_t flow = 0;
   std::uint64_t bytes = 0, waited_ns = 0, wire_bytes = 0, wire_us = 0, number = 0, lost = 0;
   bool failed = false;
@@ -69,16 +68,16 @@ class TraceReader {
  public:
   explicit TraceReader(std::string_view trace) noexcept : packets_(trace) {}
 
-  /// The next packet; false at the end.
+  /// Reads the next packet; returns false at the end.
   bool next();
-  /// Its fields.
+  /// The packet's fields.
   std::string_view packet() const noexcept { return packet_; }
   const std::optional<TraceEvent>& event() const noexcept { return event_; }
   const std::optional<TraceDescription>& description() const noexcept { return description_; }
 
-  /// Packets that made no sense and were passed over.
+  /// Number of invalid packets, which were skipped.
   std::uint64_t damaged() const noexcept { return damaged_; }
-  /// The trace ends in the middle of a packet.
+  /// True if the trace ends in the middle of a packet.
   bool torn() const noexcept { return packets_.broken(); }
 
  private:
@@ -101,27 +100,27 @@ class TraceReader {
 };
 
 // Clock of a host as its trace records it, and the conversion of its times to times common to all hosts. Between two
-// measurements the offset is assumed to change linearly, which takes out most of the drift. A plain value; the caller's
+// measurements the offset is assumed to change linearly, which removes most of the drift. A plain value; the caller's
 // thread.
 
 class HostClock {
  public:
-  /// Events of the host's own track.
+  /// Takes an event of the host's own track.
   void take(const TraceEvent& event);
-  /// All have been taken.
+  /// Call it after the last event.
   void settle();
 
-  /// The trace says how this host's clock relates to that of the others.
+  /// True if the trace has this host's clock offset to the others.
   bool measured() const noexcept { return !offsets_.empty(); }
-  /// Time of the host's clock that is 0 in the trace; 0 if the trace does not say.
+  /// Time of the host's clock that is 0 in the trace; 0 if unknown.
   std::int64_t base_ns() const noexcept { return base_ns_.value_or(0); }
   bool has_base() const noexcept { return base_ns_.has_value(); }
-  /// A time of this host's CLOCK_MONOTONIC, by the clock that is common to all hosts.
+  /// Converts a time of this host's CLOCK_MONOTONIC to the clock common to all hosts.
   std::int64_t common_ns(std::int64_t host_ns) const noexcept;
-  /// A time of day there, by its CLOCK_MONOTONIC; nullopt if the trace does not say.
+  /// Converts a time of day on this host to its CLOCK_MONOTONIC; nullopt if the trace lacks the time of day.
   std::optional<std::int64_t> host_ns_of(std::int64_t realtime_ns) const noexcept;
   std::optional<std::int64_t> realtime_of(std::int64_t host_ns) const noexcept;
-  /// Common times cannot be wrong by more where the clock drifts evenly.
+  /// Largest error of common times if the clock drifts evenly.
   std::int64_t uncertainty_ns() const noexcept;
   std::int64_t offset_ns() const noexcept { return offsets_.empty() ? 0 : offsets_.front().offset_ns; }
 
@@ -132,7 +131,7 @@ class HostClock {
   struct Realtime {
     std::int64_t host_ns, realtime_ns;
   };
-  /// There are some.
+  /// There have to be entries.
   const Realtime& nearest(std::int64_t Realtime::*clock, std::int64_t ns) const noexcept;
 
   std::optional<std::int64_t> base_ns_;
@@ -145,43 +144,42 @@ class HostClock {
 
 struct HostPiece {
   std::filesystem::path file;
-  std::string host;  ///< empty: the trace does not say
+  std::string host;  ///< empty: unknown
   HostClock clock;
-  std::map<std::uint32_t, std::string> processes;  ///< of ranks, as their tracks call them
+  std::map<std::uint32_t, std::string> processes;  ///< names of ranks, from their tracks
   std::uint64_t damaged = 0;
   bool torn = false;
 
-  /// A time of the trace, in nanoseconds since the beginning of all.
+  /// Converts a time of the trace to nanoseconds since the beginning of all traces.
   std::int64_t common_ns(std::int64_t time_ns, std::int64_t zero_ns) const noexcept;
 };
 
 struct TraceSet {
   std::vector<HostPiece> pieces;
-  std::int64_t zero_ns = 0;  ///< of the common clock: where the earliest trace begins
+  std::int64_t zero_ns = 0;  ///< common time at which the earliest trace begins
 
   const HostPiece* of_rank(std::uint32_t rank) const;
 };
 
-/// `run` is a run's folder, or one host's trace. Throws Unavailable where there is none, Io, and Corrupt, naming the
-/// file, for what is no trace of Cohort's.
+/// `run` is a run's folder, or one host's trace. Throws Unavailable if there is no trace, Io, and Corrupt, naming the
+/// file, if it is no trace of Cohort's.
 TraceSet open_traces(const std::filesystem::path& run);
 sys::FileBytes read_trace(const HostPiece& piece);
 /// Remarks for people on traces that are incomplete.
 std::vector<std::string> remarks_on(const TraceSet& set);
 
 // Slices of a trace: a name with its beginning and end, on a rank's track. Times are of the common clock, since the
-// beginning of all. The caller's thread.
+// beginning of all traces. The caller's thread.
 
 struct Slice {
   status::TrackId track;
   TraceEvent event;  ///< its begin event; `name` is below
   std::string name;
   std::int64_t begun_ns = 0;
-  std::int64_t ended_ns = 0;  ///< of a moment the same
+  std::int64_t ended_ns = 0;  ///< for an instant, its time
 };
 
-/// Passes the slices of ranks to `take`, in the order of their ends. Slices without an end, since the trace is torn,
-/// are left out.
+/// Passes the slices of ranks to `take`, in the order of their ends. Skips slices without an end, as in a torn trace.
 void each_slice(const TraceSet& set, const HostPiece& piece, const std::function<void(const Slice&)>& take);
 
 }  // namespace cohort::track

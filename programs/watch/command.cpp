@@ -1,5 +1,5 @@
-// `cohort watch`: a run that goes on, or has ended, in the terminal or on a page; here, or where another one serves it.
-// `cohort runs`: the runs that there are.
+// `cohort watch`: shows a running or ended run, of this or another machine, in the terminal or on a page. `cohort
+// runs`: lists and removes runs.
 #include "base/env.h"
 #include "base/hardware.h"
 #include "base/result.h"
@@ -57,7 +57,7 @@ net::Secret token_of_page(const std::string& file) {
     if (::isatty(0) != 0) fmt::print(stderr, "token: ");
     std::getline(std::cin, typed);
   }
-  // The whole address is taken as well: it is what people have at hand.
+  // Accepts the whole address, too, since people copy it.
   if (const auto at = typed.find("token="); at != std::string::npos) typed.erase(0, at + 6);
   while (!typed.empty() && (typed.back() == '\r' || typed.back() == ' ')) typed.pop_back();
   const auto token = net::Secret::from_digits(typed);
@@ -69,7 +69,7 @@ net::Secret token_of_page(const std::string& file) {
   return *token;
 }
 
-/// As given, or the newest.
+/// The given run, or the newest.
 fs::path find_run(const fs::path& given) {
   if (given.empty()) return newest_run("watch");
   fs::path folder = given.filename() == launch::kLiveFile || given.filename() == "run.jsonl"
@@ -147,7 +147,7 @@ struct RunsArguments {
   bool dry_run = false;
 };
 
-/// As given: a name in the folder, or a path.
+/// The run of this name in the folder, or at this path.
 fs::path run_named(const RunsArguments& arguments, const std::string& run) {
   std::error_code error;
   const fs::path within = fs::path(arguments.folder) / run;

@@ -39,7 +39,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// The last values are near a record's end; nobody waits for all of it.
+/// Reads only the end of a record, which has the last values.
 constexpr std::streamoff kTail = std::streamoff{1} << 20;
 /// A launcher writes live.json every 2 s.
 constexpr double kSilence = 15;
@@ -75,8 +75,8 @@ std::optional<Json> job_of(const fs::path& run) {
   return job;
 }
 
-/// On this host: the launcher and its agents hold a lock in the folder. (To take it, and be it for a moment, would be
-/// in the way of a job that is about to.)
+/// On this host, the launcher and its agents hold a lock in the folder. (This does not try to take the lock, which
+/// could disturb a job that is about to.)
 bool is_locked_here(const fs::path& run) {
   struct stat status {};
   if (::stat((run / launch::kLockFile).c_str(), &status) != 0) return false;
@@ -151,7 +151,7 @@ bool is_within(const fs::path& path, const fs::path& folder) {
   return end == folder.end();
 }
 
-/// True for names that `cohort run` and `cohort submit` give folders they make: all in such a folder is the run's.
+/// True for names of folders made by `cohort run` and `cohort submit`, whose whole contents belong to the run.
 bool has_own_name(const std::string& name, std::string_view job_id) {
   constexpr std::string_view kTime = "dddddddd-dddddd-";
   for (std::size_t i = 0; i < kTime.size(); ++i) {
@@ -279,7 +279,7 @@ void require_removable(const RunSummary& run) {
   if (is_within(fs::current_path(error), run.folder)) refuse(run, "it has the working directory");
   const auto job = job_of(run.folder);
   if (!job) refuse(run, "it is no run any more");
-  // With --run-dir a run may be in anybody's folder.
+  // With --run-dir a run may be in any folder.
   if (const fs::path from = text_in(*job, "folder"); from.empty() || is_within(from, run.folder))
     refuse(run, "its command was started in that folder, which holds more than the run");
   if (const std::string others = others_in(run.folder, text_in(*job, "job_id")); !others.empty()) refuse(run, others);
@@ -290,7 +290,7 @@ void remove_run(const RunSummary& run) {
   const sys::UniqueFd fd(::open((run.folder / launch::kLockFile).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd && ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) refuse(run, "a job runs in it");
   const fs::path parent = run.folder.parent_path(), aside = parent / (std::string(kRemoved) + run.name);
-  value_or_throw(sys::remove_tree(aside.string()));  // of a removal that was killed
+  value_or_throw(sys::remove_tree(aside.string()));  // left by a removal that was killed
   value_or_throw(sys::rename_path(run.folder.string(), aside.string()));
   value_or_throw(sys::remove_tree(aside.string()));
   std::error_code error;

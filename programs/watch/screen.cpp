@@ -18,7 +18,7 @@ using launch::RankFigures;
 
 constexpr std::array<std::string_view, 6> kSorts = {"rank", "late", "exposed", "speed", "memory", "state"};
 
-/// Columns of a terminal where the table has one for the CPU, too.
+/// Least width of a terminal for which the table has a column for the CPU.
 constexpr int kWithCpu = 90;
 
 /// A line whose parts may have colours, none of which counts for its width.
@@ -71,7 +71,7 @@ std::string progress_text(const View& view) {
   for (const LiveRank& rank : view.run.ranks) step = std::max(step, rank.figures.step);
   std::string text = fmt::format("step {}", step);
   if (progress.steps) text += fmt::format("/{:.0f}", *progress.steps);
-  if (progress.epochs && (progress.epoch > 0 || view.run.state != "ended")) {  // it may log none
+  if (progress.epochs && (progress.epoch > 0 || view.run.state != "ended")) {  // the run may log no epochs
     text += fmt::format("  epoch {:.4g}/{:.0f}", progress.epoch, *progress.epochs);
   } else if (progress.epoch > 0) {
     text += fmt::format("  epoch {:.4g}", progress.epoch);
@@ -107,7 +107,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   lines.push_back(first.take());
   Text second(look.columns, look);
   second.add(progress_text(view)).add(loss_text(view), "1");
-  if (look.unicode) {  // nothing else tells bars apart well enough
+  if (look.unicode) {  // other characters do not distinguish bars well enough
     std::vector<double> losses;
     for (const Curve::Point& point : view.progress.losses.points()) losses.push_back(point.value);
     const int width = std::clamp(look.columns - second.width(), 0, 40);
@@ -137,7 +137,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   return lines;
 }
 
-/// The rows that are shown: of ranks, or one for each host.
+/// The rows shown: one for each rank, or for each host.
 LiveRun rows_of(const View& view, const Look& look) {
   if (look.host) return of_host(view.run, *look.host);
   return look.shown == Rows::Hosts ? by_host(view.run) : view.run;
@@ -149,7 +149,7 @@ double key_of(const RankFigures& figures, Sort sort) {
     case Sort::Exposed: return figures.exposed;
     case Sort::Speed: return -figures.samples_per_second - 1e-6 * figures.steps_per_second;  // the slowest first
     case Sort::Memory: return static_cast<double>(figures.memory);
-    case Sort::State:  // what is not as it should be first
+    case Sort::State:  // troubled ones first
       return figures.state.find("failed") != std::string::npos          ? 3
              : figures.state.find("stopped") != std::string::npos       ? 2
              : figures.state == "running" || figures.state == "waiting" ? 0
@@ -169,7 +169,7 @@ std::vector<std::size_t> sorted(const LiveRun& rows, Sort sort) {
   return order;
 }
 
-/// Columns but for the last one, which takes what is left.
+/// Widths of all columns but the last, which takes the rest.
 struct Widths {
   int name = 5;
   int state = 8;

@@ -1,6 +1,6 @@
 // Rendering of a run in a terminal: lines of text for a view, a size and the reader's choices. Pure; one thread.
-// `cohort watch` in a terminal, or as lines of text without one. Belongs to one thread, and has the terminal until it
-// returns: then, even after a signal or an exception, the terminal is as it was.
+// `cohort watch` in a terminal, or as lines of text without one. Belongs to one thread, and uses the terminal until
+// `watch` returns, which restores the terminal even after a signal or an exception.
 #pragma once
 
 #include "watch/source.h"
@@ -19,37 +19,38 @@ Sort next(Sort sort) noexcept;
 
 struct Look {
   int columns = 80;
-  int rows = 24;  ///< 0: as many as there are lines
+  int rows = 24;  ///< 0: no limit
   bool unicode = true;
   bool colour = true;
   Rows shown = Rows::Ranks;
-  std::optional<std::size_t> host = {};  ///< the ranks of this one alone
+  std::optional<std::size_t> host = {};  ///< shows the ranks of this host alone
   Sort sort = Sort::Rank;
-  std::size_t selected = 0;  ///< the line of the table
+  std::size_t selected = 0;  ///< selected line of the table
   bool frozen = false;
-  bool keys = true;              ///< the last line says which there are
-  const LogTail* log = nullptr;  ///< instead of the table
-  std::string trouble = {};      ///< why nothing new comes
+  bool keys = true;              ///< the last line lists the keys
+  const LogTail* log = nullptr;  ///< shown instead of the table
+  std::string trouble = {};      ///< reason why there is no new data
   double now = 0;                ///< seconds since 1970
 };
 
-/// The number of each row of the table, sorted: of a rank among `view.run.ranks`, or a host.
+/// The index behind each row of the table, in the order shown: of a rank in `view.run.ranks`, or of a host.
 std::vector<std::size_t> order_of(const View& view, const Look& look);
 /// At most look.rows lines, each at most look.columns wide.
 std::vector<std::string> draw(const View& view, const Look& look);
-/// One line that says how the run is: for pipes, and below the output of `cohort run`.
+/// One line about the state of the run: for pipes, and below the output of `cohort run`.
 std::string line_of(const View& view, double now);
 
-/// `text` cut to so many characters, invalid bytes replaced; without control characters.
+/// `text` cut to `columns` characters, with invalid bytes replaced, and without control characters.
 std::string fitted(std::string_view text, int columns, bool unicode = true);
 
 struct WatchOptions {
   bool ascii = false;
-  bool once = false;                                             ///< what is now, as text, and no more
-  std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< between two lines where there is no terminal
+  bool once = false;                                             ///< prints the present state as text, and returns
+  std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< between two lines without a terminal
 };
 
-/// Until the reader leaves, or, where there is no terminal, the run has ended. 128 + the signal that ended it, else 0.
+/// Shows the run until the reader quits, or, without a terminal, until the run has ended. Returns 128 + the signal that
+/// ended watching, else 0.
 int watch(Source& source, const WatchOptions& options);
 
 }  // namespace cohort::watch

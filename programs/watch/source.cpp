@@ -77,7 +77,7 @@ bool RunFiles::read_record() {
       if (!record_->superseded()) progress_.take(record_->line());
     }
   } catch (const Error&) {
-    // It is another run's by now, or cannot be read for a moment: from the beginning.
+    // The record is another run's, or temporarily unreadable: starts from its beginning.
     record_.reset();
     progress_ = {};
   }
@@ -170,9 +170,8 @@ Result<std::string> RemotePage::get(const std::string& target) const {
                     });
   });
   std::future<httplib::Result> answered = task.get_future();
-  // The library's timeouts are per system call, so a server that answers byte by byte is given up from here. And the
-  // library raises SIGPIPE, which ends with the thread that has it blocked. A stop from before the request began is
-  // lost.
+  // The library's timeouts are per system call, so this thread stops a request whose server answers byte by byte. The
+  // library also raises SIGPIPE, so its thread blocks that. A stop before the request began is lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });
   while (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
   thread.join();
@@ -250,7 +249,7 @@ std::string PageServer::url() const {
 }
 
 net::HttpResponse PageServer::answer(const net::HttpRequest& request) {
-  // Looked at when somebody asks, and not again for those who ask at the same moment.
+  // Reads the files when a client asks, but not again for clients at the same moment.
   if (net::passed(poll_again_)) {
     files_.poll();
     poll_again_ = net::deadline_in(kPollPageEvery);

@@ -1,7 +1,6 @@
-// Sources of the data shown: the files of a run, or the page of another machine. One thread.
-// A run as its files show it: live.json, the record, the ranks' logs. Only reads, so that watching a run cannot harm
-// it. One thread.
-// A run as the page of another machine shows it, for `cohort watch HOST:PORT`. One thread.
+// Sources of the data shown: the files of a run, or the page of another machine. One thread. RunFiles reads a run's
+// files: live.json, the record, the ranks' logs. It only reads, so that watching cannot harm a run. RemotePage reads
+// the page of another machine, for `cohort watch HOST:PORT`.
 #pragma once
 
 #include "launch/messages.h"
@@ -27,19 +26,19 @@ namespace cohort::watch {
 struct LogTail {
   std::string path;
   std::vector<std::string> lines;
-  std::string why;  ///< there is none, and why
+  std::string why;  ///< reason why there is no log
 };
 
 class Source {
  public:
   virtual ~Source() = default;
-  /// Looks again; true if anything has changed. Data that cannot be read now stays as it was.
+  /// Reads again; returns true if anything has changed. Keeps old data that cannot be read now.
   virtual bool poll() = 0;
   virtual const View& view() const = 0;
   virtual LogTail log(int rank, launch::Stream stream, std::size_t lines) = 0;
   /// Seconds since 1970 by the clock of the run's host.
   virtual double now() const = 0;
-  /// Reason why nothing new comes; empty if it does.
+  /// Reason why there is no new data; empty if there is.
   virtual std::string trouble() const = 0;
 };
 
@@ -77,7 +76,7 @@ class RunFiles final : public Source {
 
 class RemotePage final : public Source {
  public:
-  /// Asks once: throws Unavailable where nobody answers, or the token is refused.
+  /// Connects once: throws Unavailable if there is no answer, or the token is refused.
   RemotePage(net::Address address, const net::Secret& token);
 
   bool poll() override;
@@ -92,17 +91,17 @@ class RemotePage final : public Source {
   net::Address address_;
   net::Secret token_;
   View view_;
-  double ahead_ = 0;  ///< of our clock
+  double ahead_ = 0;  ///< seconds that the other clock is ahead of ours
   std::string trouble_;
   std::chrono::steady_clock::time_point next_{};
 };
 
 // Serves the live page of a run: one HTML file, its figures, the logs of its ranks, to browsers that have the token,
-// and to `cohort watch HOST:PORT`. A process of its own, which only reads files: whatever strangers send it, the run
-// does not notice. The server's thread alone reads the files.
+// and to `cohort watch HOST:PORT`. Runs in a process of its own, which only reads files: requests of strangers cannot
+// disturb the run. The server's thread alone reads the files.
 class PageServer {
  public:
-  /// Listens; throws as net::HttpServer. `files` outlives this, and is this one's.
+  /// Listens; throws as net::HttpServer. `files` has to outlive the server, which alone uses it.
   PageServer(RunFiles& files, const net::Address& at, const net::Secret& token);
 
   std::uint16_t port() const noexcept { return server_.address().port; }
@@ -117,7 +116,7 @@ class PageServer {
 
   RunFiles& files_;
   net::Secret token_;
-  std::string last_data_;  ///< of all ranks, or of hosts where they are many
+  std::string last_data_;  ///< of all ranks, or of hosts if there are many ranks
   net::Deadline poll_again_{};
   net::HttpServer server_;  ///< last: its thread uses the others
 };

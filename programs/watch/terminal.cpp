@@ -29,7 +29,7 @@ constexpr milliseconds kLook{200};
 
 bool put(std::string_view bytes) { return sys::write_all(1, bytes); }
 
-/// The other screen, without cursor and echo, as long as it lives.
+/// Uses the alternate screen, without cursor and echo, until destruction.
 class Screen {
  public:
   Screen() : guard_(0) { enter(); }
@@ -78,7 +78,7 @@ class Screen {
 
 enum class Key { None, Quit, Sort, Hosts, Freeze, Up, Down, PageUp, PageDown, Home, End, Enter, Back, Stream };
 
-/// The keys in what was typed: letters, and what terminals send for the others.
+/// Decodes typed keys: letters, and terminals' sequences for other keys.
 std::vector<Key> keys_of(std::string_view typed) {
   static constexpr std::pair<std::string_view, Key> kKeys[] = {
       {"\033[A", Key::Up},   {"\033OA", Key::Up},      {"\033[B", Key::Down},
@@ -225,12 +225,12 @@ class Viewer {
   LogTail log_;
 };
 
-/// For pipes and dumb terminals: a line when something has changed, until the run has ended.
+/// For pipes and dumb terminals: writes a line after each change, until the run has ended.
 int write_lines(Source& source, const WatchOptions& options) {
   sys::SignalFd signals = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
   const auto patience = Clock::now() + std::chrono::seconds(10);
   source.poll();
-  // A run that has just been started makes its live.json in a moment.
+  // Waits, since a run that has just started will soon make its live.json.
   while (!source.trouble().empty() && Clock::now() < patience) {
     pollfd waiting{signals.fd(), POLLIN, 0};
     if (::poll(&waiting, 1, static_cast<int>(kLook.count())) > 0) return 0;

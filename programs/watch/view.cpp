@@ -12,7 +12,7 @@
 namespace cohort::watch {
 namespace {
 
-/// A speed is over so many seconds, or one step.
+/// A speed is measured over this many seconds, or one step.
 constexpr double kSpeedSeconds = 1;
 /// Names of values that are shown.
 constexpr std::size_t kMostNames = 40;
@@ -21,7 +21,7 @@ constexpr std::size_t kMostNames = 40;
 
 void Curve::add(double step, double value) {
   if (!std::isfinite(value) || !std::isfinite(step)) return;
-  // The last one is where the curve is now; it stays only if it is far enough from the one before.
+  // The last point is the curve's present end; it is kept only if it is far enough from the point before.
   if (points_.size() >= 2 && points_.back().step - points_[points_.size() - 2].step < spacing_) points_.pop_back();
   points_.push_back({step, value});
   if (points_.size() <= most_) return;
@@ -100,7 +100,7 @@ void ProgressReader::take(const track::RecordLine& line) {
       const auto value = track::number_of(field);
       if (!value) continue;
       if (name == "lr" || name == "learning_rate") progress_.learning_rate = value;
-      // The first name that is a loss's is shown; train_loss of `step` lines goes before all.
+      // Shows the first name of a loss; train_loss of `step` lines has precedence.
       const bool is_loss = name == "loss" || name.find("loss") != std::string::npos;
       if (is_loss && (progress_.loss_name.empty() || progress_.loss_name == name)) take_loss(name, *value, *step);
     }
@@ -123,7 +123,7 @@ bool is_sound(const LiveHost& host, const LiveRun& run) {
   return host.first_rank >= 0 && static_cast<std::size_t>(host.first_rank) <= run.ranks.size();
 }
 
-/// "running" where all are; else "2 failed, 6 running", what is rarest first.
+/// "running" if all ranks are; else "2 failed, 6 running", rarest state first.
 std::string joined_states(const std::map<std::string, int>& states) {
   if (states.size() == 1) return states.begin()->first;
   std::vector<std::pair<int, std::string>> ordered;
@@ -166,7 +166,7 @@ Json curve_json(const Curve& curve) {
   return points;
 }
 
-/// JSON has no NaN, and that is what one wants to see.
+/// JSON has no NaN, which has to be shown, so it becomes a text.
 Json number_json(double value) { return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value)); }
 
 Json logged_json(const std::vector<Logged>& values) {

@@ -1,7 +1,7 @@
 // Progress of a training, from its run record: step, loss, time left, and two curves that are thinned out as they grow.
-// Takes lines in their order; plain values, one thread.
-// The view of a run, in the terminal and on the page: data of its launcher and its record, as values and as text (a
-// line of JSON about the training, then live.json). Plain data; input was written by another process.
+// Takes lines in their order; plain values, one thread. A View is the data shown in the terminal and on the page, from
+// a run's launcher and record, as values and as text (a line of JSON about the training, then live.json). Plain data;
+// the input was written by another process.
 #pragma once
 
 #include "base/result.h"
@@ -46,24 +46,24 @@ struct Logged {
   Curve curve{100};
 };
 
-/// To the curve of this name; false: there are too many already.
+/// Adds a value to the curve of this name; returns false if there are too many names.
 bool add_value(std::vector<Logged>& all, std::string_view name, double value, double at);
 
 struct Progress {
   std::int64_t step = 0;
-  std::optional<double> steps;   ///< in all, where the record says so
-  double epoch = 0;              ///< done, a fraction
+  std::optional<double> steps;   ///< number of steps in all, if the record has it
+  double epoch = 0;              ///< epochs done, with a fraction
   std::optional<double> epochs;  ///< in all
   std::string loss_name;
   std::optional<double> loss;
   std::optional<double> learning_rate;
-  std::optional<double> seconds_left;  ///< at the pace since the last start
+  std::optional<double> seconds_left;  ///< at the speed since the last start
   Curve losses;
   Curve speeds;  ///< steps per second
-  /// In the order in which they came; the first few where there are many.
+  /// Values by name, in order of appearance; only the first few names are kept.
   std::vector<Logged> values;
-  std::size_t left_out = 0;   ///< names of values beyond these
-  std::vector<Logged> usage;  ///< of CPUs and GPUs (usage.jsonl), over seconds since the first
+  std::size_t left_out = 0;   ///< number of names not kept
+  std::vector<Logged> usage;  ///< use of CPUs and GPUs (usage.jsonl), over seconds since the first value
 };
 
 class ProgressReader {
@@ -95,23 +95,23 @@ using launch::number_text;
 using launch::samples_per_second;
 
 struct View {
-  std::string place;  ///< the run's folder, or where it is watched from
+  std::string place;  ///< the run's folder, or the address of its page
   LiveRun run;
   Progress progress;
-  double now = 0;  ///< by the clock of who wrote this text: another machine's may differ
+  double now = 0;  ///< by the clock of the machine that wrote this text
 };
 
-/// Rows are ranks, or hosts where there are many: sums of samples and memory, means of shares, the latest rank.
+/// Rows are ranks, or hosts if there are many ranks: with sums of samples and memory, means of shares, the latest rank.
 enum class Rows { Ranks, Hosts };
 inline constexpr std::size_t kManyRanks = 64;
 LiveRun by_host(const LiveRun& run);
-/// The ranks of one host alone; none if there is no such host.
+/// The run with the ranks of one host alone; without ranks if there is no such host.
 LiveRun of_host(const LiveRun& run, std::size_t host);
-/// The host of a rank; empty if none is known.
+/// The host of a rank; empty if unknown.
 std::string host_of(const LiveRun& run, int rank);
 
 std::string to_text(const View& view, Rows rows);
-/// Corrupt for what is no such text.
+/// Fails with Corrupt for an invalid text.
 Result<View> parse_view(std::string_view text);
 
 }  // namespace cohort::watch

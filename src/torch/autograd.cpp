@@ -52,7 +52,7 @@ at::Tensor linear(const at::Tensor& x, const Map& map, const Map& adjoint) {
   return Linear::apply(x, map, adjoint);
 }
 
-// Waits; of a GPU's tensors its current stream does.
+// Waits; for GPU tensors, the GPU's current stream waits instead.
 void complete(Work work, const at::Tensor& input, const at::Tensor& output) {
   work.on_done([input, output] {});
   work.synchronize(buffer_device(output));
@@ -217,7 +217,7 @@ at::Tensor gather_from(Communicator& comm, const at::Tensor& x, std::int64_t dim
 
 namespace {
 
-constexpr int kFirstGradientTag = 1 << 30;  // apart from forward messages, which go the same way
+constexpr int kFirstGradientTag = 1 << 30;  // distinct from tags of forward messages to the same rank
 
 struct Peer {
   Communicator comm;
@@ -239,7 +239,7 @@ void refuse_double_backward(const char* what) {
   }
 }
 
-// Not complete when it returns: the Work is, once it is dropped.
+// Returns without waiting: the send is complete when the Work is destroyed.
 Work start_send(Peer& peer, const at::Tensor& x, int tag) {
   const at::Tensor data = x.contiguous();
   Work work = peer.comm.send(to_buffer(data), peer.rank, {.tag = tag});
@@ -253,7 +253,7 @@ at::Tensor received(Peer& peer, int tag) {
   return data;
 }
 
-// Makes autograd come to a function none of whose inputs requires a gradient.
+// An input that makes autograd run the backward of a function whose other inputs require no gradient.
 at::Tensor anchor() { return at::zeros({}).requires_grad_(at::GradMode::is_enabled()); }
 
 class Send : public torch::autograd::Function<Send> {

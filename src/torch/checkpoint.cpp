@@ -27,7 +27,7 @@ namespace ck = checkpoint;
 using ck::generators_of;
 using ck::state_of;
 
-/// Generators whose states are known, each with its own, the CPU's first.
+/// Generators whose states are known, each with its state, the CPU's first.
 std::vector<std::pair<at::Generator, at::Tensor>> known(const torch::nn::Module& module, const RankState& random,
                                                         const std::string& folder) {
   std::vector<std::pair<at::Generator, at::Tensor>> all;
@@ -91,7 +91,7 @@ std::map<std::string, Shard> shards_of(const torch::nn::Module& module) {
   return all;
 }
 
-/// Else rank 0's part would be taken for the whole.
+/// Throws for a module of parts, of which rank 0's would be taken for the whole.
 void require_whole(const torch::nn::Module& module) {
   for (const auto& [name, shard] : shards_of(module)) {
     if (shard != formats::whole_shard(shard.sizes)) {
@@ -117,7 +117,7 @@ void add_own(Brought& all, const torch::nn::Module& module, const RankState& sta
   all.bundle.random = all.random.tensors();
 }
 
-/// Agreed on: throws on all ranks if one cannot.
+/// Makes this rank's contribution; throws on all ranks if one rank fails.
 std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& module,
                                const torch::optim::Optimizer* optimizer, const TrainingProgress& progress,
                                const RankState& state) {
@@ -142,7 +142,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& modu
   return all;
 }
 
-// Models of which no rank has all.
+// Models that no rank holds whole.
 
 Shard shard_of(const ModelShards& model, const std::string& name, const at::Tensor& tensor) {
   const auto found = model.tensors.find(name);
@@ -156,12 +156,13 @@ Shard shard_of(const ModelShards& model, const std::string& name, const at::Tens
   return shard;
 }
 
-/// A tensor that an optimizer has as a parameter. The optimizer's snapshots name these by their numbers here.
+/// A tensor that an optimizer has as a parameter. The optimizer's snapshots name such tensors by their index in the
+/// list.
 struct Stepped {
   std::string parameter;
   Shard shard;
   at::Tensor tensor;
-  bool is_master = false;  // and not the parameter's own memory
+  bool is_master = false;  // true: not the parameter's own memory
 };
 
 std::vector<Stepped> stepped_of(const ModelShards& model) {
@@ -188,7 +189,7 @@ ck::ParameterNames numbers_of(const std::vector<Stepped>& all) {
   return names;
 }
 
-/// The same by the parameters' names, each once.
+/// Converts groups of such indices to groups of the parameters' names, each once.
 std::vector<std::vector<std::string>> parameters_of(std::vector<std::vector<std::string>> groups,
                                                     const std::vector<Stepped>& all) {
   for (auto& group : groups) {
@@ -202,13 +203,13 @@ std::vector<std::vector<std::string>> parameters_of(std::vector<std::vector<std:
   return groups;
 }
 
-/// Position in a Sequential of the layer that has the parameter: "12.weight" -> 12.
+/// Position in a Sequential of the parameter's layer: "12.weight" -> 12.
 std::optional<std::int64_t> layer_of(const std::string& name) {
   return parse_integer<std::int64_t>(std::string_view(name).substr(0, name.find('.')));
 }
 
-/// The groups of all ranks together: their parameters in the order in which a process that has all of the model has
-/// them. `options`: what has to be the same on all ranks.
+/// The groups of all ranks together: their parameters in the order of a process that has the whole model. `options`
+/// have to be the same on all ranks.
 std::vector<std::vector<std::string>> groups_of_all(Communicator& comm, const torch::nn::Module& module,
                                                     const std::vector<std::vector<std::string>>& groups,
                                                     const std::string& options) {
@@ -236,7 +237,7 @@ std::vector<std::vector<std::string>> groups_of_all(Communicator& comm, const to
     const auto theirs = ck::parse_groups(text).at(0);
     order.insert(order.end(), theirs.begin(), theirs.end());
   }
-  // Stages may go round the ranks.
+  // Sorts by layer, since stages may be interleaved over the ranks.
   if (std::all_of(order.begin(), order.end(), layer_of)) {
     std::stable_sort(order.begin(), order.end(),
                      [](const auto& a, const auto& b) { return layer_of(a) < layer_of(b); });
@@ -254,7 +255,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, con
                                const RankState& state) {
   auto all = std::make_unique<Brought>();
   std::vector<ck::ShardName> names;
-  std::vector<std::pair<at::Tensor, formats::TensorView>> values;  // a tensor that is yet to be looked at, or a view
+  std::vector<std::pair<at::Tensor, formats::TensorView>> values;  // a tensor still to be read, or a view
   std::vector<std::vector<std::string>> groups;
   ck::TensorFile options{ck::kOptimizerFile, {}, {}};
   std::string options_text;
@@ -320,7 +321,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, con
   return all;
 }
 
-/// The tensors of a part whose names begin with `prefix`, without it.
+/// The tensors of a part whose names begin with `prefix`, which is removed.
 RankState tensors_of(std::span<const std::byte> part, const std::string& name, const std::string& prefix) {
   RankState found;
   for (const auto& [key, tensor] : value_or_throw(formats::parse_safetensors(part, name)).tensors) {
@@ -394,7 +395,7 @@ ModelShards model_shards(torch::nn::Module& module, torch::optim::Optimizer* opt
 
 namespace {
 
-/// Changes to be made once all ranks have looked at everything.
+/// Changes to be made when all ranks have checked everything.
 struct Changes {
   ck::Assignment weights;
   std::function<void()> restore_optimizer = [] {};
@@ -425,7 +426,7 @@ struct Changes {
   }
 
   void apply() {
-    // The one step that may yet fail (the CPU generator's state of another libtorch) comes first.
+    // The only step that may still fail (the CPU generator's state of another libtorch) comes first.
     for (auto& [generator, saved] : generators) {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator.set_state(saved);
@@ -435,7 +436,7 @@ struct Changes {
   }
 };
 
-/// The newest that is whole.
+/// Finds the newest whole checkpoint, or the best.
 ck::Found find(Communicator& comm, const ck::FolderOptions& options, const std::set<std::string>& unwanted, bool best) {
   ck::Found found = ck::load_newest(comm, options, unwanted, {}, best ? ck::Order::BestFirst : ck::Order::NewestFirst);
   if (ck::rank_of(comm) == 0) {
@@ -457,7 +458,7 @@ void require_same_type(const std::string& folder, const std::string& name, forma
         folder, name, formats::info(there).torch, c10::toString(here));
 }
 
-/// A rank's request to a checkpoint: parts of tensors, into memory of its own.
+/// A rank's request for parts of a checkpoint's tensors, to be read into the rank's own memory.
 class Asked {
  public:
   explicit Asked(const ck::StoredTensors& tensors) : tensors_(tensors) {}
@@ -525,7 +526,7 @@ void ask_for_module(Communicator& comm, const ModelShards& model, const ck::Foun
   }
 }
 
-/// The state of what this rank steps, as of an optimizer over just that.
+/// The state of the tensors that this rank steps, as of an optimizer with just these.
 struct AskedOptimizer {
   std::vector<Stepped> stepped;
   std::vector<formats::NamedTensor> tensors;
@@ -567,7 +568,7 @@ AskedOptimizer ask_for_optimizer(const ModelShards& model, const ck::Found& foun
     const Stepped& one = all.stepped[i];
     each(fmt::format("{}state/{}/", formats::kOptimizerPrefix, one.parameter),
          [&](const std::string& name, const std::string& field, const formats::PartedTensor& tensor) {
-           // A count has no dimensions, as a parameter may have none.
+           // The type tells a step count from a part: neither need have dimensions.
            const bool is_part = tensor.sizes() == one.shard.sizes && tensor.type != formats::ElementType::Int64;
            if (!is_part && !tensor.sizes().empty())
              raise(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- '{}' has shape {}", all.source, name,
@@ -608,7 +609,7 @@ std::optional<CheckpointInfo> CheckpointFolder::load(torch::nn::Module& module, 
   if (!found.stored) return std::nullopt;
   const std::string folder = found.stored->folder;
 
-  // Everything is looked at before anything is changed, and nothing is changed before all ranks have looked.
+  // Nothing is changed before all ranks have checked everything.
   Changes changes;
   ck::agree(
       comm, ck::attempt([&] {

@@ -195,7 +195,7 @@ struct Teller {
   }
 };
 
-/// Contents of a file, with a note of what has been used.
+/// Contents of a file, which records what has been used.
 struct Source {
   std::map<std::string, formats::TensorView> tensors;
   std::map<std::string, std::string> metadata;
@@ -209,8 +209,8 @@ struct Source {
 /// Named tensors -> field. A field that the file does not have becomes undefined or empty, if it can be.
 class Loader {
  public:
-  /// `parameter`: on its device the state's tensors come to be; nullptr: there are none. `own_shapes`: they do not have
-  /// its shape.
+  /// The state's tensors are put on the device of `parameter`; nullptr: there are no tensors. `own_shapes`: they do not
+  /// have the parameter's shape.
   Loader(Source& source, std::string prefix, const at::Tensor* parameter, bool own_shapes)
       : source_(source), prefix_(std::move(prefix)), parameter_(parameter), own_shapes_(own_shapes) {}
 
@@ -240,7 +240,7 @@ class Loader {
                                     formats::shape_text(view->shape), formats::shape_text(parameter_->sizes().vec())));
       }
       field = field.to(parameter_->device());
-      // A module may have been cast since the optimizer's last step. Those of 16 bits may be stepped in float32.
+      // A module may have been cast since the optimizer's last step. Parameters of 16 bits may be stepped in float32.
       const at::ScalarType type = parameter_->scalar_type();
       if (field.is_floating_point() && (type == at::kFloat || type == at::kDouble)) field = field.to(type);
     } else if constexpr (std::is_same_v<T, std::string>) {
@@ -297,7 +297,7 @@ struct Kind {
     using Key = typename States::key_type;
     for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const auto& group = optimizer.param_groups()[i];
-      auto options = static_cast<const Options&>(group.options());  // copies: accessors of libtorch want no const
+      auto options = static_cast<const Options&>(group.options());  // copies, since libtorch's accessors are not const
       Saver save_option(out, fmt::format("group/{}/", i));
       visit(save_option, options);
       for (const at::Tensor& parameter : group.params()) {
@@ -333,7 +333,7 @@ struct Kind {
         const std::string prefix = fmt::format("state/{}/", names.at(parameter.unsafeGetTensorImpl()));
         const auto first = source.tensors.lower_bound(prefix);
         bool has_state = first != source.tensors.end() && first->first.starts_with(prefix);
-        // SGD's state of a parameter can be without any tensor only if there is none to keep.
+        // Only SGD's state can have no tensor at all, if there is none to keep.
         if (!has_state) continue;
         auto state = std::make_unique<State>();
         Loader load_state(source, prefix, &parameter, own_shapes);
@@ -438,8 +438,9 @@ OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNam
 
 namespace {
 
-/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Those that torch's
-/// schedules add mean nothing to libtorch's schedules; without others, the training would go on as another one.
+/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Values of torch's
+/// schedules are not needed by libtorch's; without other values, training would go on differently, so these are
+/// refused.
 void refuse_added_values(const std::string& text, const std::string& source_name) {
   constexpr std::array<std::string_view, 6> kOfSchedules = {"initial_lr",   "max_lr",        "min_lr",
                                                             "max_momentum", "base_momentum", "swa_lr"};

@@ -73,7 +73,7 @@ bool is_exact(ElementType from, ElementType to) {
 
 std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
-/// Whether several elements lie in one place, as those of an expanded tensor.
+/// True if several elements share memory, as in an expanded tensor.
 bool overlaps(const at::Tensor& tensor) {
   for (std::int64_t dim = 0; tensor.layout() == at::kStrided && dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return true;
@@ -93,8 +93,8 @@ std::string listing(const std::vector<std::string>& names) {
 
 constexpr std::string_view kWrapperPrefix = "module.";
 
-/// The name that a tensor has where nothing within the module is wrapped: without the parts that Python's
-/// torch.compile, activation checkpointing and FSDP add.
+/// A tensor's name if nothing within the module is wrapped: without the parts that Python's torch.compile, activation
+/// checkpointing and FSDP add.
 std::string plain_name(const std::string& name) {
   std::string plain;
   for (std::size_t begin = 0; begin <= name.size();) {

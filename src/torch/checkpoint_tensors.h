@@ -1,4 +1,4 @@
-// Between libtorch's tensors and those of files. Functions own nothing that outlives them, except a Snapshot its
+// Converts between libtorch's tensors and those of files. Functions own nothing after they return; a Snapshot owns its
 // copies.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace cohort::checkpoint {
 
-/// Throws InvalidArgument for types that files do not know, or that this libtorch does not have.
+/// Throws InvalidArgument for types that files, or this libtorch, do not have.
 formats::ElementType to_element_type(at::ScalarType type);
 at::ScalarType to_scalar_type(formats::ElementType type, const std::string& name);
 
@@ -32,24 +32,23 @@ class Snapshot {
   std::vector<formats::NamedTensor> tensors_;
 };
 
-/// Why nothing can be copied into the tensor: several of its elements lie in one place (expand), or it was made in
-/// inference mode. Empty: something can.
+/// Returns the reason why the tensor cannot be written: several of its elements share memory (expand), or it was made
+/// in inference mode. Empty if it can be written.
 std::string unwritable(const at::Tensor& tensor);
-/// Throws InvalidArgument for a module's tensor that could be saved, but not loaded into again.
+/// Throws InvalidArgument for a module's tensor that could be saved, but not loaded again.
 void require_loadable(const std::string& name, const at::Tensor& tensor);
 
 /// A copy of a file's tensor.
 at::Tensor to_tensor(const formats::TensorView& view, const std::string& name);
 
-/// Parameters and buffers by name: the tensors themselves. A parameter registered twice has two names here as in
-/// Python.
+/// Parameters and buffers by name, not copied. A parameter registered twice has two names, as in Python.
 std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module);
 
 /// Generators that a rank draws from: "cpu"; for the GPUs that the module is on, by ascending index, "cuda/0", ...
 std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module);
 at::Tensor state_of(at::Generator& generator);
 
-/// Copies that are to be made, once everything has been found to fit.
+/// Copies to be made when everything is known to fit.
 struct Assignment {
   struct Copy {
     at::Tensor to;
@@ -74,13 +73,13 @@ struct OptimizerSnapshot {
   std::map<std::string, std::string> metadata;  ///< type, names of each group's parameters, options that are text
 };
 
-/// Names of an optimizer's parameters, by what `unsafeGetTensorImpl` says of them.
+/// Names of an optimizer's parameters, by their `unsafeGetTensorImpl()`.
 using ParameterNames = std::unordered_map<const void*, std::string>;
 ParameterNames names_of(const torch::nn::Module& module);
-/// By group. Throws InvalidArgument for a parameter that has no name.
+/// Names of each group's parameters. Throws InvalidArgument for a parameter that has no name.
 std::vector<std::vector<std::string>> group_members(const torch::optim::Optimizer& optimizer,
                                                     const ParameterNames& names);
-/// And as metadata have it.
+/// The groups as text, for metadata.
 std::string groups_text(const std::vector<std::vector<std::string>>& groups);
 std::vector<std::vector<std::string>> parse_groups(const std::string& text);
 
@@ -90,13 +89,13 @@ inline OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, cons
   return snapshot(optimizer, names_of(module));
 }
 
-/// The options of its groups, each in a line, as they are told to others; of an optimizer that is not libtorch's the
-/// learning rates alone.
+/// The options of the optimizer's groups, one per line, for comparing with other ranks; only the learning rates if the
+/// optimizer is not libtorch's.
 std::vector<std::string> option_lines(const torch::optim::Optimizer& optimizer);
 
-/// Returns a function that sets the optimizer to the state in the file; its call cannot fail any more. Throws
+/// Returns a function that sets the optimizer to the state in the file; that function cannot fail. Throws
 /// InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is missing
-/// or misshapen; nothing is changed then.
+/// or misshapen, and changes nothing.
 std::function<void()> restore(torch::optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source);
@@ -106,7 +105,8 @@ inline std::function<void()> restore(torch::optim::Optimizer& optimizer, const t
   return restore(optimizer, names_of(module), tensors, metadata, source);
 }
 
-/// "state/fc.weight/master": what is stepped of a parameter of fewer bits, by a sharded optimizer alone.
+/// Ends the name of master weights, as "state/fc.weight/master": float32 values of a 16-bit parameter, which only a
+/// sharded optimizer has.
 inline constexpr std::string_view kMasterField = "/master";
 
 }  // namespace cohort::checkpoint

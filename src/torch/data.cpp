@@ -1,5 +1,4 @@
-// Samplers; which samples of a data set a rank gets for good, and the way there of those that only the root has; IDX
-// files.
+// Samplers; scatter_dataset, with the sending of data that only the root has; IDX files.
 #include <cohort/torch/data.h>
 
 #include "base/env.h"
@@ -42,16 +41,16 @@ struct DistributedSampler::Shared {
   struct DrawnStep {
     std::int64_t end = 0;     // the cursor after it
     std::int64_t global = 0;  // samples over all ranks
-    std::int64_t local = 0;   // of this one
+    std::int64_t local = 0;   // samples of this rank
   };
 
   DistributedSamplerOptions options;
   gradients::SampleShares shares;
-  bool weighted = false;          // a DistributedDataParallel has it
-  std::int64_t global_batch = 0;  // 0: of batch_size for each rank
+  bool weighted = false;          // a DistributedDataParallel has this sampler
+  std::int64_t global_batch = 0;  // 0: batch_size for each rank
   SamplerState state;
   std::int64_t drawn = 0;             // samples of this epoch handed out, over all ranks
-  std::deque<DrawnStep> drawn_steps;  // and not stepped over, oldest first
+  std::deque<DrawnStep> drawn_steps;  // drawn and not stepped over, oldest first
   std::vector<std::int64_t> order;    // the permutation of
   std::int64_t ordered_epoch = -1;
   std::uint64_t ordered_seed = 0;
@@ -164,9 +163,9 @@ std::int64_t DistributedSampler::global_batch() const noexcept {
   return shared_->drawn_steps.empty() ? 0 : shared_->drawn_steps.front().global;
 }
 
-// Samples of the batch that a forward is for: the oldest drawn and not stepped over; -1 if there is none. `trained_at`:
-// the cursor at which the model may have been trained on that one already. This does not matter while all drawn batches
-// have equally many.
+// Number of samples in a forward's batch, which is the oldest drawn and not stepped over; -1 if there is none.
+// `trained_at` is the cursor at which the model may already have been trained on that batch, which does not matter if
+// all drawn batches have equally many samples.
 std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> trained_at) const {
   const auto& steps = shared_->drawn_steps;
   if (steps.empty()) return -1;
@@ -241,7 +240,7 @@ void DistributedSampler::reset(OptionalSize new_size) {
     raise(ErrorCode::InvalidArgument, "DistributedSampler of {} samples cannot be resized to {} -- make a new one",
           shared_->state.size, *new_size);
   }
-  // A loop that never calls step() has no position worth keeping: its epochs follow each other like torch's.
+  // A loop that never calls step() has no position worth keeping: its epochs follow one another as torch's do.
   const bool used_up = steps_left() == 0 && shared_->state.cursor > 0;
   const bool drawn_without_steps = shared_->state.cursor == 0 && shared_->drawn > 0 && steps_from(shared_->drawn) == 0;
   if (used_up || drawn_without_steps) {
@@ -303,7 +302,7 @@ struct Order {
   }
 };
 
-/// The root's, on all ranks.
+/// Sends the root's decisions to all ranks.
 Order agreed_order(std::int64_t size, Communicator& comm, const ScatterDatasetOptions& options) {
   Order order{size, options.force_equal_length ? 1 : 0, options.shuffle ? 1 : 0, 0};
   std::random_device random;
@@ -333,7 +332,7 @@ std::optional<Error> problem_of(const std::vector<at::Tensor>& tensors) {
   return std::nullopt;
 }
 
-/// Types and shapes of the root's tensors, on all ranks: empty tensors without rows.
+/// Returns, on all ranks, empty tensors with the types and shapes of the root's tensors, without rows.
 std::vector<at::Tensor> agreed_shapes(const std::vector<at::Tensor>& tensors, Communicator& comm, int root) {
   codec::Writer out;
   out.number(static_cast<std::int64_t>(tensors.size()));
@@ -393,7 +392,7 @@ std::vector<at::Tensor> scatter_dataset(const std::vector<at::Tensor>& tensors, 
   const Order order = agreed_order(given.empty() ? 0 : given[0].size(0), comm, options);
   std::vector<at::Tensor> parts = agreed_shapes(given, comm, options.root);
 
-  // One after the other, as they are sent.
+  // The ranks' samples one after the other, in the order of sending.
   std::vector<std::int64_t> lengths, rows;
   const std::vector<std::int64_t> all = is_root ? order.samples() : std::vector<std::int64_t>();
   for (int rank = 0; rank < comm.size(); ++rank) {

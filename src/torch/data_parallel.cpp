@@ -96,10 +96,10 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   return contents;
 }
 
-// Elements of a batch's tensor that are looked at, evenly spread where it has more.
+// Number of elements of a batch's tensor that are digested, evenly spread if there are more.
 constexpr std::int64_t kDigested = std::int64_t{1} << 22;
 
-// Digest of the dense tensors in it, if there is one.
+// Digest of the dense tensors in the batch; nullopt if there are none.
 std::optional<std::uint64_t> digest_of(const std::vector<at::Tensor>& batch) {
   const at::NoGradGuard no_grad;
   std::optional<std::uint64_t> digest;
@@ -143,17 +143,17 @@ struct DataParallelCore::State {
   Communicator comm;
   DistributedDataParallelOptions options;
   std::optional<data::DistributedSampler> sampler;
-  std::optional<std::int64_t> sampler_cursor;  // when it was asked last
+  std::optional<std::int64_t> sampler_cursor;  // the cursor when the sampler was last asked
   bool sampler_moves = false;
-  std::optional<std::int64_t> local_cursor;  // the same, of a forward in no_sync
+  std::optional<std::int64_t> local_cursor;  // the same, for a forward in no_sync
   std::vector<NamedParameter> frozen;
   Slots parameter_slots;
   Slots buffer_slots;
   std::vector<at::Tensor> everything;   // parameters and buffers
   std::size_t parameters = 0;           // of these
   std::vector<NamedTensor> named;       // the same, with their names
-  std::vector<at::Tensor> buffers;      // in the host's memory
-  std::vector<at::Tensor> gpu_buffers;  // in that of GPUs
+  std::vector<at::Tensor> buffers;      // in host memory
+  std::vector<at::Tensor> gpu_buffers;  // in GPU memory
   std::size_t buffer_bytes = 0;
   Memory staged_buffers;
   std::optional<std::int64_t> next_samples;
@@ -176,7 +176,7 @@ struct DataParallelCore::State {
   void require_same_parameters(std::size_t tensors);
 };
 
-// Collective: the models are compared and made equal, and the reducer hooked in.
+// Collective: compares the models, makes them equal, and attaches the reducer.
 void DataParallelCore::State::attach() {
   Contents contents = contents_of(*module, options);
   const std::shared_ptr<step::Ranks> ranks = step::ranks_of(comm);
@@ -244,7 +244,7 @@ bool DataParallelCore::State::any_unfrozen() const {
                      [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
 }
 
-// Newly trained, replaced or cast parameters cannot be averaged silently as they are.
+// Attaches again if parameters were newly trained, replaced or cast, which would not be averaged otherwise.
 void DataParallelCore::State::attach_again_if_changed() {
   if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters())
     return transaction->trained().unchanged();
@@ -265,7 +265,8 @@ void DataParallelCore::State::attach_again_if_changed() {
   attach();
 }
 
-// At the end of a backward: what was added or unfrozen after its forward had begun was not averaged.
+// Called at the end of a backward: refuses parameters added or unfrozen after its forward had begun, which were not
+// averaged.
 void DataParallelCore::State::refuse_what_came_too_late() {
   if (!any_unfrozen() && !parameters_changed()) return;
   std::unordered_set<const void*> averaged;
@@ -325,8 +326,8 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
   cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->core().progress()});
 }
 
-// All buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active one's are
-// sent. A GPU's go where they lie.
+// Sends all buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active
+// rank's are sent. GPU buffers are sent in place.
 void DataParallelCore::State::broadcast_buffers() {
   take_buffers_again_if_changed();
   if (comm.size() == 1) return;
@@ -343,7 +344,8 @@ void DataParallelCore::State::broadcast_buffers() {
   const char* source = static_cast<const char*>(staged_buffers.data());
   for (const at::Tensor& buffer : buffers) {
     if (buffer.is_contiguous()) {
-      // Not through copy_: running statistics are not part of an earlier pass's gradient, and must not invalidate it.
+      // Does not use copy_: running statistics are not part of an earlier pass's gradient, and must not invalidate
+      // that.
       std::memcpy(buffer.data_ptr(), source, buffer.nbytes());
     } else {
       at::Tensor flat = at::empty(buffer.sizes(), buffer.options().requires_grad(false));
@@ -423,7 +425,7 @@ NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
 
 bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   gradients::Reducer& core = state_->reducer->core();
-  // Without gradients, or once more for a backward under way (checkpointing): there is nothing to begin.
+  // Nothing begins without gradients, or when a backward under way runs a forward again (checkpointing).
   if (!at::GradMode::is_enabled() || core.in_backward() || recomputing()) return false;
   const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
   std::optional<std::int64_t> rows;
@@ -472,7 +474,7 @@ int DataParallelCore::join() {
   const auto [source, steps] = state_->reducer->core().most_advanced();
   if (steps) {
     broadcast_parameters(comm, state_->everything, {.root = source});
-    state_->reducer->core().take_plan_of(source, *steps);  // so that training may go on together
+    state_->reducer->core().take_plan_of(source, *steps);  // so that training may go on on all ranks
   }
   return source;
 }

@@ -31,7 +31,7 @@ struct Layout {
 };
 void visit_fields(auto& m, auto& a, const Layout*) { a(m.tensors, m.metadata); }
 
-// Rates are a value of their own: where a rank is lost while a new world scales them, ranks have different ones.
+// Rates are a value of their own: if a rank is lost while a new world scales rates, ranks have different ones.
 bool is_rate(const std::string& name) { return name.starts_with("group/") && name.ends_with("/lr"); }
 
 Contents contents_of(std::shared_ptr<const checkpoint::Snapshot> snapshot,
@@ -83,7 +83,7 @@ class Parameters final : public Part {
     std::map<std::string, std::string> metadata;
     checkpoint::match(by_name_, tensors_of(contents, metadata), "the state of another rank", {}).apply();
   }
-  // libtorch counts what writes to a tensor in place.
+  // Uses libtorch's counters of writes in place.
   std::uint64_t version() override {
     if (tensors_.empty()) look_up();
     std::uint64_t sum = 0;
@@ -132,7 +132,7 @@ class Moments final : public Part {
                          [](const auto& one) { return is_rate(one.name); });
     checkpoint::restore(optimizer_, module_, tensors, metadata, "the state of another rank")();
   }
-  // Constant: whatever changes moments changes parameters.
+  // Constant, since every change of moments also changes parameters.
   std::uint64_t version() override { return 0; }
 
  private:
@@ -146,7 +146,7 @@ void append(std::string& bytes, const at::Tensor& tensor) {
   bytes.append(static_cast<const char*>(dense.data_ptr()), dense.nbytes());
 }
 
-/// Takes the tensor's values from bytes at `begin`, and moves that on.
+/// Reads the tensor's values from `bytes` at `begin`, and advances `begin`.
 void extract(const std::string& bytes, std::size_t& begin, const at::Tensor& tensor) {
   const torch::NoGradGuard no_grad;
   at::Tensor dense = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).requires_grad(false));
@@ -193,7 +193,7 @@ Value generators_of(const torch::nn::Module& module) {
           Value::Scope::Rank};
 }
 
-/// State of local steps that all ranks have alike.
+/// State of local steps that is the same on all ranks.
 class Outer final : public Part {
  public:
   explicit Outer(std::shared_ptr<optim::LocalCore> core) : core_(std::move(core)) {}
@@ -205,7 +205,8 @@ class Outer final : public Part {
       counts[std::to_string(i)] = std::to_string(core_->fragments[i].synchronisations);
     return contents_of(std::move(snapshot), counts);
   }
-  // A rank that has been in a world already lacks one synchronisation at most, and keeps its steps in all else.
+  // A rank that has already been in a world lacks at most one synchronisation, and keeps all other results of its
+  // steps.
   void assign(const Contents& contents) override {
     std::map<std::string, std::string> counts;
     checkpoint::match(tensors(), tensors_of(contents, counts), "the state of another rank", {}).apply();
@@ -231,8 +232,8 @@ class Outer final : public Part {
   std::shared_ptr<optim::LocalCore> core_;
 };
 
-/// Rates before they were scaled, and those they have been set to: if these are still in use, nobody has changed them,
-/// and they are scaled anew without rounding twice.
+/// Rates before scaling, and the scaled ones: if the latter are still in use, the program has not changed them, and the
+/// former are scaled again, without rounding twice.
 struct Rates {
   std::vector<double> plain, set;
   double factor = 1;
@@ -265,7 +266,7 @@ Value rates_of(torch::optim::Optimizer& optimizer, const std::shared_ptr<Rates>&
 }  // namespace
 
 void attach(State& state, const std::string& name, torch::nn::Module& module) {
-  // Gradients of a step that did not end, in memory of a world that is gone.
+  // Drops gradients of a step that did not end, which lie in memory of a former world.
   state.on_change([&module](const World&) {
     for (at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
   });

@@ -36,7 +36,7 @@ std::vector<at::Tensor> trained_of(const torch::nn::Module& module) {
   return trained;
 }
 
-/// Calls `use` with each tensor and its elements in `flat`, in its shape.
+/// Calls `use` with each tensor and its elements in `flat`, in the tensor's shape.
 template <class Use>
 void for_each(const std::vector<at::Tensor>& tensors, const at::Tensor& flat, const Use& use) {
   std::int64_t begin = 0;
@@ -158,7 +158,7 @@ void LocalCore::require_held(const char* where) {
               one.numel(), i, kAdvice);
     }
   }
-  // Others than those that are averaged are each rank's own.
+  // Parameters that are not averaged are each rank's own, and not compared.
   std::erase_if(shown, [&](const step::Shown& one) { return !held.contains(one.identity); });
   transaction.trained().update(std::move(shown), who.c_str(),
                                "it would never be the same on all ranks: synchronize() first, and then make a new one");
@@ -391,7 +391,8 @@ void LocalSteps::synchronize() {
   if (core_->under_way) core_->complete(0);
   core_->require_unwritten();
   for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
-    // Each rank may have kept a part of a fragment that no step has changed since; the outer momentum would go on.
+    // Each rank may have kept a part of its own values in a fragment that no step has changed since; another
+    // synchronisation would apply the outer momentum again.
     if (core_->fragments[i].synchronised_at == core_->steps) {
       core_->take(core_->fragments[i], 0);
       continue;

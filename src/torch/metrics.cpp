@@ -19,7 +19,7 @@ Mean mean_of(double sum, double count) { return {.value = count > 0 ? sum / coun
 std::map<std::string, Mean> reduce_sums(Communicator& comm, const std::vector<std::string>& names,
                                         std::vector<double> values, const std::vector<double>& counts) {
   values.insert(values.end(), counts.begin(), counts.end());
-  // The sums of other names, or in another order, would have the same size.
+  // Tags the operation with the names, since sums of other names, or in another order, have the same size.
   const auto tag = static_cast<std::uint32_t>(std::hash<std::string>()(fmt::format("{}", names)));
   comm.all_reduce(std::span(values), {.tag = tag}).wait();
   std::map<std::string, Mean> result;

@@ -1,5 +1,5 @@
-// Which tensors a module and all of its parts have registered: whether these are still the same ones costs little to
-// see, and is looked at in each step.
+// The tensors that a module and its submodules have registered, with a cheap check, made in each step, whether they are
+// still the same.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -13,8 +13,8 @@
 
 namespace cohort::nn {
 
-/// `visit` is called with each parameter that is registered, in order; one that stands in several places, several
-/// times. Without the names that `named_parameters` puts together.
+/// Calls `visit` with each registered parameter, in order; repeatedly if it is registered in several places. Does not
+/// build names, as `named_parameters` does.
 template <class Visit>
 void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
   struct Registered final : torch::nn::Module {
@@ -24,14 +24,14 @@ void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& child : module.children()) visit_parameters(*child, visit);
 }
 
-/// The same of buffers.
+/// The same for buffers.
 template <class Visit>
 void visit_buffers(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& item : module.named_buffers(/*recurse=*/false)) visit(item.value());
   for (const auto& child : module.children()) visit_buffers(*child, visit);
 }
 
-/// The parameters of a module, each once, as what is trained is compared.
+/// The parameters of a module, each once, in the form in which ranks compare what they train.
 inline std::vector<step::Shown> shown_of(const torch::nn::Module& module) {
   std::vector<step::Shown> shown;
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
@@ -48,12 +48,12 @@ inline std::vector<step::Shown> shown_of(const torch::nn::Module& module) {
   return shown;
 }
 
-/// Tensors in the order of a visit, held, so that no other one gets the address of one that is gone.
+/// Tensors in the order of a visit. Holds them, so that no new tensor gets the address of a destroyed one.
 class Slots {
  public:
   void take(const at::Tensor& tensor) { tensors_.push_back(tensor); }
   void clear() { tensors_.clear(); }
-  /// Whether a visit comes to other tensors than these.
+  /// True if a visit yields other tensors than these.
   template <class Walk>
   bool changed(const Walk& walk) const {
     std::size_t at = 0;

@@ -49,10 +49,10 @@ std::vector<double> WarmupScheduler::rates_at(std::int64_t step) const {
   return rates;
 }
 
-// libtorch asks before it counts the step.
+// Adds 1, since libtorch calls this before it counts the step.
 std::vector<double> WarmupScheduler::get_lrs() { return rates_at(std::int64_t{step_count_} + 1); }
 
-// libtorch's own setter is private, and it sets nothing before the first step().
+// Needed because libtorch's own setter is private, and sets nothing before the first step().
 void WarmupScheduler::apply() {
   const std::vector<double> rates = rates_at(step_count_);
   for (std::size_t i = 0; i < rates.size(); ++i) optimizer_.param_groups()[i].options().set_lr(rates[i]);

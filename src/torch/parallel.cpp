@@ -35,7 +35,7 @@ Cut cut_of(const Communicator& comm, std::int64_t whole) {
   return {comm.rank() * size, size};
 }
 
-// Collective. `cut` is the one of `sizes` that is cut. Gives a generator in the same state on all ranks.
+// Collective. Returns a generator in the same state on all ranks. `cut` is the element of `sizes` that is divided.
 at::Generator common_generator(Communicator& comm, const char* layer, const at::Generator& seeding,
                                at::IntArrayRef sizes, std::int64_t cut) {
   if (!comm) raise(ErrorCode::InvalidArgument, "{}: the communicator is empty", layer);
@@ -64,7 +64,7 @@ at::Generator common_generator(Communicator& comm, const char* layer, const at::
   return at::detail::createCPUGenerator(static_cast<std::uint64_t>(all[0][-1].item<std::int64_t>()));
 }
 
-// This rank's part of a whole tensor, which is gone afterwards.
+// Returns a copy of this rank's part of a whole tensor, which can then be freed.
 at::Tensor part_of(const Communicator& comm, const at::Tensor& whole, std::int64_t dim) {
   const Cut cut = cut_of(comm, whole.size(dim));
   return whole.narrow(dim, cut.begin, cut.size).clone(at::MemoryFormat::Contiguous);
@@ -88,8 +88,8 @@ Shard shard_of(const Communicator& comm, const at::Tensor& part, std::int64_t di
   return shard;
 }
 
-// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked; those of none stay outside
-// of the part on every rank, so that whoever uses them says so.
+// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked; ids of no rank stay outside
+// of the part on every rank, so that their use fails.
 struct OwnIds {
   at::Tensor index, elsewhere;
 };
@@ -100,8 +100,8 @@ OwnIds own_ids(const at::Tensor& ids, const Cut& cut, std::int64_t whole) {
   return {(ids - cut.begin).masked_fill(elsewhere, 0), elsewhere};
 }
 
-// Differences by rounding alone, which processors of other kinds make, stay far below the tolerance; those of another
-// mask, batch or weight are far above it.
+// Rounding differences between kinds of processors stay far below the tolerance; differences from another mask, batch
+// or weight are far above it.
 void require_alike(Communicator& comm, const char* layer, const char* what, const at::Tensor& whole) {
   constexpr std::int64_t kValues = 64;
   const at::NoGradGuard no_grad;
@@ -131,7 +131,7 @@ void require_alike(Communicator& comm, const char* layer, const char* what, cons
   }
 }
 
-// Counts forwards in training alone, and not those of a recomputation, which ranks have alike, too.
+// Counts forwards in training alone, without recomputations, so that ranks count alike.
 bool compares_now(const torch::nn::Module& layer, std::int64_t& forwards) {
   constexpr std::int64_t kForwardsBetween = 64;
   return layer.is_training() && at::GradMode::is_enabled() && !recomputing() && forwards++ % kForwardsBetween == 0;
@@ -301,8 +301,8 @@ at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
   } else {
     drawn_seed.random_();
   }
-  // A generator of its own, seeded by the number and the rank (mixed as splitmix64 does): nothing but the number is
-  // drawn from the common one.
+  // A generator of its own, seeded by the number and the rank (mixed as splitmix64 does): only the number is drawn from
+  // the common generator.
   auto seed = static_cast<std::uint64_t>(drawn_seed.item<std::int64_t>());
   seed += (static_cast<std::uint64_t>(comm_.rank()) + 1) * 0x9E3779B97F4A7C15ULL;
   seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -351,11 +351,11 @@ at::Tensor over_channels(const at::Tensor& x) {
 
 struct BatchStatistics {
   at::Tensor mean, squares;  // squares: the sum of squared deviations; float64
-  double count = 0;          // values per channel, of all ranks
+  double count = 0;          // number of values per channel, over all ranks
 };
 
-// Combined from each rank's count, mean and sum of squared deviations: sums of squares would lose digits where the mean
-// is large.
+// Combines each rank's count, mean and sum of squared deviations: sums of squares would lose digits if the mean is
+// large.
 BatchStatistics statistics_of(Communicator& comm, const at::Tensor& x) {
   const std::int64_t channels = x.size(1);
   const std::int64_t count = channels == 0 ? 0 : x.numel() / channels;

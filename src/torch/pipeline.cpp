@@ -30,8 +30,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------- messages
 
-/// Header sent before a tensor: whether there is one, its type, whether it takes a gradient, whether it is a GPU's, how
-/// many sizes, how many rows of the input the micro-batch has, and the sizes.
+/// Header sent before a tensor: whether there is a tensor, its type, whether it requires a gradient, whether it is on a
+/// GPU, the number of sizes, the number of input rows of the micro-batch, and the sizes.
 using Header = std::array<std::int64_t, 21>;
 constexpr std::size_t kSizesAt = 6;
 
@@ -52,7 +52,8 @@ Header header_of(const at::Tensor& tensor, bool takes_gradient, std::int64_t row
   return header;
 }
 
-/// Undefined where it says that there is none. On `device`, else on the one of that kind that is current.
+/// Makes a tensor as the header describes, or undefined if the header has none; on `device`, else on the current device
+/// of its kind.
 at::Tensor empty_as(const Header& header, const std::optional<at::Device>& device) {
   if (header[0] == 0) return {};
   const at::IntArrayRef sizes(header.data() + kSizesAt, static_cast<std::size_t>(header[4]));
@@ -62,9 +63,10 @@ at::Tensor empty_as(const Header& header, const std::optional<at::Device>& devic
 
 bool has_bytes(const at::Tensor& tensor) { return tensor.defined() && tensor.nbytes() > 0; }
 
-/// Tensors from stage to stage. Each message is a header and, with another tag, the tensor. A receive is started ahead
-/// for what the message of this number was the last time; if that has changed, so says the header, the sender fills the
-/// receive with zeros, and the tensor follows with a third tag. Both sides remember the same.
+/// Sends tensors from stage to stage. Each message is a header and, with another tag, the tensor. The receive is
+/// started early, with the shape of the last message of this number. If the shape has changed, the header says so, the
+/// sender completes the receive with zeros, and the tensor follows with a third tag. Both sides remember the same
+/// shapes.
 class Messages {
  public:
   explicit Messages(Communicator comm) : comm_(std::move(comm)) {}
@@ -128,7 +130,7 @@ class Messages {
   void finish() {
     while (!sent_.empty()) finish_oldest();
   }
-  /// After the communicator's end: nobody is interested any more.
+  /// Drops all operations, after the communicator has ended.
   void drop() noexcept {
     const auto drop_one = [](Work& work) {
       try {
@@ -174,7 +176,7 @@ class Messages {
   }
 
   Communicator comm_;
-  std::map<int, Header> known_;  // what was sent or received last, by number
+  std::map<int, Header> known_;  // header last sent or received, by message number
   std::map<int, Arriving> arriving_;
   std::deque<Sent> sent_;
 };
@@ -204,7 +206,7 @@ struct Pipeline::State {
   std::string plan;
   std::vector<Stage> stages;  // of this rank, by chunk
   std::shared_ptr<torch::nn::Module> module = std::make_shared<torch::nn::Module>("PipelineStage");
-  std::array<Messages, 2> messages;  // of steps, and of passes without gradients
+  std::array<Messages, 2> messages;  // for steps, and for passes without gradients
   std::int64_t steps = 0;
 };
 
@@ -229,7 +231,7 @@ Pipeline::State::State(const std::vector<NamedLayer>& layers, Communicator commu
   keep_layers(layers);
 }
 
-/// Whether one is given, for all ranks to decide alike. It is needed on rank 0, the others may have it, too.
+/// True on all ranks if a sample is given. Rank 0 needs it; the others may have one, too.
 bool Pipeline::State::any_sample() {
   std::array<std::int64_t, 2> given = {options.sample.defined() ? 1 : 0,
                                        options.sample.defined() && comm.rank() == 0 ? 1 : 0};
@@ -268,7 +270,7 @@ void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
       }
       costs = options.costs;
     } else {
-      std::exception_ptr failed;  // of a layer: the others are told, and do not wait
+      std::exception_ptr failed;  // error of a layer, which the other ranks are sent instead of waiting
       try {
         if (comm.rank() == 0 && options.sample.defined()) costs = measured_costs(layers, options.sample);
       } catch (...) {
@@ -395,7 +397,7 @@ class Pipeline::Run {
     with_rows_ = std::min<std::int64_t>(state_.layout.micro_batches, target_.size(0));
   }
 
-  /// Starts the receives of this action and of the next two that have one.
+  /// Starts the receives of this action and of the next two that have a receive.
   void expect_ahead() {
     for (; ahead_ < actions_.size() && (ahead_ <= next_ || waiting_ < 3); ++ahead_) {
       const Action& action = actions_[ahead_];
@@ -435,7 +437,7 @@ class Pipeline::Run {
     if (is_first(action)) {
       alive.input = std::exchange(inputs_[micro_batch], {});
       alive.rows = alive.input.size(0);
-      if (alive.rows == 0) alive.input.reset();  // all stages pass it over
+      if (alive.rows == 0) alive.input.reset();  // all stages skip it
     } else {
       Messages::Received received = take(action);
       alive.input = std::move(received.tensor);
@@ -471,7 +473,7 @@ class Pipeline::Run {
       if (!loss.defined() || loss.numel() != 1) {
         raise(ErrorCode::InvalidArgument, "the loss is no scalar -- let it be the mean, or the sum, over its rows");
       }
-      if (trains() && !loss.requires_grad()) {  // as autograd says it in one process
+      if (trains() && !loss.requires_grad()) {  // the same error as autograd's in one process
         raise(ErrorCode::InvalidArgument,
               "the loss does not require a gradient, so that nothing would be trained -- compute it from the model's "
               "output with gradients on: no NoGradGuard, detach() or item() in the loss");
@@ -527,12 +529,13 @@ class Pipeline::Run {
   const std::vector<Action> actions_;
   const at::Tensor input_, target_;
   std::optional<GeneratorStates> states_;
-  std::vector<at::Tensor> inputs_, targets_, outputs_;  // by micro-batch; outputs: or losses
+  std::vector<at::Tensor> inputs_, targets_, outputs_;  // by micro-batch; outputs may be losses
   std::map<std::pair<int, int>, Alive> alive_;          // by stage and micro-batch
   std::map<int, Messages::Received> here_;              // between stages of this rank
-  std::size_t next_ = 0, ahead_ = 0;                    // actions: under way, and whose receives are started
-  int waiting_ = 0;                                     // receives that are started
-  std::int64_t with_rows_ = 0;                          // micro-batches of the target that have any
+  std::size_t next_ = 0, ahead_ = 0;                    // numbers of the action under way, and of the first whose
+                                                        // receive is not started
+  int waiting_ = 0;                                     // number of started receives
+  std::int64_t with_rows_ = 0;                          // number of micro-batches whose target has rows
   double loss_ = 0;
 };
 

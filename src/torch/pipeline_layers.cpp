@@ -50,7 +50,7 @@ void GeneratorStates::take(at::Device device) {
 std::uint64_t mixed_seed(std::uint64_t seed, std::initializer_list<std::int64_t> numbers) {
   std::vector<std::uint64_t> all = {seed, seed >> 32};  // the lower half of each counts
   all.insert(all.end(), numbers.begin(), numbers.end());
-  std::seed_seq sequence(all.begin(), all.end());  // the same everywhere: the standard says how
+  std::seed_seq sequence(all.begin(), all.end());  // the same on all platforms, by the C++ standard
   std::array<std::uint32_t, 2> words{};
   sequence.generate(words.begin(), words.end());
   return std::uint64_t{words[0]} << 32 | words[1];
@@ -65,7 +65,7 @@ std::optional<at::Device> device_of(const torch::nn::Module& module) {
 
 namespace {
 
-// detach() and not the tensor itself, which autograd would make a view that must not be changed in place.
+// Returns detach() instead of the tensor itself, of which autograd would make a view that must not be changed in place.
 struct PassedOn : torch::autograd::Function<PassedOn> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->set_materialize_grads(false);
@@ -85,7 +85,7 @@ class BeforeMeasuring {
     for (at::Tensor& parameter : module.parameters()) {
       gradients_.emplace_back(parameter, parameter.grad());
     }
-    // In a loop of its own: a parameter may be there twice.
+    // Needs a loop of its own, since a parameter may be listed twice.
     for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad().reset();
   }
   void put_back() {
@@ -98,7 +98,7 @@ class BeforeMeasuring {
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_, gradients_;
 };
 
-/// The fastest of some runs. `output` gets what the layer makes of `input`.
+/// Returns the time of the fastest of some runs. `output` gets the layer's output for `input`.
 double measured_cost(torch::nn::AnyModule& module, const at::Tensor& input, at::Tensor& output) {
   constexpr int kRepeats = 3;
   const auto finish = [](const at::Tensor& tensor) {
@@ -172,7 +172,7 @@ torch::nn::AnyModule made_layer(const NamedLayer& layer) {
   return module;
 }
 
-/// Whether a function gives what it refers to, or a part of it, instead of something new each time.
+/// True if the function returns an object it refers to, or a part of that, instead of a new one each time.
 bool gives_the_same_again(const NamedLayer& layer, const torch::nn::AnyModule& first) {
   const GeneratorStates states(device_of(*first.ptr()).value_or(at::Device(at::kCPU)));
   std::unordered_set<const void*> known;
@@ -182,12 +182,12 @@ bool gives_the_same_again(const NamedLayer& layer, const torch::nn::AnyModule& f
     for (const OneTensor& one : layer_tensors(made_layer(layer))) {
       if (known.count(one.tensor.unsafeGetTensorImpl()) > 0) return true;
     }
-  } catch (const std::exception&) {  // it gives away what it has, once: no other layer can have that
+  } catch (const std::exception&) {  // it hands over its only object, which no other layer can have
   }
   return false;
 }
 
-/// Finds tensors that are in layers of two stages. Keeps none of them alive, but their addresses.
+/// Finds tensors that are in layers of two stages. Keeps their addresses, not the tensors.
 class SharedTensors {
  public:
   void add(const std::string& layer, int stage, const torch::nn::AnyModule& module) {
@@ -211,9 +211,9 @@ class SharedTensors {
 
 }  // namespace
 
-// A rank makes its own layers alone. Two functions that refer to one module give both stages a copy of it, of which
-// each trains its own: so the rank that keeps a layer tells whether its function makes it anew, and all ranks call
-// those that do not.
+// A rank makes only its own layers. If two functions refer to one module, two stages would each get and train a copy of
+// it. So the rank that keeps a layer reports whether its function makes a new module, and all ranks call the functions
+// that do not.
 std::vector<torch::nn::AnyModule> made_layers(Communicator& comm, const std::vector<NamedLayer>& layers,
                                               const std::vector<int>& stages, std::optional<std::uint64_t> seed) {
   std::vector<torch::nn::AnyModule> own(layers.size());

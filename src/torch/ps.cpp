@@ -9,7 +9,7 @@ namespace cohort::ps {
 
 namespace {
 
-/// Values of a tensor that has been checked.
+/// Values of a tensor that is known to be float32 and contiguous.
 std::span<float> values_of(const at::Tensor& tensor) {
   return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
 }
@@ -47,7 +47,7 @@ DistributedOptimizer::DistributedOptimizer(Client& client,
          client.variable(options.prefix + name,
                          {.elements = parameter.numel(), .optimizer = options.optimizer, .consistency = consistency})});
   }
-  if (client.now() == 0) {  // else others are under way, and have what they began with
+  if (client.now() == 0) {  // else other workers have begun, with the servers' values
     if (client.worker() == 0) {
       std::vector<Work> works;
       for (Served& served : served_) works.push_back(served.variable.assign(values_of(served.parameter)));
@@ -78,7 +78,7 @@ void DistributedOptimizer::zero_grad(bool set_to_none) {
 
 void DistributedOptimizer::step(const PushOptions& options) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> kept;  // until they are pushed
+  std::vector<at::Tensor> kept;  // kept until they are pushed
   std::vector<Work> works;
   for (Served& served : served_) {
     const at::Tensor& gradient = served.parameter.grad();

@@ -50,7 +50,7 @@ struct Recomputing {
   Recomputing& operator=(const Recomputing&) = delete;
 };
 
-// A cast weight in autocast's cache would bring a graph that is cut and gone into later ones.
+// Disables autocast's cache: a cached weight would bring a graph that has been cut into later ones.
 class NoAutocastCache {
  public:
   NoAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -141,22 +141,22 @@ class WithRandomState {
 // ------------------------------------------------------------------------------------------------- a run of the
 // function
 
-// An edge that leads out of what the function made: to a leaf, an input, or a tensor that was there before.
+// An edge that leads out of the function's graph: to a leaf, an input, or a tensor that existed before.
 struct Way {
   Edge to;
   std::vector<std::pair<NodePointer, std::size_t>> from;  // nodes, and which of their edges
-  std::vector<std::size_t> outputs;                       // that are themselves what was there before
+  std::vector<std::size_t> outputs;                       // outputs that themselves existed before
 };
 
 struct Run {
   std::vector<at::Tensor> inputs;  // leaves of this run's graph
   std::vector<at::Tensor> outputs;
-  std::vector<Way> ways;  // first those of the inputs
+  std::vector<Way> ways;  // those of the inputs come first
 };
 
 bool wants_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
 
-// Nodes that a thread makes are numbered on.
+// Recognises nodes made since construction, since a thread numbers its nodes in order.
 class MadeHere {
  public:
   MadeHere() : begin_(at::sequence_number::peek()), thread_(at::RecordFunction::currentThreadId()) {}
@@ -213,7 +213,8 @@ Run run_with_graph(const detail::TensorFunction& function, const std::vector<at:
 
 // ------------------------------------------------------------------------------------------------- backward
 
-// Takes the place of what a graph led to: what comes here goes to the whole graph's own edge, once.
+// Replaces the end of an edge that led out of the graph: the gradients that arrive here are passed to the whole graph's
+// own edge, once.
 struct Collected final : Node {
   variable_list apply(variable_list&& gradients) override {
     gradient = gradients.at(0);
@@ -233,8 +234,8 @@ struct Recomputation final : Node {
 
   detail::TensorFunction function;
   std::vector<torch::autograd::SavedVariable> saved;
-  std::vector<std::size_t> outputs;     // those with a gradient, in order: among all
-  std::vector<Edge> outside;            // beside the inputs'
+  std::vector<std::size_t> outputs;     // indices, among all outputs, of those with a gradient
+  std::vector<Edge> outside;            // edges that lead out, besides the inputs'
   std::vector<std::uint32_t> versions;  // of leaves among these
   RandomState random;
   at::ThreadLocalState state;
@@ -308,11 +309,11 @@ variable_list Recomputation::apply(variable_list&& gradients) {
     return way < inputs ? way : inputs + static_cast<std::size_t>(edge - outside.begin());
   };
   std::vector<NodePointer> nodes;
-  std::vector<std::pair<Collected*, std::size_t>> collected;  // which result
+  std::vector<std::pair<Collected*, std::size_t>> collected;  // with the number of the result
   for (std::size_t i = 0; i < run.ways.size(); ++i) {
     const Way& way = run.ways[i];
     if (!way.to.is_valid()) continue;
-    Edge here;  // nowhere, for what nobody wants: autograd::grad of other tensors
+    Edge here;  // empty if the gradient is not needed: autograd::grad of other tensors
     if (task_should_compute_output(result_of(i))) {
       nodes.push_back(made_node(&collected.emplace_back(nullptr, result_of(i)).first));
       if (const auto* const leaf = dynamic_cast<const AccumulateGrad*>(way.to.function.get())) {
@@ -322,7 +323,8 @@ variable_list Recomputation::apply(variable_list&& gradients) {
       }
       here = Edge(nodes.back(), 0);
     }
-    // Not set_next_edge, which wants nodes that nothing leads to yet: so that numbers fall along edges, as they do.
+    // Does not use set_next_edge, which requires nodes without incoming edges, so that numbers fall along edges; here
+    // they do.
     for (const auto& [node, edge] : way.from) node->next_edges()[edge] = here;
     for (std::size_t root = 0; root < roots.size(); ++root) {
       if (roots[root] == way.to) roots[root] = here;
@@ -333,7 +335,7 @@ variable_list Recomputation::apply(variable_list&& gradients) {
     roots.erase(roots.begin() + static_cast<std::ptrdiff_t>(root));
     given.erase(given.begin() + static_cast<std::ptrdiff_t>(root));
   }
-  run = {};  // what the backward has passed is freed on the way
+  run = {};  // so that the backward frees what it has passed
   if (!roots.empty()) {
     torch::autograd::Engine::get_default_engine().execute(std::exchange(roots, {}), given, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true);
@@ -348,8 +350,9 @@ bool recomputing() noexcept { return recomputations > 0; }
 
 namespace detail {
 
-// The first run has a graph, too: it tells which tensors the function reaches, so that their gradients come by the
-// whole graph, as without it. The graph is gone when this returns, so at no time is there more than in the backward.
+// The first run has a graph, too: it shows which tensors the function uses, so that their gradients pass through the
+// whole graph, as without recomputation. That graph is freed before this returns, so memory never exceeds the
+// backward's.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return function(inputs);
   Recomputation* node = nullptr;

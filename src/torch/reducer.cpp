@@ -35,7 +35,7 @@ void assign(const at::Tensor& place, const at::Tensor& value) {
 
 }  // namespace
 
-// Autograd owns the hooks and has no way to give them back in 1.13: they die with the node, and do nothing without a
+// Autograd owns the hooks, which cannot be removed in 1.13: they live as long as the node, and do nothing without a
 // reducer.
 class BeforeAccumulate final : public torch::autograd::FunctionPreHook {
  public:
@@ -153,7 +153,7 @@ bool Reducer::look_at_parameters() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (torch::autograd::impl::try_get_grad_accumulator(parameter.tensor) == parameter.accumulator) continue;
-    if (!parameter.tensor.requires_grad()) continue;  // it has none until it is unfrozen
+    if (!parameter.tensor.requires_grad()) continue;  // no gradient until it is unfrozen
     parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
     hook_node(i);
   }
@@ -179,7 +179,7 @@ bool is_home(const at::Tensor& tensor, const at::Tensor& home) {
 
 }  // namespace
 
-// All ranks' parameters are equal by now.
+// All ranks' parameters are already equal.
 void Reducer::move_parameters() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -246,7 +246,7 @@ void Reducer::bring_home() {
           "the module again, and make its optimizer anew",
           parameter.name);
   }
-  if (shards.shares_parameters()) shards.meet();  // nobody reads what is there
+  if (shards.shares_parameters()) shards.meet();  // so that no rank still reads that memory
   for (Parameter& parameter : parameters_) {
     if (!is_home(parameter.tensor, parameter.home) && shards.writes_shared()) parameter.home.copy_(parameter.tensor);
   }
@@ -386,7 +386,7 @@ void Reducer::make_place(Parameter& parameter) {
   parameter.address = parameter.place.data_ptr();
 }
 
-// It is the user's `.grad()`, too, which may be given other data (set_data, a cast of the module).
+// The place is also the user's `.grad()`, whose data may be replaced (set_data, a cast of the module).
 const at::Tensor& Reducer::place(std::size_t index) {
   Parameter& parameter = parameters_[index];
   if (parameter.place.data_ptr() != parameter.address) make_place(parameter);
@@ -419,7 +419,7 @@ void Reducer::give(std::size_t index) {
   parameters_[index].tensor.mutable_grad().reset();
   auto piece = std::ranges::lower_bound(pieces_, index, {}, [](const Piece& p) { return p.range.parameter; });
   for (; piece != pieces_.end() && piece->range.parameter == index; ++piece) {
-    // Adds, since without a zero_grad the next reduction would overwrite what has been summed.
+    // Adds into a new tensor, since without a zero_grad the next reduction would overwrite the sum.
     piece->gradient = piece->gradient.defined() ? piece->gradient + piece->average : piece->average;
   }
 }
@@ -441,7 +441,7 @@ void Reducer::keep(std::size_t index) {
   if (!core_.divides_gradients()) kept_[index] = place(index).detach().clone();
 }
 
-// As it lies, or as it would at its place.
+// Uses the gradient's own memory, or a copy in the layout of its place.
 void Reducer::read_from_gradient(std::size_t index, const at::Tensor& gradient) {
   const at::Tensor& values = parameters_[index].tensor;
   const at::NoGradGuard no_grad;
@@ -481,7 +481,7 @@ void Reducer::compare(std::span<const int> parameters, std::int64_t step) {
 
 // ---------------------------------------------------------------------------------------------------- of a GPU
 
-// From libtorch's own allocator, which has most of the GPU's memory.
+// Uses libtorch's own allocator, which has most of the GPU's memory.
 Memory Reducer::allocate(const Device& gpu, std::size_t bytes) {
   const auto type = at::TensorOptions(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu.index))).dtype(at::kByte);
   const auto tensor = std::make_shared<const at::Tensor>(at::zeros({static_cast<std::int64_t>(bytes)}, type));
@@ -524,11 +524,11 @@ void Reducer::watch(const std::vector<at::Tensor>& outputs) {
 
 // ---------------------------------------------------------------------------------------------------- backward
 
-// False if the backward under way is an autograd::grad() for other tensors: it asks for nothing of ours, and is no
+// False if the backward under way is an autograd::grad() for other tensors: that needs none of our gradients, and is no
 // step.
 bool Reducer::accumulates() const {
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen == nullptr || chosen->empty()) return true;  // for all leaves, even where ours are not among them
+  if (chosen == nullptr || chosen->empty()) return true;  // for all leaves, even if ours are not among them
   return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
     const auto entry = chosen->find(parameter.accumulator.get());
     return entry != chosen->end() && entry->second.needed_;
@@ -544,16 +544,17 @@ void Reducer::call_at_end(std::shared_ptr<void> pass) {
   });
 }
 
-// Writes the gradient before AccumulateGrad sees it, or keeps a large one for the reduction to read. Afterwards would
-// be one write more wherever AccumulateGrad has to clone what it may not steal. Where a gradient exists already,
-// AccumulateGrad adds to it in place.
+// Writes the gradient before AccumulateGrad sees it, or keeps a large one for the reduction to read. Writing afterwards
+// would cost one more write whenever AccumulateGrad has to clone a gradient that it may not steal. If a gradient
+// already exists, AccumulateGrad adds to it in place.
 VariableList Reducer::before_accumulate(std::size_t index, const VariableList& gradients) {
   Parameter& parameter = parameters_[index];
   // (Frozen since the forward: AccumulateGrad adds nothing.)
   if (gradients.empty() || !gradients[0].defined() || !parameter.tensor.requires_grad()) return gradients;
   if (!core_.receive(index)) return {at::Tensor()};
   const bool divided = !parameter.place.defined();
-  // Without a reduction it is accumulated as ever; what has been accumulated is added to, and read afterwards.
+  // Without a reduction, autograd accumulates the gradient as usual. An existing gradient is added to, and read
+  // afterwards.
   if (divided && (!core_.accumulation().sync() || parameter.tensor.grad().defined())) return gradients;
   if (divided && has_hooks_after(*parameter.accumulator)) return gradients;
   if (!divided && put_in_place(index)) return gradients;
@@ -589,7 +590,7 @@ void Reducer::after_accumulate(std::size_t index) {
   if (!core_.received(index)) return;
   const bool read = !parameters_[index].place.defined() && core_.reads(index);
   if (!read && (parameters_[index].place.defined() || core_.accumulation().sync())) {
-    put_in_place(index);  // nothing to do except under create_graph, and where it has no place
+    put_in_place(index);  // does nothing except under create_graph, and if it has no place
   }
   core_.arrive(index);
 }
@@ -610,7 +611,7 @@ std::string text_of(const at::Tensor& element) {
 void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step) {
   const at::NoGradGuard no_grad;
   std::vector<step::NamedValues> values;
-  std::vector<at::Tensor> kept;  // copies of those that are not contiguous
+  std::vector<at::Tensor> kept;  // copies of tensors that are not contiguous
   for (const NamedTensor& named : tensors) {
     if (!named.tensor.defined() || named.tensor.layout() != at::kStrided) {
       raise(ErrorCode::InvalidArgument, "require_same_parameters: {} is undefined or not dense", named.name);

@@ -1,6 +1,7 @@
-// Autograd's side of a gradient's way (train/gradients/reducer.h): hooks of libtorch that tell the core when a backward
-// begins, brings a gradient and ends, and gradients as tensors over their places in the buckets. One thread at a time
-// per rank calls it; autograd calls its hooks on that one, or, for a GPU's gradients, on one that that one waits for.
+// Autograd's side of gradient reduction (train/gradients/reducer.h): libtorch hooks that notify the core when a
+// backward begins, makes a gradient and ends, and gradients as tensors over their places in the buckets. One thread at
+// a time per rank calls a Reducer; autograd calls its hooks on that thread, or, for GPU gradients, on a thread that it
+// waits for.
 #pragma once
 
 #include <cohort/torch/comm_hooks.h>
@@ -20,15 +21,14 @@
 
 namespace cohort {
 
-// Properties of a GPU's tensors that libtorch does not tell without being built for CUDA. Any thread.
+// Properties of GPU tensors that libtorch's API only offers to code built for CUDA. Any thread.
 
-/// As a CUstream: the one in which libtorch works on this GPU now, in this thread. Throws Internal where it cannot be
-/// told.
+/// libtorch's current stream on this GPU, in this thread, as a CUstream. Throws Internal if it cannot be found.
 void* current_stream(at::Device gpu);
 /// Device that the tensor lies on, with the current stream of a GPU. Throws InvalidArgument for memory that is neither
 /// the host's nor CUDA's.
 Device buffer_device(const at::Tensor& tensor);
-/// The same of a kind of device, in words that are equal on all ranks: "" or " on cuda".
+/// The kind of device that the tensor lies on, in words that are equal on all ranks: "" or " on cuda".
 const char* device_text(const at::Tensor& tensor);
 
 /// As `require_same_parameters`.
@@ -52,49 +52,49 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// Part of a parameter that this rank owns, where training state is divided.
   struct Piece {
     gradients::Piece range;
-    at::Tensor values;    ///< in the parameter, 1-D, a leaf
-    at::Tensor gradient;  ///< its average over the ranks; undefined: there is none
-    at::Tensor average;   ///< where the reduction leaves it, if gradients are divided
+    at::Tensor values;    ///< values in the parameter; 1-D, a leaf
+    at::Tensor gradient;  ///< average gradient over the ranks; undefined: there is none
+    at::Tensor average;   ///< memory for that average, if gradients are divided
   };
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
-  /// Their gradients become those of the parameters, where these are not divided.
+  /// If gradients are not divided, sets the pieces' gradients from those of the parameters.
   void take_gradients();
   /// Drops the gradients of these pieces.
   void drop_gradients(const std::vector<std::size_t>& pieces);
   const std::string& name_of(std::size_t parameter) const { return parameters_[parameter].name; }
   const at::Tensor& tensor_of(std::size_t parameter) const { return parameters_[parameter].tensor; }
-  /// An optimizer steps the pieces.
+  /// Notes that an optimizer steps the pieces.
   void note_optimizer() noexcept { has_optimizer_ = true; }
-  /// How often a parameter was written to by others than the optimizer, as far as `note_writes` has seen.
+  /// Number of writes to a parameter not made by the optimizer, as seen by `note_writes`.
   std::int64_t writes_to(std::size_t parameter) const { return parameters_[parameter].writes; }
-  /// The parameters' values are as they should be: the optimizer's, or others'.
+  /// Notes that all writes to parameters so far were legitimate: the optimizer's, or (note_writes) others'.
   void note_step();
   void note_writes();
-  /// Parameters that were given memory of their own get their home's back, with their values. Collective, for values
-  /// that are equal on all ranks.
+  /// Moves parameters whose memory was replaced back to their home, with their values. Collective, for values that are
+  /// equal on all ranks.
   void bring_home();
-  /// Before a pass or a step. Throws InvalidArgument, which names it, for a parameter that was given other memory, and
-  /// if the user has written to one that ranks share; and without an optimizer, where nothing else would step.
+  /// Called before a pass or a step. Throws InvalidArgument, naming the parameter, if its memory was replaced, or if
+  /// the user has written to a parameter that ranks share; also if there is no optimizer and nothing else would step.
   void check_parameters(const char* where);
 
   /// Hooks into autograd. Throws InvalidArgument if another living reducer has done so.
   void attach();
-  /// Its hooks do nothing any more, and another may take the parameters.
+  /// Disables the hooks; another reducer may take the parameters.
   void detach() noexcept { detached_ = true; }
-  /// Before a forward. libtorch makes a new gradient accumulator, without hooks, when a parameter is given data of
-  /// another type or device, also there and back: those are hooked in. False: one has another type or device than when
-  /// it was wrapped.
+  /// Called before a forward. When a parameter gets data of another type or device, even temporarily, libtorch makes a
+  /// new gradient accumulator without hooks: this adds hooks to it. Returns false if a parameter has another type or
+  /// device than when it was wrapped.
   bool look_at_parameters();
-  /// Called at the end of each backward that has ended well: it may refuse what that has used.
+  /// Sets a check that is called at the end of each successful backward, and may refuse the parameters it has used.
   void after_backward(std::function<void()> check) { after_backward_ = std::move(check); }
-  /// Another reducer has taken its place; no_sync guards that hold this one mean that one.
+  /// Notes that `other` replaces this reducer: no_sync guards of this reducer then apply to `other`.
   void succeed_by(const std::shared_ptr<Reducer>& other) { successor_ = other; }
   std::shared_ptr<Reducer> successor() const { return successor_.lock(); }
 
   gradients::Reducer& core() noexcept { return core_; }
-  /// `comm` outlives this.
+  /// `comm` has to outlive this reducer.
   void use_hook(CommHook hook, Communicator& comm, const std::weak_ptr<const void>& model);
-  /// Outputs of a forward tell when a backward begins, also one that then reaches none of our parameters.
+  /// Watches outputs of a forward, to notice when a backward begins, even one that reaches none of our parameters.
   void watch(const std::vector<at::Tensor>& outputs);
 
   void take_places() override;
@@ -123,15 +123,16 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    Node accumulator;                  // autograd holds it only weakly, and the hooks with it
-    at::ScalarType type = at::kFloat;  // of what it was wrapped with
+    Node accumulator;                  // autograd holds it, and so its hooks, only weakly
+    at::ScalarType type = at::kFloat;  // type when it was wrapped
     at::Device device = at::kCPU;
-    at::Tensor place;               // of its gradient; undefined: it is reduced from where autograd made it
-    const void* address = nullptr;  // of that
-    at::Tensor bucket;              // in which it lies,
-    std::int64_t offset = 0;        // and at which element
-    at::Tensor home;                // where its values lie, if training state is divided
-    std::int64_t version = 0;       // of it, as autograd counts changes in place
+    at::Tensor place;               // place of its gradient; undefined: the gradient is reduced from where autograd
+                                    // made it
+    const void* address = nullptr;  // address of `place`
+    at::Tensor bucket;              // bucket in which `place` lies,
+    std::int64_t offset = 0;        // and its first element there
+    at::Tensor home;                // memory of its values, if training state is divided
+    std::int64_t version = 0;       // of `tensor`, as autograd counts changes in place
     std::int64_t writes = 0;
   };
 

@@ -67,7 +67,7 @@ ShardedCore::Groups ShardedCore::divide(const Groups& groups) {
   for (const at::Tensor& parameter : model_.parameters())
     if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
   auto left = free_;
-  std::map<std::size_t, std::size_t> members;  // new ones, in the groups that are to be
+  std::map<std::size_t, std::size_t> members;  // the new parameters, in the groups to be added
   std::vector<at::Tensor> trained;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const at::Tensor& parameter : groups[i].params()) {
@@ -87,7 +87,7 @@ ShardedCore::Groups ShardedCore::divide(const Groups& groups) {
   std::vector<Piece> pieces;
   std::vector<std::size_t> numbers;
   std::vector<std::int64_t> writes;
-  // In the order of the model's pieces, new ones among those that there are.
+  // Inserts new pieces among the existing ones, in the order of the model's pieces.
   for (std::size_t i = 0, had = 0; i < reducer_->pieces().size(); ++i) {
     const nn::Reducer::Piece& piece = reducer_->pieces()[i];
     const bool old = had < own_.size() && own_[had] == i;
@@ -133,12 +133,12 @@ std::vector<step::Option> ShardedCore::told() const {
   if (reducer_->core().divides_gradients()) return options;
   for (const auto& [parameter, group] : members_) {
     const at::Tensor& gradient = reducer_->tensor_of(parameter).grad();
-    // One that a rank has dropped by itself would leave its part of the parameter out.
+    // Compares which gradients are missing: a rank that alone has dropped one would not step its part of the parameter.
     if (!gradient.defined()) {
       options.push_back({.name = fmt::format("'{}' without a gradient", reducer_->name_of(parameter))});
       continue;
     }
-    // A part that no reduction has come after is this rank's alone, unless the program averages itself.
+    // A gradient added to since the last reduction is this rank's alone, unless the program averages it itself.
     if (!reducer_->core().is_local(parameter)) continue;
     const at::Tensor here = gradient.detach().cpu().contiguous();
     const std::string_view bytes(static_cast<const char*>(here.data_ptr()),
@@ -190,14 +190,14 @@ void ShardedCore::before_step() {
     const at::Tensor& values = reducer_->pieces()[own_[i]].values;
     const std::int64_t writes = reducer_->writes_to(parameter_of(i));
     const bool written = std::exchange(writes_[i], writes) != writes && has_master(values);
-    // Weights that are what the master is rounded to were saved together with it.
+    // Weights that equal the rounded master were saved with it, and leave it unchanged.
     if (written && !at::equal(values, pieces_[i].tensor.to(values.scalar_type()))) pieces_[i].tensor.copy_(values);
   }
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const at::Tensor& gradient = reducer_->pieces()[own_[i]].gradient;
     pieces_[i].tensor.mutable_grad() = gradient.defined() ? gradient.to(pieces_[i].tensor.scalar_type()) : at::Tensor();
   }
-  // Others of this host may still read parameters, for an output of their own.
+  // Waits, since other ranks of this host may still read parameters, for an output of their own.
   if (compares) {
     if (comm.size() > 1) compare.wait();
     agreement.require(*step::ranks_of(comm), sums);
@@ -231,7 +231,7 @@ void ShardedCore::after_step() {
   shards.gather(regions, device.type == DeviceType::CPU ? nullptr : reducer_->stream_of(device));
   reducer_->core().division().forbid_writes();
   if (shards.shares_parameters()) shards.meet();
-  // To autograd, as if they had been changed in place: an older graph is not to be used any more.
+  // Makes autograd see parameters as changed in place, so that an older graph cannot be used.
   for (const at::Tensor& parameter : trained_) parameter.unsafeGetTensorImpl()->bump_version();
   reducer_->note_step();
   transaction_->end(step::Decision::none());
@@ -239,7 +239,7 @@ void ShardedCore::after_step() {
 
 namespace {
 
-/// By their names in `module`, the parameters of which this rank holds a part.
+/// Names in `module` of the parameters of which this rank holds a part.
 std::set<std::string> parts_of(const torch::nn::Module& module) {
   std::set<std::string> names;
   for (const auto& item : module.named_modules("", /*include_self=*/true)) {
@@ -254,8 +254,8 @@ std::set<std::string> parts_of(const torch::nn::Module& module) {
 
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// By how much gradients are to be scaled, and the norm. `counted`: this rank's, by the names of their parameters.
-/// `agreement`: what has to be the same on all of these ranks.
+/// Returns the factor by which to scale gradients, and their norm. `counted`: this rank's gradients, by the names of
+/// their parameters. `agreement` compares options over all of these ranks.
 std::pair<double, double> factor_of(const Named& counted, double max_norm, const torch::nn::Module& module,
                                     const ClipOptions& options, Communicator over, step::Agreement& agreement,
                                     std::vector<step::Option> told) {
@@ -284,7 +284,7 @@ std::pair<double, double> factor_of(const Named& counted, double max_norm, const
   agreement.require(*step::ranks_of(over), std::span(sums).subspan(1), "clip_grad_norm");
   const double norm = std::sqrt(sums[0]);
   const double factor = max_norm / (norm + 1e-6);
-  return {factor >= 1 ? 1 : factor, norm};  // NaN stays
+  return {factor >= 1 ? 1 : factor, norm};  // NaN remains NaN
 }
 
 }  // namespace

@@ -22,9 +22,9 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 using torch::autograd::Engine;
 using torch::autograd::Node;
-using NodePointer = decltype(Edge::function);  // of one kind in libtorch 1.13, of another in 2.13
+using NodePointer = decltype(Edge::function);  // its type differs between libtorch 1.13 and 2.13
 
-// Hooks on tensors would be called twice where a node's gradient is asked for and it is worked off later.
+// A node's hooks would be called twice: when its gradient is computed, and when the node is run later.
 template <class N>
 bool has_hooks(N& node) {
   if constexpr (requires { node.tensor_pre_hooks(); }) {
@@ -39,11 +39,11 @@ bool has_tensor_hooks(N& node) {
   if constexpr (requires { node.tensor_pre_hooks(); }) {
     return !node.tensor_pre_hooks().empty();
   } else {
-    return false;  // 1.13 calls them as it accumulates
+    return false;  // 1.13 calls them when it accumulates
   }
 }
 
-/// The nodes that lead to one leaf, the input, and the others.
+/// Divides a graph's nodes into those that lead to one leaf, the input, and the others.
 class Graph {
  public:
   Graph(const NodePointer& root, const Node* input) : input_(input) {
@@ -68,10 +68,10 @@ class Graph {
     }
   }
   bool leads(const NodePointer& node) const { return leads_.at(node.get()); }
-  /// On a path to the input; those nearer to the output come later.
+  /// Nodes on a path to the input; those nearer to the output come later.
   const std::vector<NodePointer>& on_path() const noexcept { return on_path_; }
 
-  /// The leaves that `node` comes to by nodes off all paths to the input.
+  /// The leaves that `node` reaches through nodes that are on no path to the input.
   std::vector<NodePointer> leaves_beside(const NodePointer& node) const {
     std::vector<NodePointer> leaves, open;
     std::unordered_set<const Node*> seen;
@@ -99,9 +99,10 @@ class Graph {
 
 }  // namespace
 
-// A node on a path from the output to the input that also leads to parameters is worked off twice: for its input's
-// gradient now, and for the parameters' later, from the gradient that has come to it now. A parameter that several such
-// nodes lead to (one that is used twice), or one with hooks, has its gradient computed now, and accumulated later.
+// A node on a path from the output to the input that also leads to parameters is run twice: now for the input's
+// gradient, and later for those of the parameters, from the gradient that has now reached the node. If several such
+// nodes lead to a parameter (one that is used twice), or it has hooks, its gradient is computed now, and accumulated
+// later.
 at::Tensor SplitBackward::of_input(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input) {
   const Edge root = torch::autograd::impl::gradient_edge(output);
   const at::Tensor seed = gradient.defined() ? gradient : at::ones_like(output);

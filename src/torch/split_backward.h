@@ -1,5 +1,5 @@
-// A backward in two parts, for any graph: first the gradient of one input, then those of all other leaves, each node
-// of the graph worked off once for what it is needed for. One thread at a time.
+// A backward in two parts, for any graph: first the gradient of one input, then those of all other leaves. Each node of
+// the graph is run once for each part that needs it. One thread at a time.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -13,10 +13,10 @@ namespace cohort::nn {
 
 class SplitBackward {
  public:
-  /// The gradient of `input`, a leaf; undefined where `output` does not depend on it. `gradient` is that of `output`,
-  /// undefined: one. Throws InvalidArgument for what cannot be split: see the source.
+  /// Returns the gradient of `input`, a leaf; undefined if `output` does not depend on it. `gradient` is that of
+  /// `output`; undefined: one. Throws InvalidArgument for graphs that cannot be split: see the source.
   at::Tensor of_input(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input);
-  /// The gradients of all other leaves, added to what they have, as a backward does it. Once.
+  /// Adds the gradients of all other leaves to their existing ones, as a backward does. Call it once.
   void of_parameters();
 
  private:
@@ -24,7 +24,7 @@ class SplitBackward {
   struct Part {
     std::vector<torch::autograd::Edge> roots;
     torch::autograd::variable_list gradients;
-    std::vector<torch::autograd::Edge> leaves;  ///< those to come to; empty: all
+    std::vector<torch::autograd::Edge> leaves;  ///< leaves to reach; empty: all
   };
   std::vector<Part> parts_;
 };

@@ -40,14 +40,14 @@ void require_plain(const at::Tensor& tensor) {
   }
 }
 
-// NCCL is not given uint8 between hosts, since a program may load that as code; a tensor's bytes are none.
+// Uses Int8 for GPU memory: NCCL is not given uint8 between hosts, since a program may load that as code.
 Buffer as_bytes(const at::Tensor& tensor) {
   const Device device = buffer_device(tensor);
   return {tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()),
           device.type == DeviceType::CPU ? DType::UInt8 : DType::Int8, device};
 }
 
-// Broadcasts tensors of one GPU: each where it lies, all as one operation, for which the current stream waits.
+// Broadcasts tensors of one GPU: in place, all as one operation, for which the current stream waits.
 void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> flat;
   std::vector<Buffer> buffers;
@@ -66,7 +66,7 @@ void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors
   }
 }
 
-// One staging buffer through which the bytes of all tensors pass as one stream, so that neither their number nor their
+// Sends the bytes of all tensors as one stream, through one staging buffer, so that neither their number nor their
 // types matter.
 void broadcast_on_host(Communicator& comm, const std::vector<at::Tensor>& tensors, std::size_t total,
                        const BroadcastParametersOptions& options) {
@@ -114,7 +114,9 @@ void broadcast_on_host(Communicator& comm, const std::vector<at::Tensor>& tensor
       filled += bytes;
       if (filled == chunk) send();
     }
-    if (flat.data_ptr() != tensor.data_ptr() && is_root) write_back.emplace_back(tensor, flat);  // alive until sent
+    if (flat.data_ptr() != tensor.data_ptr() && is_root)
+      write_back.emplace_back(tensor, flat);  // kept alive until
+                                              // sent
   }
   send();
   if (is_root) return;
@@ -231,14 +233,14 @@ void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& all
 
 namespace {
 
-// Asks libtorch, if it has a way to ask (2.9).
+// Asks libtorch for the handle, if it can tell (from 2.9 on).
 template <class Guard>
 void* handle_of(const Guard& guard, const c10::Stream& stream, at::Device gpu) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
     return guard.getStreamNativeHandle(stream);
   }
-  // c10::cuda::CUDAStream::stream() const: of libc10_cuda, which a program without CUDA has not. A CUDAStream is a
-  // c10::Stream, and nothing else.
+  // c10::cuda::CUDAStream::stream() const, in libc10_cuda, which a program without CUDA does not load. A CUDAStream
+  // consists of a c10::Stream alone.
   using Function = void* (*)(const void*);
   static const auto function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "_ZNK3c104cuda10CUDAStream6streamEv"));
   if (function == nullptr) {

@@ -1,5 +1,5 @@
-// Mixed precision in libtorch, as torch.autocast in Python: in its scope, operations of this thread that gain by it run
-// in a 16-bit type, weights and gradients stay as they are. Header only; a scope belongs to one thread.
+// Mixed precision in libtorch, as torch.autocast in Python: in its scope, operations of this thread that benefit run in
+// a 16-bit type; weights and gradients keep their type. Header only; a scope belongs to one thread.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -8,13 +8,13 @@
 
 namespace cohort::nn {
 
-/// For forward and loss, not for backward:
+/// Use it for forward and loss, not for backward:
 ///
 ///   { nn::Autocast autocast; loss = loss_of(model->forward(x), y); }
 ///   loss.backward();
 ///
-/// bfloat16 has float's range, so that no gradient vanishes and no scale is wanted. libtorch has no GradScaler, which
-/// float16 wants: with float16 scale the loss yourself. Scopes nest.
+/// bfloat16 has float's range, so that no gradient vanishes and no loss scaling is needed. float16 needs it, and
+/// libtorch has no GradScaler: scale the loss yourself. Scopes nest.
 class Autocast {
  public:
   explicit Autocast(at::DeviceType device = at::kCPU, at::ScalarType type = at::kBFloat16)

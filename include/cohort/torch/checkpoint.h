@@ -1,8 +1,7 @@
-// Checkpoints that are complete and checked, or not there: model, optimizer, sampler position, step and epoch, and of
-// every rank its random state and whatever tensors it alone has, in a folder of safetensors and JSON that needs no
-// libtorch to be read (docs/reference/checkpoint-format.md). Saving and loading are collective; a save may go on in the
-// background. One thread per rank calls a CheckpointFolder, whose copies are the same one. Also: weights that Python
-// saved.
+// Checkpoints that are complete and checked, or absent: model, optimizer, sampler position, step and epoch, and every
+// rank's random state and own tensors, in a folder of safetensors and JSON, which can be read without libtorch
+// (docs/reference/checkpoint-format.md). Saving and loading are collective; a save may run in the background. A
+// CheckpointFolder is a handle, called by one thread per rank. Also loads weights that Python saved.
 #pragma once
 
 #include <cohort/checkpoint_place.h>
@@ -23,7 +22,8 @@
 
 namespace cohort {
 
-/// Value that a program may add to a checkpoint: text (UTF-8), whole number, number (any double, NaN too), yes or no.
+/// Value that a program may add to a checkpoint: text (UTF-8), whole number, number (any double, NaN too), true or
+/// false.
 using CheckpointValue = std::variant<bool, std::int64_t, double, std::string>;
 using CheckpointValues = std::map<std::string, CheckpointValue>;
 
@@ -31,7 +31,7 @@ using CheckpointValues = std::map<std::string, CheckpointValue>;
 struct TrainingProgress {
   std::int64_t step = 0;                           ///< optimizer steps taken
   std::int64_t epoch = 0;                          ///< epochs begun before this one
-  std::optional<data::SamplerState> sampler = {};  ///< of data::DistributedSampler::state()
+  std::optional<data::SamplerState> sampler = {};  ///< from data::DistributedSampler::state()
   CheckpointValues values = {};                    ///< the program's own: a scheduler's count, the best accuracy, ...
 };
 
@@ -44,21 +44,24 @@ struct CheckpointInfo {
   TrainingProgress progress;
 };
 
-/// Tensors of one rank alone, by any name: what a data loader holds back, a shard of a table, another generator's
+/// Tensors of one rank alone, by any name: a data loader's buffered samples, a shard of a table, another generator's
 /// state.
 using RankState = std::map<std::string, at::Tensor>;
 
 struct CheckpointOptions {
-  std::string folder;  ///< made if it does not exist
-  int keep = 3;        ///< complete checkpoints to keep, at least 1; older ones go once a newer one is on the disk
-  CheckpointPlace place = CheckpointPlace::Rank0;  ///< who writes, and whose disk `folder` is on; the same on all ranks
-  /// For CheckpointPlace::Local: on how many hosts' disks each file is, at least 1; on all of them if there are fewer.
-  /// 2: whatever one host had is also on the next one's. 1: a checkpoint is lost with any host's disk. The same on all
-  /// ranks.
+  std::string folder;  ///< created if missing
+  int keep = 3;        ///< complete checkpoints to keep, at least 1; older ones are deleted when a newer one is on the
+                       ///< disk
+  CheckpointPlace place = CheckpointPlace::Rank0;  ///< which ranks write, and on which disk `folder` is; the same on
+                                                   ///< all ranks
+  /// For CheckpointPlace::Local: the number of hosts' disks that each file is on, at least 1; all disks if there are
+  /// fewer hosts. 2: each host's files are also on the next host's disk. 1: losing any host's disk loses the
+  /// checkpoint. The same on all ranks.
   int copies = 2;
   /// The checkpoints with the best number of this name among their `progress.values` stay as well, `keep_best` of them
-  /// (0: 1), across restarts too: {.best_by = "valid_loss"}. One that has none, or NaN or an infinity there, is never
-  /// among them; of equal ones the older is better. Empty: only `keep` counts. The same on all ranks.
+  /// (0: 1), across restarts too: {.best_by = "valid_loss"}. A checkpoint without that number, or with NaN or an
+  /// infinity, is never among the best; of equal checkpoints the older is better. Empty: only `keep` counts. The same
+  /// on all ranks.
   std::string best_by = {};
   int keep_best = 0;
   BestMode best_mode = BestMode::Min;
@@ -71,28 +74,28 @@ namespace optim {
 class ShardedCore;
 }
 
-/// This rank's part of a model that no rank has all of: parts of tensors (HasShards), a stage of a pipeline, pieces of
+/// This rank's part of a model that no rank holds whole: parts of tensors (HasShards), a stage of a pipeline, pieces of
 /// an optimizer's state (optim::Sharded), or any of these at once. Tensors of one name and one Shard on several ranks
 /// are replicas; the lowest rank's is saved. The layout of ranks need not be declared.
 struct ModelShards {
   torch::nn::Module* module = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;  ///< or nullptr; the same type and options on all ranks
-  /// By name, which part of the whole tensor a parameter or buffer is; those that are not named are whole.
+  /// By name, the part of the whole tensor that a parameter or buffer is; those that are not named are whole.
   std::map<std::string, Shard> tensors;
-  optim::ShardedCore* sharded = nullptr;  ///< of `optimizer`, if it steps pieces
+  optim::ShardedCore* sharded = nullptr;  ///< set if `optimizer` steps pieces
 };
 
-/// Asks the module and all below it (HasShards), and the optimizer. Both have to outlive it. Not collective.
+/// Describes the parts of the module, with its submodules (HasShards), and of the optimizer. Both have to outlive the
+/// result. Not collective.
 ModelShards model_shards(torch::nn::Module& module, torch::optim::Optimizer* optimizer = nullptr);
 
-/// A save in the background. A handle: copies mean the same save, and any thread may ask.
+/// A save in the background. A handle: copies mean the same save, and any thread may call it.
 class CheckpointSave {
  public:
   explicit CheckpointSave(std::shared_ptr<checkpoint::PendingSave> pending) noexcept : pending_(std::move(pending)) {}
-  /// True once it is over on this rank, with or without an error.
+  /// True if the save has ended on this rank, with or without an error.
   bool done() const;
-  /// Waits until the checkpoint is on the disk; throws the error of the save, which then is not thrown again by the
-  /// folder.
+  /// Waits until the checkpoint is on the disk; throws the save's error, which the folder then does not throw again.
   CheckpointInfo wait();
 
  private:
@@ -111,74 +114,74 @@ class CheckpointSave {
 /// `module` is the bare module (`DistributedDataParallel::module()`), `optimizer` one of libtorch's: SGD, Adam, AdamW,
 /// Adagrad, RMSprop, LBFGS (InvalidArgument for others), or nullptr. All its parameters have to be the module's.
 ///
-/// Errors on any rank reach every rank: all throw, disk errors (Io, Unavailable) and damage (Corrupt) included. Between
-/// an error and the next save the folder holds what it held before.
+/// Errors on any rank reach every rank: all throw, also for disk errors (Io, Unavailable) and damage (Corrupt). After
+/// an error, until the next save, the folder holds what it held before.
 class CheckpointFolder {
  public:
-  /// Not collective, touches nothing. An empty communicator (`Communicator()`) stands for a world of one. Throws
-  /// InvalidArgument for an empty folder's name, keep < 1, copies < 1, or a keep_best without best_by.
+  /// Not collective; does not touch the disk. An empty communicator (`Communicator()`) stands for a world of one.
+  /// Throws InvalidArgument for an empty folder's name, keep < 1, copies < 1, or a keep_best without best_by.
   CheckpointFolder(Communicator communicator, CheckpointOptions options);
 
-  /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and
-  /// progress are rank 0's; the random state (libtorch's default generators: the CPU's, which ranks that are threads
-  /// share, and those of the GPUs that the module is on) and `state` are every rank's. A GPU's tensors are copied to
-  /// the host, after what their current stream has. Written aside, synced, its digests in a manifest that comes last,
-  /// then renamed: killed at any moment, it leaves the folder as it was but for a hidden remainder, which the next save
-  /// removes. A save in the background ends first; its error, unless its handle has thrown it, is thrown here, and
-  /// nothing is saved. Throws InvalidArgument for CheckpointPlace::Shared where some hosts see another folder: they are
-  /// named. Not while ranks are in `Communicator::join`.
+  /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and progress are
+  /// rank 0's; the random state (libtorch's default generators: the CPU's, which ranks that are threads share, and
+  /// those of the GPUs that the module is on) and `state` are every rank's. A GPU's tensors are copied to the host
+  /// after the work in their current stream. The checkpoint is written under a hidden name and synced, with the
+  /// manifest of digests last, then renamed: if the program is killed at any moment, the folder is as it was except for
+  /// a hidden remainder, which the next save removes. Waits for a save in the background first; if that failed and its
+  /// handle has not thrown the error, throws it, and saves nothing. Throws InvalidArgument, naming the hosts, if with
+  /// CheckpointPlace::Shared some hosts see another folder. Not to be called while ranks are in `Communicator::join`.
   CheckpointInfo save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                       const TrainingProgress& progress, const RankState& state = {});
 
-  /// As save, but returns once everything has been copied (into the host's memory that the next save uses again: twice
-  /// the state's size is needed in all, of what is on a GPU as much of the host's). The rest is done by a thread of low
-  /// priority, over a communicator that the first call splits off. One save at a time: a second call waits for the
-  /// first. An error is logged at once (subsystem "checkpoint"), and thrown by the handle's wait, or else by the next
-  /// save, save_async, load_latest or close.
+  /// Like save, but returns as soon as everything has been copied (into host memory that the next save reuses: the copy
+  /// takes as much memory as the state, for GPU tensors in the host). A thread of low priority does the rest, over a
+  /// communicator that the first call splits off. One save runs at a time: a second call waits for the first. An error
+  /// is logged immediately (subsystem "checkpoint"), and thrown by the handle's wait, or else by the next save,
+  /// save_async, load_latest or close.
   CheckpointSave save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                             const TrainingProgress& progress, const RankState& state = {});
 
-  /// Loads the newest checkpoint that is whole; collective. Every file's digest is compared by a rank that sees it, and
-  /// model and optimizer are sent to all. A damaged checkpoint is passed over with a warning (log subsystem
-  /// "checkpoint") that says what is wrong, and the one before is taken. nullopt if there is none at all; throws
-  /// Corrupt if there are some and all are damaged, InvalidArgument if a newer Cohort saved the newest, or if it does
+  /// Loads the newest checkpoint that is whole; collective. A rank that sees a file compares the file's digest, and
+  /// model and optimizer are sent to all ranks. A damaged checkpoint is skipped with a warning (log subsystem
+  /// "checkpoint") that says what is wrong, and the one before is taken. Returns nullopt if there is no checkpoint;
+  /// throws Corrupt if all existing ones are damaged, InvalidArgument if a newer Cohort saved the newest, or if it does
   /// not fit the model (missing, unexpected and misshapen tensors are listed) or the optimizer. After these errors
-  /// module, optimizer and random state are as before, on every rank. With `optimizer` nullptr its state in the
-  /// checkpoint is left alone. Hyperparameters (learning rate, ...) become the saved ones. Tensors come to be on the
-  /// device where the module has them, whichever they were saved from; an optimizer's on that of their parameter. Rank
-  /// r gets rank r's random state and state; ranks that the saved world did not have keep their random state, and so do
-  /// GPUs without one in the checkpoint. The place need not be the one it was saved with.
+  /// module, optimizer and random state are as before, on every rank. With `optimizer` nullptr the optimizer's state in
+  /// the checkpoint is ignored. Hyperparameters (learning rate, ...) become the saved ones. Tensors are loaded to the
+  /// module's devices, wherever they were saved from; an optimizer's tensors to the device of their parameter. Rank r
+  /// gets rank r's random state and `state`; ranks that the saved world did not have keep their random state, and so do
+  /// GPUs without one in the checkpoint. CheckpointOptions::place may differ from that of the save.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
-  /// The same of the best by CheckpointOptions::best_by; where it is damaged, the next best. InvalidArgument if there
-  /// are checkpoints and none has a finite number of this name.
+  /// Like load_latest, for the best checkpoint by CheckpointOptions::best_by; if that is damaged, the next best. Throws
+  /// InvalidArgument if there are checkpoints and none has a finite number of this name.
   std::optional<CheckpointInfo> load_best(torch::nn::Module& module, torch::optim::Optimizer* optimizer = nullptr);
   std::optional<CheckpointInfo> load_best(const ModelShards& model);
 
-  /// The same of a model that no rank has all of; collective. Every rank writes its parts into its own file. Names are
-  /// those of the whole model, so that such a checkpoint and one of an unsharded program mean the same: each loads the
-  /// other's, on any number of ranks that hold any parts. Elements that no rank has, or two have as different parts:
-  /// InvalidArgument on all ranks, names the tensor; so do optimizers of different types or options. No rank needs
-  /// memory for what it has not of the model; for what it has, twice that while it loads.
+  /// Saves and loads a model that no rank holds whole; collective. Every rank writes its parts into its own file. Names
+  /// are those of the whole model, so that this checkpoint and one of an unsharded program mean the same: each program
+  /// loads the other's, on any number of ranks that hold any parts. Throws InvalidArgument on all ranks, naming the
+  /// tensor, if no rank has an element, or two have it in different parts; also for optimizers of different types or
+  /// options. A rank needs memory for its parts only; while loading, twice that.
   CheckpointInfo save(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
   CheckpointSave save_async(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
   std::optional<CheckpointInfo> load_latest(const ModelShards& model);
 
-  /// The `state` that the saved rank of this rank's number gave, in the checkpoint that load_latest has loaded; empty
-  /// if that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if none has been loaded.
+  /// The `state` saved by the rank of this rank's number, in the checkpoint that load_latest has loaded; empty if that
+  /// world had no such rank. On the CPU. Not collective. Throws InvalidArgument if no checkpoint has been loaded.
   const RankState& rank_state() const;
-  /// The same of other saved ranks, for worlds of another size: those that exist of the numbers given, by saved rank.
-  /// Collective; each rank may ask for others. Throws Corrupt if a part is damaged or gone.
+  /// The states of the given saved ranks, as far as these existed, for worlds of another size. Collective; each rank
+  /// may ask for different ones. Throws Corrupt if a part is damaged or missing.
   std::map<int, RankState> parts(const std::set<int>& saved_ranks);
   /// The states of all saved ranks, on every rank.
   std::map<int, RankState> parts();
 
-  /// Waits for the save in the background, and throws its error unless its handle has. Not collective. The last
-  /// copy's destructor waits, too, and is silent.
+  /// Waits for the save in the background, and throws its error unless the save's handle has thrown it. Not collective.
+  /// The last copy's destructor waits, too, without throwing.
   void close();
 
-  /// The checkpoints that have a sound manifest, oldest first; files are not read, so they may yet prove damaged. Not
-  /// collective, and only as good as this rank's view of the disk.
+  /// The checkpoints that have a sound manifest, oldest first; files are not read, so they may still be damaged. Not
+  /// collective: shows this rank's view of the disk.
   std::vector<CheckpointInfo> list() const;
 
  private:
@@ -188,13 +191,13 @@ class CheckpointFolder {
   std::shared_ptr<State> state_;
 };
 
-/// Which differences between a file and a module are errors.
+/// Selects which differences between a file and a module are errors.
 enum class Match : std::uint8_t {
-  Strict,  ///< the file has to hold exactly the module's parameters and buffers
-  Subset,  ///< names that only one side has are passed over (log subsystem "checkpoint", level info)
+  Strict,  ///< the file has to contain exactly the module's parameters and buffers
+  Subset,  ///< names that only one side has are skipped (log subsystem "checkpoint", level info)
 };
 
-/// Which element types are converted to the module's.
+/// Selects which element types are converted to the module's.
 enum class Convert : std::uint8_t {
   Exact,  ///< only where no value can change, as from bfloat16 to float32
   Any,    ///< rounding allowed
@@ -203,7 +206,7 @@ enum class Convert : std::uint8_t {
 struct LoadWeightsOptions {
   Match match = Match::Strict;
   Convert convert = Convert::Exact;
-  /// In a .pt whose top level is not the weights: the key that they are under ("model", "state_dict"); nested: "a/b".
+  /// For a .pt whose top level is not the weights: the key of the weights ("model", "state_dict"); nested: "a/b".
   std::string key = {};
 };
 
@@ -215,10 +218,10 @@ struct LoadedWeights {
 
 /// Copies weights from a safetensors file or a .pt of Python's `torch.save(model.state_dict(), path)`, told apart by
 /// content, into the module's parameters and buffers. Names are Python's, which libtorch's modules share; a prefix
-/// "module." on all of them (saved from a DistributedDataParallel) is removed. Nothing in the file is executed: of
-/// pickles only tensors, numbers, text, lists, tuples and dicts are understood. Not collective. Throws Unavailable or
-/// Io if the file cannot be read, Corrupt if it is damaged or holds anything else, InvalidArgument with all differences
-/// (names, shapes, types) in one message if it does not fit; the module is then as before.
+/// "module." on all of them (saved from a DistributedDataParallel) is removed. Nothing in the file is executed: pickles
+/// may contain only tensors, numbers, text, lists, tuples and dicts. Not collective. Throws Unavailable or Io if the
+/// file cannot be read, Corrupt if it is damaged or contains anything else, InvalidArgument with all differences
+/// (names, shapes, types) in one message if the weights do not fit; the module is then unchanged.
 LoadedWeights load_weights(torch::nn::Module& module, const std::string& path, const LoadWeightsOptions& options = {});
 
 enum class WeightsFormat : std::uint8_t {

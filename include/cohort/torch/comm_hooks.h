@@ -1,5 +1,5 @@
-// Hooks in the place of the average over ranks, as torch's DistributedDataParallel has them: what gradients travel as,
-// and by which operations. Register one before training, the same on all ranks:
+// Hooks that replace the average over ranks, as in torch's DistributedDataParallel: they define the format in which
+// gradients are sent, and the operations. Register one before training, the same on all ranks:
 //
 //   model.register_comm_hook(cohort::nn::fp16_compress_hook());
 //   model.register_comm_hook([](cohort::nn::GradBucket& bucket) {         // the plain mean
@@ -30,12 +30,11 @@ class PowerSGD;
 
 namespace cohort::nn {
 
-/// Argument of a hook, as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory;
-/// where samples are declared they have been multiplied so that the plain mean over ranks is the average by samples (a
-/// rank without samples has zeros).
+/// Argument of a hook, as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory; if
+/// samples are declared, they are scaled so that the plain mean is the average by samples (zeros on a rank without).
 class GradBucket {
  public:
-  /// A parameter's gradient in the buffer: where it begins, in elements, and how it lies there.
+  /// A parameter's gradient in the buffer: offset, in elements, and strides.
   struct Part {
     at::Tensor parameter;
     std::string name;
@@ -45,17 +44,17 @@ class GradBucket {
   GradBucket(std::size_t index, bool is_last, bool last_step_refused, at::Tensor buffer, std::vector<Part> parts,
              Communicator& communicator, std::weak_ptr<const void> model);
 
-  /// Number of the bucket, from 0 in the order in which buckets come, the same on all ranks. Buckets are made anew
-  /// after the first step, and where parameters are unfrozen or replaced.
+  /// Number of the bucket, from 0 in the order in which buckets are ready, the same on all ranks. Buckets are rebuilt
+  /// after the first step, and when parameters are unfrozen or replaced.
   std::size_t index() const noexcept { return index_; }
   /// True for the last bucket of this backward.
   bool is_last() const noexcept { return is_last_; }
-  /// The backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): nobody has its gradients,
-  /// and what a hook has kept of it is to be dropped.
+  /// True if the previous backward ended in an error on all ranks (NonFiniteError, Mismatch): no rank has its
+  /// gradients, and a hook has to drop what it has kept of that step.
   bool last_step_refused() const noexcept { return last_step_refused_; }
   /// All gradients, 1-D, with zeros between them. The hook may change it.
   const at::Tensor& buffer() const noexcept { return buffer_; }
-  /// Another one of as many elements, for hooks around hooks.
+  /// Replaces the buffer by another of as many elements, for hooks around hooks.
   void set_buffer(at::Tensor buffer);
   /// Gradients of the parameters, each in its shape, as views of the buffer, with the strides of a dense parameter.
   std::vector<at::Tensor> gradients() const;
@@ -63,7 +62,7 @@ class GradBucket {
   /// The parameters' names in the module.
   const std::vector<std::string>& names() const noexcept { return names_; }
   Communicator& communicator() const noexcept { return *communicator_; }
-  /// The module that is trained, for states that are one model's: by its owner, whatever lives at its address later.
+  /// The trained module, for states that belong to one model: compare owners, since an address may be reused.
   const std::weak_ptr<const void>& model() const noexcept { return model_; }
 
  private:
@@ -78,54 +77,58 @@ class GradBucket {
   std::weak_ptr<const void> model_;
 };
 
-/// Starts operations and does not wait, on a thread of autograd. What it returns is called once, at the end of the
-/// backward and on its thread, in the order of buckets: it waits, and returns the average, of as many elements as the
-/// buffer, often the buffer itself. The result has to be the same bits on all ranks. Errors are backward()'s, whose
-/// rank is out of step with the others then. Waiting on a Work has the Work's deadline.
+/// A hook starts operations without waiting, on a thread of autograd. The function that it returns is called once, at
+/// the end of the backward and on backward's thread, in the order of buckets: it waits, and returns the average, which
+/// has as many elements as the buffer and often is the buffer. The result has to have the same bits on all ranks.
+/// backward() throws the hook's errors; that rank is then out of step with the others. Waiting on a Work has the Work's
+/// deadline.
 using CommHook = std::function<std::function<at::Tensor()>(GradBucket&)>;
 
-// --- hooks that there are ---
+// --- hooks provided ---
 
-/// The mean, as without a hook.
+/// Takes the mean, as without a hook.
 CommHook allreduce_hook();
-/// As float16, folded in float32 and rounded once. Finite gradients above 65504 are infinite then.
+/// Sends gradients as float16; sums are folded in float32 and rounded once. Finite gradients above 65504 become
+/// infinite.
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// State of PowerSGD between steps: see gradients.h. For one model: the first step of another one throws
-/// InvalidArgument, also where the first one is gone. Another DistributedDataParallel may take the same module over.
-/// Nothing is kept of a step that was refused on all ranks or whose averages are not finite, nor of those before it.
+/// State of PowerSGD between steps: see gradients.h. Serves one model: the first step of another model throws
+/// InvalidArgument, even if the first model is destroyed. Another DistributedDataParallel may continue with the same
+/// module. After a step that was refused on all ranks or whose averages are not finite, nothing is kept, of that step
+/// or of earlier ones.
 class PowerSGDState {
  public:
-  /// Throws InvalidArgument for values that mean nothing.
+  /// Throws InvalidArgument for values without a meaning.
   explicit PowerSGDState(const PowerSGDOptions& options = {});
   ~PowerSGDState();
   PowerSGDState(const PowerSGDState&) = delete;
   PowerSGDState& operator=(const PowerSGDState&) = delete;
 
-  /// Elements that were to be sent and that were, in all steps with compression.
+  /// Numbers of elements before compression and after it, in all steps with compression.
   std::pair<std::int64_t, std::int64_t> compression_stats() const;
-  /// State of this rank, which differs from that of others: for `state` of CheckpointFolder::save, as
-  /// "powerSGD.NAME.error" and so on by the parameters' names, the same as Python's.
+  /// Returns the state of this rank, which differs from other ranks': for `state` of CheckpointFolder::save. Keys have
+  /// the parameters' names, as "powerSGD.NAME.error", and are the same as Python's.
   std::map<std::string, at::Tensor> state_dict() const;
-  /// Before training or between two steps, on all ranks. Nothing is taken from names that do not begin with
-  /// "powerSGD.". Throws InvalidArgument, and changes nothing, for what `state_dict` cannot have given; the next step
-  /// throws it, and names the parameter, where a gradient has another shape or does not come.
+  /// Loads a state, before training or between two steps, on all ranks. Ignores names that do not begin with
+  /// "powerSGD.". Throws InvalidArgument, without changing anything, for a state that `state_dict` cannot have
+  /// returned. The next step throws it, naming the parameter, if a gradient has another shape or is missing.
   void load_state_dict(const std::map<std::string, at::Tensor>& state);
-  /// All ranks skip the step before, whose averages were finite: nothing of it comes with the next one.
+  /// Call it if all ranks skip the previous step although its averages were finite: the next step then adds no error of
+  /// it.
   void drop_residuals();
 
   gradients::PowerSGD& core() noexcept { return *core_; }
-  /// Throws InvalidArgument where it has served another one.
+  /// Throws InvalidArgument if this state has served another model.
   void require_one_model(const GradBucket& bucket);
 
  private:
   std::unique_ptr<gradients::PowerSGD> core_;
-  std::optional<std::weak_ptr<const void>> model_;  // none: it has served nobody
+  std::optional<std::weak_ptr<const void>> model_;  // nullopt: no model yet
 };
 
-/// Gradients of two and more dimensions travel as two thin matrices each. Averages are those matrices' product, the
-/// same bits on all ranks, whatever their processors; a gradient that is not finite on any rank is NaN on all. All
+/// Sends gradients of two and more dimensions as two thin matrices each. The average is the matrices' product, with the
+/// same bits on all ranks, also on different processors; a gradient that is not finite on any rank is NaN on all. All
 /// ranks' states have the same options.
 CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state);
 

@@ -1,5 +1,5 @@
 // The first value of a tensor that is NaN or infinite, and the error that names the first such gradient of all ranks.
-// Values; they own nothing of anybody else's. Any thread may call.
+// Plain values. Any thread may call.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -15,8 +15,8 @@
 
 namespace cohort {
 
-/// Any dense tensor, also one that is not contiguous; integers are finite. Reads it once. Throws InvalidArgument
-/// for a tensor that is undefined, sparse, not on the CPU, or of a type that collectives do not know.
+/// Takes any dense tensor, contiguous or not; integers are finite. Reads the tensor once. Throws InvalidArgument for a
+/// tensor that is undefined, sparse, not on the CPU, or of a type that collectives do not know.
 std::optional<NonFiniteElement> first_non_finite(const at::Tensor& tensor, const FiniteOptions& options = {});
 
 }  // namespace cohort

@@ -1,9 +1,9 @@
 // Training with fewer synchronisations: every rank steps parameters of its own, and every `sync_every` steps all ranks
-// meet. What travels then is how far each has come from the last synchronised parameters. LocalSGD takes their average
-// (Stich 2018, arXiv 1805.09767); DiLoCo takes it for a gradient of an outer optimizer, SGD with Nesterov momentum
-// (Douillard et al. 2023, arXiv 2311.08105), and may synchronise the parameters in fragments, in turns, while training
-// goes on (Streaming DiLoCo, arXiv 2501.18512). Without a DistributedDataParallel, or over one whose ranks are fewer:
-// of one host. One thread per rank.
+// synchronise: they exchange the differences of their parameters from the last synchronised ones. LocalSGD applies the
+// average difference (Stich 2018, arXiv 1805.09767); DiLoCo uses the average as a gradient of an outer optimizer, SGD
+// with Nesterov momentum (Douillard et al. 2023, arXiv 2311.08105), and may synchronise the parameters in fragments, in
+// turns, while training goes on (Streaming DiLoCo, arXiv 2501.18512). Use it without a DistributedDataParallel, or over
+// one with fewer ranks, such as those of one host. One thread per rank.
 //
 //   torch::optim::AdamW optimizer(net->parameters(), 4e-4);
 //   cohort::optim::DiLoCo diloco(*net, optimizer, comm, {.sync_every = 100});
@@ -28,7 +28,7 @@ namespace cohort::optim {
 
 struct LocalSGDOptions {
   std::int64_t sync_every = 10;    ///< steps from one synchronisation to the next
-  std::int64_t warm_up_steps = 0;  ///< the first so many steps are all synchronised
+  std::int64_t warm_up_steps = 0;  ///< this many first steps are all synchronised
   /// Format in which the differences from the last synchronised parameters travel between hosts.
   WireFormat wire_format = WireFormat::None;
 };
@@ -38,14 +38,14 @@ struct DiLoCoOptions {
   double outer_learning_rate = 0.7;  ///< with momentum 0 and rate 1: LocalSGD
   double outer_momentum = 0.9;
   bool nesterov = true;
-  /// Parts of the model, of about one size and in the order of its parameters, that are synchronised in turns: one each
-  /// `sync_every / fragments` steps, which has to be a whole number.
+  /// Number of parts of the model, of about the same size and in the order of its parameters, that are synchronised in
+  /// turn: one each `sync_every / fragments` steps, which has to be a whole number.
   int fragments = 1;
-  /// tau: a synchronisation travels during so many steps, and its result is taken after them. Less than the steps from
-  /// one to the next. 0: `step` waits for it.
+  /// tau: number of steps during which a synchronisation runs, and after which its result is applied. Less than the
+  /// steps between two synchronisations. 0: `step` waits for the result.
   std::int64_t fragment_sync_delay = 0;
-  /// How much of this rank's own parameters stays in the result, 0 to 1: 0 takes what all ranks agree on, and drops
-  /// what the steps of the delay have changed. Streaming DiLoCo has 0.5 with a delay.
+  /// Weight of this rank's own parameters in the result, 0 to 1: 0 takes the synchronised parameters, and drops the
+  /// changes of the steps during the delay. Streaming DiLoCo has 0.5 with a delay.
   double fragment_update_alpha = 0;
   /// Format in which pseudo-gradients travel between hosts.
   WireFormat wire_format = WireFormat::None;
@@ -53,37 +53,38 @@ struct DiLoCoOptions {
 
 class LocalCore;
 
-/// Common base of LocalSGD and DiLoCo. All ranks call everything here alike, unless marked as not collective.
+/// Common base of LocalSGD and DiLoCo. All functions are collective, unless marked otherwise.
 class LocalSteps {
  public:
   LocalSteps(const LocalSteps&) = delete;
   LocalSteps& operator=(const LocalSteps&) = delete;
 
-  /// The optimizer has taken a step: as often on all ranks. `samples`: how much this rank's part of the next average
-  /// counts for it, such as its batch's size; 0: it had none. Synchronises where that is due. Throws what all_reduce
-  /// does, Mismatch where ranks have different options, or where any has had a number of samples that is negative or
-  /// not finite since the last synchronisation (InvalidArgument where all have, or there is no other rank), NonFinite
-  /// on all ranks where the average would be NaN or infinite (the last synchronised parameters stay), and
-  /// InvalidArgument for parameters that were unfrozen or replaced since, or that the optimizer steps and the module
-  /// does not have: they would never be averaged.
+  /// Call it after each step of the optimizer, as often on all ranks. `samples` is the step's weight for this rank's
+  /// part in the next average, such as its batch's size; 0: no samples. Synchronises if due. Throws what all_reduce
+  /// throws; Mismatch if ranks have different options, or if any rank gave a number of samples that is negative or not
+  /// finite since the last synchronisation (InvalidArgument if all did, or there is no other rank); NonFinite on all
+  /// ranks if the average would be NaN or infinite (the last synchronised parameters stay); and InvalidArgument for
+  /// parameters that were unfrozen or replaced since, or that the optimizer steps and the module does not have, since
+  /// they would never be averaged.
   void step(double samples = 1);
-  /// Now, all fragments: afterwards parameters, and buffers of floating types, are the same on all ranks, to the bit.
-  /// As `step`; also InvalidArgument if weights were loaded and no step has been taken since the last synchronisation.
+  /// Synchronises all fragments immediately: afterwards parameters, and buffers of floating types, are the same on all
+  /// ranks, to the bit. Throws as `step`; also InvalidArgument if weights were loaded and no step has been taken since
+  /// the last synchronisation.
   void synchronize();
-  /// Weights were loaded on all ranks: training goes on from rank 0's parameters and buffers, and the outer optimizer
-  /// has no momentum yet. What others than the optimizer write to parameters counts as a step of training otherwise, so
-  /// an outer momentum would go on in that direction. Collective, where there is a communicator.
+  /// Call it when weights were loaded on all ranks: training goes on from rank 0's parameters and buffers, and the
+  /// outer optimizer's momentum is zero. Without this call, such a change of parameters counts as training, and an
+  /// outer momentum would continue in that direction. Collective if there is a communicator.
   void parameters_written();
-  /// Until the next synchronisation of a fragment. Not collective.
+  /// Number of steps until the next synchronisation of a fragment. Not collective.
   std::int64_t steps_left() const noexcept;
 
-  /// State that this rank needs to go on from here, to the bit, also between synchronisations: parameters, buffers, the
-  /// optimizer's state and what all ranks have alike. For CheckpointFolder::save's `state`, since a checkpoint's model
-  /// and optimizer are rank 0's. Waits for what is under way. Not collective.
+  /// Returns the state from which this rank resumes, to the bit, also between synchronisations: parameters, buffers,
+  /// the optimizer's state and the state common to all ranks. Pass it to CheckpointFolder::save as `state`, since a
+  /// checkpoint's model and optimizer are rank 0's. Waits for a running synchronisation. Not collective.
   std::map<std::string, at::Tensor> state();
-  /// The same rank's, once model and optimizer have been loaded. Of another rank's (a world has become larger): with
-  /// `own` false, which takes what all ranks have alike, and that rank's buffers, and begins from there. Throws
-  /// InvalidArgument for what does not fit. Not collective.
+  /// Loads this rank's own state; call it after loading model and optimizer. In a world that has grown, load another
+  /// rank's state with `own` false, which takes only the common state and that rank's buffers, and begins from there.
+  /// Throws InvalidArgument for a state that does not fit. Not collective.
   void load_state(const std::map<std::string, at::Tensor>& state, bool own = true);
 
   const std::shared_ptr<LocalCore>& core() const noexcept { return core_; }
@@ -102,11 +103,11 @@ class LocalSteps {
   std::shared_ptr<LocalCore> core_;
 };
 
-/// Parameters averaged each `sync_every` steps. Module and optimizer have to outlive it; it begins with rank 0's
-/// parameters and buffers (collective). In an elastic job without `comm`: each world brings its own.
-/// Parameters that need no gradient, and those that are no floating numbers, stay each rank's; so do the optimizer's
-/// moments. Buffers of floating types (statistics of BatchNorm) are averaged. Throws InvalidArgument for options
-/// without a meaning, and where the optimizer steps parameters that the module does not have.
+/// Averages parameters each `sync_every` steps. Module and optimizer have to outlive it. Training begins with rank 0's
+/// parameters and buffers (collective). In an elastic job, omit `comm`: each world has its own. Parameters that need no
+/// gradient, or are not floating-point, remain each rank's own; so do the optimizer's moments. Buffers of floating
+/// types (statistics of BatchNorm) are averaged. Throws InvalidArgument for options without a meaning, and if the
+/// optimizer steps parameters that the module does not have.
 class LocalSGD : public LocalSteps {
  public:
   LocalSGD(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,
@@ -115,9 +116,9 @@ class LocalSGD : public LocalSteps {
       : LocalSGD(module, optimizer, Communicator(), options) {}
 };
 
-/// As LocalSGD, with an outer optimizer: m = outer_momentum * m + d; p -= outer_learning_rate * (d + outer_momentum *
-/// m), where d is the average over ranks of last synchronised minus own parameters. float32, or float64 where a
-/// parameter is, whatever the parameters' types.
+/// Like LocalSGD, with an outer optimizer: m = outer_momentum * m + d; p -= outer_learning_rate * (d + outer_momentum *
+/// m), where d is the average over ranks of (last synchronised - own) parameters. Computed in float64 if a parameter
+/// has that type, else in float32.
 class DiLoCo : public LocalSteps {
  public:
   DiLoCo(torch::nn::Module& module, torch::optim::Optimizer& optimizer, Communicator comm,
@@ -127,9 +128,9 @@ class DiLoCo : public LocalSteps {
       : DiLoCo(module, optimizer, Communicator(), options) {}
 };
 
-/// `state.add("diloco", diloco)`, instead of the module and the optimizer: a rank that comes gets the last synchronised
-/// parameters, the outer momentum, the learning rates and how many steps are left until the next synchronisation. Those
-/// that stay lose no step. State::step synchronises then, once the step has ended.
+/// `state.add("diloco", diloco)`, instead of the module and the optimizer: a rank that joins gets the last synchronised
+/// parameters, the outer momentum, the learning rates and the number of steps left until the next synchronisation. The
+/// other ranks lose no step. State::step then synchronises, after the step has ended.
 void attach(elastic::State& state, const std::string& name, LocalSteps& steps);
 
 }  // namespace cohort::optim

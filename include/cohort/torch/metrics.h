@@ -11,7 +11,7 @@
 
 namespace cohort::metrics {
 
-/// One mean over what this rank has seen, or, with `reduce`, over what all ranks have.
+/// A mean over this rank's samples or, from `reduce`, over those of all ranks.
 struct Mean {
   double value = 0;  ///< 0 if there were no samples
   double count = 0;
@@ -25,7 +25,7 @@ struct Mean {
 ///   result.at("loss").value
 class Averages {
  public:
-  /// All ranks give the same names. Throws InvalidArgument if one stands there twice.
+  /// All ranks give the same names. Throws InvalidArgument if a name is repeated.
   explicit Averages(std::vector<std::string> names);
 
   /// `mean` over `samples` samples. With 0 samples the value is ignored, NaN too. Throws InvalidArgument for
@@ -33,8 +33,8 @@ class Averages {
   void add(const std::string& name, double mean, std::int64_t samples);
   /// Means of this rank's values.
   std::map<std::string, Mean> local() const;
-  /// Means over all ranks; collective (one all_reduce), waits. This rank's sums stay as they are. Throws Mismatch on
-  /// every rank if the ranks gave different names, or the same in another order.
+  /// Means over all ranks; collective (one all_reduce), waits. This rank's sums do not change. Throws Mismatch on every
+  /// rank if the ranks gave different names, or the same in another order.
   std::map<std::string, Mean> reduce(Communicator& comm) const;
   void clear();
 
@@ -49,11 +49,11 @@ class Averages {
 /// The mean of one number over all ranks, weighted by `samples`; collective, waits.
 Mean average(Communicator& comm, double mean, std::int64_t samples);
 
-/// Means over all ranks of what an evaluation has found on each, such as Averages::local() or a map of its own;
+/// Means over all ranks of each rank's evaluation results, such as Averages::local() or a map of the program's own;
 /// weighted by counts and so exact for uneven parts. Collective, waits. Throws Mismatch on every rank if the ranks'
 /// names differ, or some give plain numbers.
 std::map<std::string, Mean> average(Communicator& comm, const std::map<std::string, Mean>& local);
-/// The same of plain numbers: every rank weighs the same.
+/// The same for plain numbers: every rank has the same weight.
 std::map<std::string, double> average(Communicator& comm, const std::map<std::string, double>& local);
 
 }  // namespace cohort::metrics

@@ -1,4 +1,4 @@
-// The learning rate of N ranks: N times the batch wants a larger rate, reached gradually (Goyal et al. 2017, arXiv
+// The learning rate of N ranks: N times the batch needs a larger rate, reached gradually (Goyal et al. 2017, arXiv
 // 1706.02677). The optimizers themselves are libtorch's. One thread at a time.
 #pragma once
 
@@ -10,27 +10,27 @@
 
 namespace cohort::optim {
 
-/// How the rate grows with the number of ranks, n.
+/// Defines how the rate grows with the number of ranks, n.
 enum class Scaling : std::uint8_t {
   Linear,      ///< times n: for SGD, while the batch is far smaller than the data
-  SquareRoot,  ///< times sqrt(n): often better for Adam and its kin
+  SquareRoot,  ///< times sqrt(n): often better for Adam and similar optimizers
   None,        ///< unchanged: also for a global batch that does not grow with n
 };
 
-/// The factor that `scaling` gives for `world_size` ranks.
+/// Returns the factor of `scaling` for `world_size` ranks.
 double scale_factor(Scaling scaling, int world_size);
 
 struct WarmupOptions {
   int world_size = 1;
   Scaling scaling = Scaling::Linear;
-  /// Optimizer steps over which the rate climbs in a straight line from the optimizer's own to the scaled one. 0: at
-  /// once.
+  /// Number of optimizer steps in which the rate grows linearly from the optimizer's own to the scaled one. 0: the rate
+  /// is scaled from step 0 on.
   std::int64_t warmup_steps = 0;
   /// A further factor for each step from 0 (decay); empty: 1.
   std::function<double(std::int64_t step)> decay = {};
 };
 
-/// Sets the optimizer's rate at once, for step 0, and after each `step()`. The rates that the optimizer's
+/// Sets the optimizer's rate in the constructor, for step 0, and in each `step()`. The rates that the optimizer's
 /// parameter groups have at construction are those of one rank. The optimizer must outlive it.
 ///
 ///   torch::optim::SGD optimizer(model.parameters(), 0.01);
@@ -41,7 +41,7 @@ class WarmupScheduler : public torch::optim::LRScheduler {
   /// Throws InvalidArgument for a world below 1 or negative warm-up.
   WarmupScheduler(torch::optim::Optimizer& optimizer, WarmupOptions options);
 
-  /// Optimizer steps done; save it, and restore it with `set_step`, which also sets the rate.
+  /// Number of optimizer steps done; save it, and restore it with `set_step`, which also sets the rate.
   std::int64_t steps() const noexcept { return step_count_; }
   void set_step(std::int64_t step);
   /// The rate of parameter group 0 at a step.

@@ -1,7 +1,7 @@
-// Layers of which no rank holds all (tensor parallelism, as Megatron cuts them), and a batch normalization over all
+// Layers that are divided over the ranks (tensor parallelism, as in Megatron), and a batch normalization over all
 // ranks' batches. The ranks of `comm`, typically `mesh.along("tp")`, call forward together, with the same input unless
-// an option says that it is split, and compute the same loss: it counts once. Results are those of one process but for
-// the order in which sums are folded (partial sums by ascending rank). One thread per rank.
+// an option says that the input is split, and compute the same loss, which counts once. Results are those of one
+// process except for the order of sums (partial sums are folded by ascending rank). One thread per rank.
 //
 //   nn::ColumnParallelLinear up(mesh.along("tp"), nn::ColumnParallelLinearOptions{.in_features = 512, .out_features =
 //   2048}); nn::RowParallelLinear down(mesh.along("tp"), nn::RowParallelLinearOptions{.in_features = 2048,
@@ -24,28 +24,29 @@
 
 namespace cohort::nn {
 
-/// A module of whose own parameters this rank holds parts: what checkpoints and optimizers ask (by dynamic_cast) for
+/// A module with parameters of which this rank holds parts. Checkpoints and optimizers look for it (by dynamic_cast) in
 /// each module of a model's tree.
 class HasShards {
  public:
   virtual ~HasShards() = default;
-  /// By the names of its own parameters, not its children's. A parameter that is not listed is held whole.
+  /// Parts by the names of the module's own parameters, without its children's. A parameter that is not listed is held
+  /// whole.
   virtual std::map<std::string, Shard> shards() const = 0;
 };
 
-// Construction is collective: it throws Mismatch on all ranks if they give different sizes, and InvalidArgument if what
-// is to be cut is no multiple of the number of ranks. Each rank draws the whole weight, of the distribution of torch's
-// layer, from a generator that rank 0 seeds by a number of its own, and keeps its part: a model begins with the same
-// weights on any number of ranks if rank 0's generator was seeded alike. All ranks draw that number, so generators that
-// are in step stay so.
+// Construction is collective: it throws Mismatch on all ranks if they give different sizes, and InvalidArgument if the
+// size to be divided is no multiple of the number of ranks. Each rank draws the whole weight, with the distribution of
+// torch's layer, from a generator whose seed rank 0 has drawn, and keeps its part: a model begins with the same weights
+// on any number of ranks if rank 0's generator was seeded alike. All ranks draw a seed, so generators that are in step
+// stay so.
 //
-// Sequence parallelism: with `sequence_dim`, what lies between a row-parallel (or embedding) layer and the next
-// column-parallel one is cut along that dimension, so that each rank holds and computes a part of it; an all_gather and
-// a reduce_scatter take the place of each all_reduce. Modules that lie there, such as LayerNorm, have whole parameters
-// of which each rank sees a part of the gradient: see `sum_gradients`.
+// Sequence parallelism: with `sequence_dim`, activations between a row-parallel (or embedding) layer and the next
+// column-parallel one are cut along that dimension, and each rank holds and computes its part; an all_gather and a
+// reduce_scatter replace each all_reduce. Modules in between, such as LayerNorm, have whole parameters, but each rank
+// computes only a part of their gradient: see `sum_gradients`.
 
-// In training a layer compares some values of what all ranks have to have alike, its whole input or bias, over the
-// ranks in its first forward and each 64th: Mismatch on all, before the ranks' models have gone far apart.
+// In training, a layer's first and each 64th forward compare some values that have to be the same on all ranks (of a
+// whole input or bias): a difference throws Mismatch on all ranks, before their models have drifted far apart.
 
 enum class Features : std::uint8_t {
   Whole,  ///< all of the last dimension, on all ranks
@@ -58,7 +59,7 @@ struct ColumnParallelLinearOptions {
   bool bias = true;
   Features output = Features::Split;
   std::optional<std::int64_t> sequence_dim = {};  ///< the input is split along it
-  at::Generator generator = {};                   ///< which gives the seed; undefined: the process's own
+  at::Generator generator = {};                   ///< generator of the seed; undefined: the process's own
 };
 
 /// A linear layer cut by its outputs: `weight` is [out_features / size, in_features], `bias` [out_features / size].
@@ -90,7 +91,7 @@ struct RowParallelLinearOptions {
 class RowParallelLinearImpl : public torch::nn::Module, public HasShards {
  public:
   RowParallelLinearImpl(Communicator comm, const RowParallelLinearOptions& options);
-  /// [..., in_features / size], or as `options.input` says, to [..., out_features]: the bias is added to the sum.
+  /// [..., in_features / size], or as `options.input` says, to [..., out_features]. The bias is added after the sum.
   at::Tensor forward(const at::Tensor& x);
   std::map<std::string, Shard> shards() const override;
   at::Tensor weight, bias;
@@ -125,17 +126,18 @@ class VocabParallelEmbeddingImpl : public torch::nn::Module, public HasShards {
 TORCH_MODULE(VocabParallelEmbedding);
 
 struct ParallelCrossEntropyOptions {
-  at::Reduction::Reduction reduction = at::Reduction::Mean;  ///< over the targets that are not ignored; Sum, or None
+  at::Reduction::Reduction reduction = at::Reduction::Mean;  ///< Mean (over the targets that are not ignored), Sum, or
+                                                             ///< None
   std::int64_t ignore_index = -100;
 };
 
-/// torch's cross_entropy of logits that are split over the vocabulary, as ColumnParallelLinear gives them: never
-/// gathered. Two all_reduces of one and two values per target.
+/// torch's cross_entropy of logits that are split over the vocabulary, as ColumnParallelLinear gives them, without
+/// gathering them. Costs two all_reduces, of one and two values per target.
 class ParallelCrossEntropyImpl : public torch::nn::Module {
  public:
   explicit ParallelCrossEntropyImpl(Communicator comm, const ParallelCrossEntropyOptions& options = {});
-  /// logits [..., vocabulary / size] and targets [...], the same on all ranks, to the loss, a scalar or [...]. Logits
-  /// of 16 bits are computed with, and give a loss, in float32.
+  /// Takes logits [..., vocabulary / size] and targets [...], the same on all ranks; returns the loss, a scalar or
+  /// [...]. With 16-bit logits, the loss is computed and returned in float32.
   at::Tensor forward(const at::Tensor& logits, const at::Tensor& targets);
 
  private:
@@ -144,21 +146,22 @@ class ParallelCrossEntropyImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelCrossEntropy);
 
-/// Makes the same on all ranks of `comm` what `module` has whole: every parameter and buffer that no HasShards names
-/// becomes rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that the module
-/// is on: a plain dropout of a whole activation draws one mask on all ranks from then on, as long as all ranks draw the
-/// same. Collective; after construction or a load by hand, before the module is wrapped. Throws Mismatch on all ranks
-/// if their names or shapes differ.
+/// Makes the undivided parts of `module` the same on all ranks of `comm`: every parameter and buffer that no HasShards
+/// names becomes rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that the
+/// module is on: then a plain dropout of a whole activation draws the same mask on all ranks, as long as all make the
+/// same draws. Collective; call it after construction or a manual load, before the module is wrapped. Throws Mismatch
+/// on all ranks if their names or shapes differ.
 void replicate(Communicator& comm, torch::nn::Module& module);
 
 struct ParallelDropoutOptions {
   double p = 0.5;
-  at::Generator generator = {};  ///< the CPU's kind, in step on all ranks; undefined: the process's own
+  at::Generator generator = {};  ///< a CPU generator, in step on all ranks; undefined: the process's own
 };
 
-/// Dropout of what is cut over the ranks, between a column-parallel and a row-parallel layer or along `sequence_dim`:
-/// each rank's mask is another one. (torch's Dropout, with generators in step, would draw one mask for every part.) All
-/// ranks draw one number from the generator, so that generators stay in step; the mask comes from it and the rank.
+/// Dropout of activations that are divided over the ranks, between a column-parallel and a row-parallel layer or along
+/// `sequence_dim`: each rank has its own mask. (torch's Dropout, with generators in step, would draw the same mask for
+/// every part.) All ranks draw one number from the generator, so that generators stay in step; the number and the rank
+/// determine the mask.
 class ParallelDropoutImpl : public torch::nn::Module {
  public:
   explicit ParallelDropoutImpl(Communicator comm, const ParallelDropoutOptions& options = {});
@@ -170,18 +173,18 @@ class ParallelDropoutImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelDropout);
 
-/// For modules whose parameters are whole but see a part of the input on each rank, as between layers with
-/// `sequence_dim`: from now on the gradient of each parameter of `module` is summed over the ranks when a backward has
-/// made it. Once per module.
+/// For modules that have whole parameters but get only a part of the input on each rank, as between layers with
+/// `sequence_dim`: from now on, when a backward has computed the gradient of a parameter of `module`, it is summed over
+/// the ranks. Call it once per module.
 void sum_gradients(Communicator& comm, torch::nn::Module& module);
 
-/// torch's batch normalization, in training with mean and variance of all ranks' batches, of any sizes. A rank without
-/// samples has to call it with an empty batch: DistributedDataParallel::step_without_samples runs no forward, so the
-/// others would wait, or throw Mismatch. In evaluation no rank needs another: without running statistics it takes those
-/// of its own batch, as torch's. Parameters and buffers have the names of torch's, and take its values. For data
-/// parallelism: the gradient is that of the sum over ranks of each rank's loss. Its input is (N, C, ...). Throws
-/// InvalidArgument where all ranks together have one value per channel or none. One all_gather forward and one
-/// all_reduce backward; no double backward.
+/// torch's batch normalization, which in training uses mean and variance of all ranks' batches, of any sizes. A rank
+/// without samples has to call it with an empty batch: DistributedDataParallel::step_without_samples runs no forward,
+/// so the others would wait, or throw Mismatch. Evaluation does not communicate: without running statistics each rank
+/// uses those of its own batch, as torch's. Parameters and buffers have torch's names, so that torch's values can be
+/// loaded. For data parallelism: the gradient is that of the sum over ranks of each rank's loss. The input is (N, C,
+/// ...). Throws InvalidArgument if all ranks together have less than two values per channel. Costs one all_gather
+/// forward and one all_reduce backward; no double backward.
 class SyncBatchNormImpl : public torch::nn::Module {
  public:
   SyncBatchNormImpl(Communicator comm, const torch::nn::BatchNormOptions& options);

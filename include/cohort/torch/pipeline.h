@@ -1,6 +1,6 @@
-// Training of a model that is cut into stages, of which each rank keeps one (or, interleaved, several): a batch goes
-// through the ranks as micro-batches, forwards one way and gradients back. The gradients are those of one process, to
-// the bit. Owns its stages' layers, not the communicator's world. One thread per rank calls it.
+// Training of a model that is cut into stages. Each rank has one stage (or, interleaved, several): a batch passes
+// through the ranks as micro-batches, activations one way and gradients back. The gradients are those of one process,
+// to the bit. Owns its stages' layers, not the communicator's world. One thread per rank calls it.
 //
 //   cohort::nn::Pipeline pipeline(torch::nn::Sequential(...), comm, {.micro_batches = 16, .loss = mse});
 //   torch::optim::Adam optimizer(pipeline.parameters(), 1e-3);          // of this rank's stage
@@ -27,9 +27,9 @@
 
 namespace cohort::nn {
 
-/// A layer that is made by the rank that keeps it: from a function that returns a module (a holder, a shared_ptr, or a
-/// torch::nn::AnyModule), of which forward takes a tensor and returns one. It makes a new one each time, and is called
-/// twice, to see whether it does.
+/// A layer that is created on the rank that keeps it, by a function that returns a module (a holder, a shared_ptr, or a
+/// torch::nn::AnyModule) whose forward takes and returns one tensor. The function has to make a new module in each
+/// call; it is called twice, to check that.
 class PipelineLayer {
  public:
   template <class Make>
@@ -46,58 +46,57 @@ class PipelineLayer {
   std::function<torch::nn::AnyModule()> make_;
 };
 
-/// The same on all ranks, but for `loss` and `sample`.
+/// Options are the same on all ranks, except `loss` and `sample`.
 struct PipelineOptions {
   pipeline::Schedule schedule = pipeline::Schedule::OneFOneB;
-  /// Into how many parts a batch is cut, by its first dimension, as at::tensor_split does. Has to be said.
+  /// Number of parts into which a batch is cut, by its first dimension, as at::tensor_split does. Has to be set.
   int micro_batches = 0;
   /// Stages of each rank; more than 1 with Schedule::Interleaved only.
   int chunks = 1;
   /// Loss of the model's output and the target of a micro-batch; returns a scalar. Needed on the last rank.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss = {};
 
-  // Division of the model into comm.size() * chunks stages. At most one of these three; with none of them all layers
+  // Division of the model into comm.size() * chunks stages. Set at most one of these three; without any, all layers
   // count the same.
 
   /// The first layer of each stage but the first, counted from 0.
   std::vector<std::int64_t> cuts = {};
-  /// Cost of each layer, in any unit; the slowest stage is to be as fast as can be.
+  /// Cost of each layer, in any unit; the model is cut so that the slowest stage is as fast as possible.
   std::vector<double> costs = {};
-  /// A micro-batch, on rank 0 (where others have one alone, all refuse it): the layers' costs are measured with it
-  /// there, each layer alone. Their parameters, gradients, buffers and the state of random generators stay as they are.
+  /// A micro-batch, with which rank 0 measures each layer's cost (an error on all ranks if only other ranks have one).
+  /// The layers' parameters, gradients, buffers and the state of random generators do not change.
   at::Tensor sample = {};
 
-  /// Random numbers, of dropout in `step` and where layers are made by functions of their initial values, come from
-  /// this number, the step's, the micro-batch's and the layer's: so they are the same for any number of ranks, any cut
-  /// and any schedule. libtorch's generators are put back afterwards. Copies of a pipeline need seeds of their own, or
-  /// they draw the same masks. Unset: each process's generators go on.
+  /// Random numbers (dropout in `step`, initial values of layers made by functions) are determined by this seed and the
+  /// numbers of the step, the micro-batch and the layer: so they are the same for any number of ranks, any cut and any
+  /// schedule. libtorch's generators are restored afterwards. Give copies of a pipeline different seeds, or they draw
+  /// the same masks. Unset: each process's generators are used as they are.
   std::optional<std::uint64_t> seed = {};
 };
 
-/// See the head of this file. Construction is collective; throws Mismatch on every rank if their layers' number or
-/// options differ, InvalidArgument for what cannot be cut so, and for a parameter or buffer that layers of two stages
-/// share: all on every rank.
+/// See the head of this file. Construction is collective. On every rank, throws Mismatch if the ranks' numbers of
+/// layers or options differ, InvalidArgument for a division that is impossible, or if layers of two stages share a
+/// parameter or buffer.
 ///
-/// Stage s is on rank s % comm.size(). Between stages goes one tensor of any dense type, in the host's memory or a
-/// GPU's; a stage's inputs are put where its parameters are. What shape and type it has is told by who sends it, with
-/// each message; receives are started ahead with those of the step before. (A step in which they change, as the last
-/// one of an epoch may, costs one message more for each.) Any layer may change its input in place, as in one process.
+/// Stage s is on rank s % comm.size(). A stage passes one tensor of any dense type, in host or GPU memory, to the next,
+/// which moves it to the device of its parameters. Each message carries the tensor's shape and type; receives are
+/// started early with those of the previous step. (If they change, as in the last step of an epoch, each tensor costs
+/// one more message.) Any layer may change its input in place, as in one process.
 ///
 /// Batches whose rows do not divide by the micro-batches are cut into parts that differ by one row; the loss, and the
-/// gradient, is the mean over micro-batches. Of fewer rows than micro-batches each is a micro-batch, and
-/// `micro_batches` is their number there; a batch has one row at least. Each micro-batch has as many rows of the target
-/// as of the input.
+/// gradient, is the mean over micro-batches. If a batch has fewer rows than `micro_batches`, each row is a micro-batch;
+/// a batch has at least one row. Each micro-batch has as many rows of the target as of the input.
 ///
-/// Each rank's module in DistributedDataParallel, over the ranks that have the same stage:
+/// For data parallelism, wrap each rank's module in DistributedDataParallel, over the ranks that have the same stage:
 /// `{ auto local = ddp.no_sync(); pipeline.step(x, y); } ddp.step_without_samples();`
 ///
-/// An exception of a layer, the loss or autograd ends the step, and the communicator, on all ranks: Aborted, with the
-/// stage, the micro-batch and the reason. A rank that dies: PeerLost, which names it.
+/// An exception of a layer, the loss or autograd ends the step, and the communicator, on all ranks, which throw Aborted
+/// with the stage, the micro-batch and the reason. If a rank dies, the others throw PeerLost, which names it.
 class Pipeline {
  public:
-  /// Keeps this rank's layers; the others die with `model`, if the caller does not keep it.
+  /// Keeps this rank's layers; the other layers are destroyed with `model`, unless the caller keeps it.
   Pipeline(const torch::nn::Sequential& model, Communicator comm, const PipelineOptions& options);
-  /// Makes this rank's layers alone, so that no process ever holds the whole model. Named by their numbers.
+  /// Makes this rank's layers alone, so that no process ever holds the whole model. Layers are named by their numbers.
   Pipeline(const std::vector<PipelineLayer>& layers, Communicator comm, const PipelineOptions& options);
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
@@ -105,16 +104,16 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  /// Forward and backward of all micro-batches, on all ranks; returns the mean loss on all of them. Gradients are added
-  /// to what the parameters have, by ascending micro-batch: to the bit those of a process that calls
-  /// `(loss / micro_batches).backward()` for one micro-batch after the other. (To the last digit only where a tensor
-  /// between stages, or its gradient, is not contiguous: it arrives so, and kernels may sum in another order.) `input`
-  /// is looked at on rank 0, `target` on the last one; other ranks may give undefined tensors. The first dimension of
-  /// both is the batch.
+  /// Runs forward and backward of all micro-batches, on all ranks; returns the mean loss on all ranks. Gradients are
+  /// added to the parameters' existing ones, by ascending micro-batch, and equal to the bit those of one process that
+  /// calls `(loss / micro_batches).backward()` for each micro-batch in turn. (The last digit may differ if a tensor
+  /// between stages, or its gradient, is not contiguous: it arrives contiguous, and kernels may sum in another order.)
+  /// Rank 0 reads `input`, the last rank `target`; other ranks may give undefined tensors. The first dimension of both
+  /// is the batch.
   double step(const at::Tensor& input, const at::Tensor& target);
-  /// The mean loss over micro-batches, without gradients. Leaves the modules in the mode in which they are: see `eval`.
+  /// Returns the mean loss over micro-batches, without gradients. Does not change the modules' mode: see `eval`.
   double evaluate(const at::Tensor& input, const at::Tensor& target);
-  /// The model's outputs on the last rank, without gradients; undefined on the others.
+  /// Returns the model's outputs on the last rank, without gradients; undefined on the others.
   at::Tensor forward(const at::Tensor& input);
 
   /// This rank's layers, as children with their names in the whole model: for optimizers and checkpoints.
@@ -128,9 +127,9 @@ class Pipeline {
 
   /// The first layer of each stage but the first.
   const std::vector<std::int64_t>& cuts() const noexcept;
-  /// Describes in two lines what was chosen and the expected bubble. COHORT_LOG=plan writes it.
+  /// Describes the chosen plan and the expected bubble in two lines. COHORT_LOG=plan logs them.
   const std::string& plan() const noexcept;
-  /// Calls of `step`, on which random numbers depend where there is a seed; to be set where training is resumed.
+  /// Number of calls of `step`. With a seed, random numbers depend on it; set it when training is resumed.
   std::int64_t steps() const noexcept;
   void set_steps(std::int64_t steps);
 

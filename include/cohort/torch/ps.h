@@ -1,5 +1,5 @@
-// Parameters of a module on parameter servers: every worker reads them, and pushes its gradients. The servers' part,
-// and how to start them, is in <cohort/ps.h>. One thread at a time.
+// Parameters of a module on parameter servers: every worker reads them, and pushes its gradients. <cohort/ps.h>
+// describes the servers. One thread at a time.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -24,19 +24,19 @@ struct DistributedOptimizerOptions {
 ///                                              {.optimizer = cohort::ps::optim::Sgd{.lr = 0.1}});
 ///   ...  optimizer.zero_grad();  loss.backward();  optimizer.step();
 ///
-/// Made by all workers. The parameters become worker 0's, or, of a training that is under way, those of the servers.
-/// With Mode::Sync the gradients of all workers are averaged into one step, of all but the backup workers where there
-/// are such; with the others each worker's are a step of its own. Buffers (running means of a batch normalization) stay
-/// each worker's own. Python has the same as cohort.torch.ps.DistributedOptimizer.
+/// All workers make one. The parameters become worker 0's, or, if training is under way, the servers'. With Mode::Sync
+/// the gradients of all workers (except late ones, with backup workers) are averaged into one step; in other modes each
+/// worker's gradients are a step of their own. Buffers (running means of a batch normalization) remain each worker's
+/// own. Python has the same as cohort.torch.ps.DistributedOptimizer.
 class DistributedOptimizer {
  public:
-  /// `named_parameters`: float32, contiguous, on the CPU, the same names and shapes at all workers; one that has
-  /// several names counts under the first. The client must outlive it. Throws InvalidArgument for others, and as
-  /// Client::variable.
+  /// `named_parameters`: float32, contiguous, on the CPU, with the same names and shapes at all workers; a parameter
+  /// with several names counts under the first. The client must outlive the optimizer. Throws InvalidArgument for other
+  /// parameters, and as Client::variable.
   DistributedOptimizer(Client& client, const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
                        const DistributedOptimizerOptions& options = {});
 
-  /// The servers' values, in the parameters. Waits as the consistency says.
+  /// Copies the servers' values to the parameters. Waits as the consistency says.
   void pull();
   void zero_grad(bool set_to_none = true);
   /// Pushes the gradients, ends this worker's clock, and reads the parameters for the next step. Parameters without a

@@ -1,5 +1,5 @@
-// Recomputation of activations: memory for time. What a part of a model makes on its way is not kept for the backward;
-// the backward runs that part once more.
+// Recomputation of activations, which saves memory and costs time. A part of a model does not keep its intermediate
+// results for the backward; the backward runs that part again.
 //
 //   for (auto& block : blocks) x = cohort::nn::checkpoint([&](const at::Tensor& h) { return block(h); }, x);
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace cohort::nn {
 
-/// Whether this thread runs a function of `checkpoint` once more, in a backward: what counts forwards leaves these out.
+/// True if this thread runs a function of `checkpoint` again, in a backward. Code that counts forwards skips these.
 bool recomputing() noexcept;
 
 namespace detail {
@@ -25,23 +25,23 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs);
 }  // namespace detail
 
-/// Returns what `function(inputs...)` returns; between forward and backward only the inputs are kept. Inputs and
-/// outputs are tensors, and optionals, vectors, arrays, pairs and tuples of them, nested as may be; inputs of other
-/// types are passed on, as copies.
+/// Returns the result of `function(inputs...)`, and keeps only the inputs between forward and backward. Inputs and
+/// outputs are tensors, and optionals, vectors, arrays, pairs and tuples of them, nested to any depth; inputs of other
+/// types are passed as copies.
 ///
-/// Gradients are those without it, of the inputs, of parameters, and of other tensors that the function reaches; to the
-/// bit, unless a tensor is used several times in the function and outside of it, too: then the function's share is one
-/// term of the sum; or, under autocast, in several functions: without recomputation autocast casts a weight once, so
-/// that its gradients are summed in 16 bits. Each arrives once, so DistributedDataParallel, hooks and shared parameters
-/// see nothing of it. autograd::grad works, and so do checkpoints within a function (of collectives, too, on all ranks
-/// alike). In no_grad mode it is a plain call.
+/// Gradients of the inputs, of parameters, and of other tensors that the function uses are to the bit those without
+/// recomputation, with two exceptions. If a tensor is used several times in the function and also outside, the
+/// function's share is one term of the sum. Under autocast, a weight used in several functions is otherwise cast once,
+/// so that its gradients are summed in 16 bits. Each gradient arrives once, so DistributedDataParallel, hooks and
+/// shared parameters work as usual. autograd::grad works, and so do nested checkpoints (with collectives, too, alike on
+/// all ranks). In no_grad mode this is a plain call.
 ///
-/// The function has to do the same twice. It is run with the random state of the first time (of the CPU's generator,
-/// and those of the GPUs that inputs lie on), so that dropout repeats, and with its autocast state. (torch's CPU
-/// generator is one per process: ranks that are threads disturb each other's.) Buffers that it changes are changed
-/// twice, as the running statistics of torch's BatchNorm; not those of SyncBatchNorm. It is kept until the backward has
-/// come: what it refers to has to live as long. Throws InvalidArgument in the backward if what it did differs, if a
-/// parameter was changed in between, and for double backward (create_graph).
+/// The function has to do the same in both runs. The second run has the first run's random state (of the CPU's
+/// generator, and those of the GPUs that inputs lie on), so that dropout repeats, and its autocast state. (torch's CPU
+/// generator is one per process: ranks that are threads disturb each other.) Buffers that the function changes, such as
+/// running statistics of torch's BatchNorm, are changed twice; not those of SyncBatchNorm. The function is kept until
+/// the backward: objects it refers to have to live as long. The backward throws InvalidArgument if the runs differ, if
+/// a parameter was changed in between, and for double backward (create_graph).
 template <class Function, class... Inputs>
 auto checkpoint(Function function, Inputs... inputs) {
   using Output = std::decay_t<std::invoke_result_t<Function&, Inputs&...>>;

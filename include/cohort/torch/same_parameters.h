@@ -1,6 +1,6 @@
-// Do all ranks hold the same parameters, to the bit? A memory error, a library that is not deterministic or a step that
-// one rank took alone lets replicas drift apart, and nothing else says so. Owns nothing; one thread at a time per
-// communicator.
+// Checks that all ranks hold the same parameters, to the bit. A memory error, a library that is not deterministic or a
+// step that one rank took alone lets replicas drift apart, which nothing else reports. Owns nothing; one thread at a
+// time per communicator.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -19,7 +19,7 @@ struct NamedTensor {
 };
 
 struct SameParametersOptions {
-  /// For the message: synchronised steps so far. -1: nothing is said of steps.
+  /// Number of synchronised steps so far, for the message. -1: the message does not mention steps.
   std::int64_t step = -1;
 };
 
@@ -30,8 +30,8 @@ struct SameParametersOptions {
 ///
 /// Throws Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
 /// the ranks that differ from most of the others, and of the lowest of them host, first element and both sides' values.
-/// Of two ranks, or of two halves, both are named, since nobody can tell which of them is right. `context().peer` is
-/// that lowest rank. The communicator stays usable.
+/// If two ranks, or two halves, differ, both are named, since neither is known to be right. `context().peer` is the
+/// lowest differing rank. The communicator stays usable.
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
                              const SameParametersOptions& options = {});
 

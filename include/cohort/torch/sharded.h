@@ -1,6 +1,6 @@
-// An optimizer of which each rank does its part (ZeRO; Rajbhandari et al. 2020, arXiv 1910.02054), over a
-// DistributedDataParallel with `sharding`: it is one of libtorch's, over this rank's pieces of the parameters, so
-// options, parameter groups and learning-rate schedules are as ever. One thread per rank.
+// An optimizer that is divided over the ranks (ZeRO; Rajbhandari et al. 2020, arXiv 1910.02054), for a
+// DistributedDataParallel with `sharding`. It is a libtorch optimizer over this rank's pieces of the parameters, so
+// options, parameter groups and learning-rate schedules work as usual. One thread per rank.
 //
 //   cohort::nn::DistributedDataParallel model(net, comm, {.sharding = cohort::nn::Sharding::Parameters});
 //   cohort::optim::Sharded<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
@@ -35,21 +35,22 @@ namespace cohort::optim {
 struct Piece {
   std::string parameter;  ///< its name in the module
   at::Tensor parameter_tensor;
-  at::Tensor tensor;       ///< 1-D; what the optimizer has as a parameter. float32 where the parameter is of 16 bits
+  at::Tensor tensor;       ///< 1-D; the optimizer's parameter; float32 if the model's parameter has 16 bits
   std::int64_t begin = 0;  ///< in the parameter
 };
 
-/// Ranks whose gradients are one model's, where ranks hold parts of it.
+/// Ranks that share one model's gradients, if ranks hold parts of a model.
 struct ClipOptions {
-  /// All ranks: `mesh.comm()`. Empty: those of the DistributedDataParallel.
+  /// All ranks: `mesh.comm()`. Empty: the ranks of the DistributedDataParallel.
   Communicator over = {};
-  /// The ranks that divide layers, `mesh.along("tp")`: what no module there names as a part (HasShards) each of them
-  /// has whole, and it counts once.
+  /// The ranks that divide layers, `mesh.along("tp")`. Each of them has whole every parameter that no HasShards names;
+  /// such a parameter counts once.
   Communicator parts = {};
 };
 
-/// As ShardedCore::clip_grad_norm, for gradients that are not divided: scales those of `module`, on all ranks of
-/// `options.over`, which has to be given. The ranks of `copies`, `mesh.along("dp")`, have the same ones. Collective.
+/// Like ShardedCore::clip_grad_norm, for gradients that are not divided: scales the gradients of `module`, on all ranks
+/// of `options.over`, which has to be given. The ranks of `copies`, `mesh.along("dp")`, have the same gradients.
+/// Collective.
 double clip_grad_norm(torch::nn::Module& module, double max_norm, const ClipOptions& options, Communicator copies = {});
 
 /// All of Sharded that does not depend on the optimizer's type.
@@ -58,25 +59,25 @@ class ShardedCore {
   ShardedCore(const ShardedCore&) = delete;
   ShardedCore& operator=(const ShardedCore&) = delete;
 
-  /// By ascending parameter. A rank may have none.
+  /// This rank's pieces, by ascending parameter; may be empty.
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   nn::DataParallelCore& model() const noexcept { return model_; }
-  /// Master weights have been set, too, and are not made anew of what was written to parameters.
+  /// Notes that master weights have been written with the parameters, so that they are not recomputed from these.
   void masters_written() noexcept;
-  /// In between, others than the optimizer may write to parameters that are protected (protect_parameters).
+  /// Between these calls, code other than the optimizer may write to protected parameters (protect_parameters).
   void allow_writes();
   void forbid_writes();
 
-  /// Scales the gradients of its groups so that their norm over all ranks is at most `max_norm`; returns what it was.
-  /// As torch::nn::utils::clip_grad_norm_ with norm_type 2 (also of what is not finite), but that squares are summed in
-  /// float64, by rank. Collective; between backward and step. With tensor parallelism or a pipeline say so in
-  /// `options`: each rank has only a part of the norm. Throws InvalidArgument unless max_norm is
-  /// above 0, and for a module of parts (HasShards) without them; Mismatch on all ranks where these differ in it, or in
-  /// the options of their optimizers. (torch::nn::utils::clip_grad_norm_ finds no gradients where they are divided, and
-  /// clips nothing.)
+  /// Scales the gradients of the optimizer's groups so that their norm over all ranks is at most `max_norm`; returns
+  /// the norm before. Like torch::nn::utils::clip_grad_norm_ with norm_type 2 (also for gradients that are not finite),
+  /// except that squares are summed in float64, by rank. Collective; call it between backward and step. With tensor
+  /// parallelism or a pipeline each rank has only a part of the norm, so `options` are needed. Throws InvalidArgument
+  /// unless max_norm is above 0, and for a module with parts (HasShards) without `options`; Mismatch on all ranks if
+  /// they differ in max_norm, or in the options of their optimizers. (If gradients are divided,
+  /// torch::nn::utils::clip_grad_norm_ finds none, and clips nothing.)
   double clip_grad_norm(double max_norm, const ClipOptions& options = {});
-  /// No parameter of its groups, and no piece, has a gradient any more. (The module's own zero_grad does not know of
-  /// divided gradients; `step` drops them in any case.)
+  /// Makes the gradients of all parameters and pieces of the optimizer's groups undefined. (The module's own zero_grad
+  /// does not know of divided gradients; `step` drops these in any case.)
   void zero_grad();
 
  protected:
@@ -92,7 +93,7 @@ class ShardedCore {
 
  private:
   std::size_t parameter_of(std::size_t piece) const noexcept;
-  /// Options that have to be the same on all ranks: groups, their members and options.
+  /// Options that have to be the same on all ranks: groups, with their members and options.
   std::vector<step::Option> told() const;
   void require_reduced() const;
   void note_clipping_by_others();
@@ -100,52 +101,51 @@ class ShardedCore {
   nn::DataParallelCore& model_;
   const std::shared_ptr<nn::Reducer> reducer_;
   std::vector<Piece> pieces_;
-  std::vector<std::size_t> own_;                // their numbers among those of the model
-  std::vector<at::Tensor> trained_;             // the parameters that they are of
-  std::vector<std::int64_t> writes_;            // by piece: those to its parameter that its master has
+  std::vector<std::size_t> own_;                // by piece: its parameter's number in the model
+  std::vector<at::Tensor> trained_;             // by piece: its parameter
+  std::vector<std::int64_t> writes_;            // by piece: the writes to its parameter that its master weights include
   std::map<const void*, std::size_t> free_;     // parameters that are in no group yet, by TensorImpl
   std::map<std::size_t, std::size_t> members_;  // by parameter: its group
   std::size_t groups_ = 0;
   std::unique_ptr<step::Transaction> transaction_;
-  bool compared_ = false;  // the options, by this step's clip_grad_norm
+  bool compared_ = false;  // true if this step's clip_grad_norm has compared the options
   bool clips_ = false;
 };
 
-/// Whether an optimizer works on each element alone, without norms, factors or shapes of whole parameters: in pieces it
-/// would be another one otherwise. To be specialised for those that are not libtorch's.
+/// True if an optimizer works on each element alone, without norms, factors or shapes of whole parameters: only then is
+/// it the same on pieces. Specialise it for optimizers that are not libtorch's.
 template <class Optimizer>
 inline constexpr bool works_elementwise =
     std::same_as<Optimizer, torch::optim::SGD> || std::same_as<Optimizer, torch::optim::Adam> ||
     std::same_as<Optimizer, torch::optim::AdamW> || std::same_as<Optimizer, torch::optim::Adagrad> ||
     std::same_as<Optimizer, torch::optim::RMSprop>;
 
-/// The optimizer `Base` of libtorch (SGD, Adam, AdamW, Adagrad, RMSprop: those that work on each element alone), of
-/// which every rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all
-/// parameters, to the bit those that an unsharded `Base` gives. (clip_grad_norm apart, whose norm may differ in its
-/// last digits.) It throws Mismatch on all ranks, before anything is changed, where their groups or options differ, or
-/// (where gradients are not divided) which parameters have a gradient, or gradients that no_sync has left and no
-/// backward outside of it has averaged; where gradients are divided such ones are InvalidArgument.
-/// Parameters of Half or BFloat16 are stepped in float32 ("master weights"), which this keeps, and rounded afterwards;
-/// torch::save does not know them, CheckpointFolder does. A parameter without a gradient is left alone, as by `Base`.
-/// The model has to outlive it.
+/// The libtorch optimizer `Base` (SGD, Adam, AdamW, Adagrad, RMSprop, which work on each element alone), divided: every
+/// rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all parameters,
+/// to the bit those of an unsharded `Base` (except after clip_grad_norm, whose norm may differ in its last digits).
+/// `step` throws Mismatch on all ranks, before anything is changed, if their groups or options differ. If gradients are
+/// not divided, it also does if ranks differ in which parameters have a gradient, or if there are gradients of a
+/// no_sync that no backward outside of it has averaged; if gradients are divided, the latter is InvalidArgument.
+/// Parameters of Half or BFloat16 are stepped in float32 ("master weights", kept here) and then rounded; torch::save
+/// does not save master weights, CheckpointFolder does. A parameter without a gradient is not changed, as by `Base`.
+/// The model has to outlive the optimizer.
 template <class Base>
 class Sharded : public ShardedCore, public Base {
   static_assert(std::derived_from<Base, torch::optim::Optimizer> && works_elementwise<Base>,
                 "Sharded is for optimizers that work on each element alone (works_elementwise)");
 
  public:
-  /// Over all parameters that `model` trains. Throws InvalidArgument where the model has no `sharding`.
+  /// Optimizes all parameters that `model` trains. Throws InvalidArgument if the model has no `sharding`.
   template <class Options>
   Sharded(nn::DataParallelCore& model, Options defaults)
       : ShardedCore(model), Base(divide(all()), std::move(defaults)) {
     optimizer_ = this;
   }
-  /// Over parameters of the model. Frozen ones are passed over. Throws InvalidArgument for other tensors.
+  /// Optimizes these parameters of the model, except frozen ones. Throws InvalidArgument for other tensors.
   template <class Options>
   Sharded(nn::DataParallelCore& model, const std::vector<at::Tensor>& parameters, Options defaults)
       : Sharded(model, Groups(1, torch::optim::OptimizerParamGroup(parameters)), std::move(defaults)) {}
-  /// Over groups of the model's parameters, so that a model may have several optimizers, of which each parameter has
-  /// one. As above.
+  /// Optimizes groups of the model's parameters. A model may have several optimizers, but each parameter has one.
   template <class Options>
   Sharded(nn::DataParallelCore& model, const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults)
       : ShardedCore(model), Base(divide(groups), std::move(defaults)) {
@@ -154,8 +154,8 @@ class Sharded : public ShardedCore, public Base {
 
   using ShardedCore::zero_grad;
 
-  /// On all ranks alike: of parameters that no group has yet. (That of torch::optim::Optimizer would step them whole,
-  /// which the next step refuses.)
+  /// Adds a group of parameters that are in no group yet; call it alike on all ranks. (torch::optim::Optimizer's own
+  /// function would step them whole, which the next step refuses.)
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     Base::add_param_group(divide({group}).front());
   }

@@ -1,6 +1,6 @@
-// Between at::Tensor and cohort::Buffer: types, views without copies, tensors that lie in communicator memory, and the
-// collectives on whole tensors. The functions own nothing that outlives the call except where they say so. They call
-// the communicator, so the rule for it holds: one thread at a time. Thread-safe otherwise.
+// Connects at::Tensor with cohort::Buffer: types, views without copies, tensors that lie in communicator memory, and
+// the collectives on whole tensors. Unless stated otherwise, the functions own nothing after the call. Functions that
+// call the communicator are for one thread at a time, the others thread-safe.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -10,29 +10,30 @@
 namespace cohort {
 
 /// The DType of a tensor's elements. Throws InvalidArgument for types that collectives do not know (complex32,
-/// quantised), naming the type and what to do.
+/// quantised), naming the type and a remedy.
 DType dtype_of(const at::Tensor& tensor);
 DType to_dtype(at::ScalarType type);
 /// Throws InvalidArgument for UInt16, UInt32 and UInt64, which libtorch 1.13 does not have.
 at::ScalarType to_scalar_type(DType dtype);
 
-/// The tensor's elements as a Buffer; no copy, the tensor keeps owning them. Throws InvalidArgument unless the tensor
-/// is defined, dense, contiguous, and in the host's memory or CUDA's: then with libtorch's current stream.
+/// Returns the tensor's elements as a Buffer, without copying; the tensor still owns them. A CUDA tensor's Buffer has
+/// libtorch's current stream. Throws InvalidArgument unless the tensor is defined, dense, contiguous, in host or CUDA
+/// memory.
 Buffer to_buffer(const at::Tensor& tensor);
 
-/// A tensor in memory that the communicator's collectives read in place (Communicator::allocate), zero-filled,
-/// contiguous. The memory lives until the last tensor over it is gone, after the communicator too.
+/// Makes a zero-filled, contiguous tensor in memory that the communicator's collectives read in place
+/// (Communicator::allocate). The memory lives until the last tensor over it is destroyed, even after the communicator.
 at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type = at::kFloat);
 
-// Collectives on tensors, as Communicator's of the same names, which say what they throw; `comm.all_reduce(tensor)` is
-// the same as `all_reduce(comm, tensor)`. The returned Work keeps the tensors alive until it is done. Tensors from
-// `empty_in` are reduced without staging copies.
+// Collectives on tensors, like Communicator's of the same names, whose errors are documented there;
+// `comm.all_reduce(tensor)` is the same as `all_reduce(comm, tensor)`. The returned Work keeps the tensors alive until
+// it is done. Tensors from `empty_in` are reduced without staging copies.
 
 /// Reduces `tensor` over all ranks, in place.
 Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOptions& options = {});
-/// Copies `tensor` from the root to all other ranks. Any dense type: travels as bytes.
+/// Copies `tensor` from the root to all other ranks. Any dense type is sent as bytes.
 Work broadcast(Communicator& comm, const at::Tensor& tensor, const BroadcastOptions& options = {});
-/// Waits. Every rank brings a tensor of the same shape [...]; returns [size(), ...] by ascending rank.
+/// Waits. Every rank gives a tensor of the same shape [...]; returns [size(), ...] by ascending rank.
 at::Tensor all_gather(Communicator& comm, const at::Tensor& tensor, const AllGatherOptions& options = {});
 /// `input` is [size() * n, ...]; `output`, [n, ...], receives the reduction of part rank().
 Work reduce_scatter(Communicator& comm, const at::Tensor& input, const at::Tensor& output,
@@ -66,9 +67,9 @@ struct BroadcastParametersOptions {
   std::size_t chunk_bytes = std::size_t{64} << 20;
 };
 
-/// Waits; for a GPU's tensors, libtorch's current stream does. Overwrites the tensors of all ranks with those of the
-/// root, many tensors per broadcast, mixed types as bytes. All ranks give tensors of the same shapes and types in the
-/// same order (what differs in bytes is refused: Mismatch). For a module: `broadcast_parameters(comm,
+/// Waits; for GPU tensors, libtorch's current stream waits instead. Overwrites the tensors of all ranks with those of
+/// the root, many tensors per broadcast, mixed types as bytes. All ranks give tensors of the same shapes and types in
+/// the same order (different numbers of bytes are refused: Mismatch). For a module: `broadcast_parameters(comm,
 /// net->parameters())`, and the same with its buffers().
 void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
                           const BroadcastParametersOptions& options = {});

@@ -1,4 +1,4 @@
-// `cohort bench training`: a training timed over processes and hosts, and why more of them do or do not help.
+// `cohort bench training` times a training over processes and hosts, and says why more of them do or do not help.
 
 #include "base/env.h"
 #include "base/files.h"
@@ -240,7 +240,7 @@ TraineeOptions trainee_of(const Options& options) {
   return trainee;
 }
 
-/// Before hours of measuring, not after them. Nothing is changed.
+/// Checks before hours of measuring that the file can be written, without changing it.
 void check_writable(const std::string& path, const char* option) {
   if (path.empty()) return;
   std::error_code error;
@@ -253,7 +253,7 @@ void check_writable(const std::string& path, const char* option) {
 }
 
 struct Experiment {
-  std::string what;  ///< is trained
+  std::string what;  ///< what is trained
   Workload workload;
   std::vector<std::vector<Point>> measured;  ///< of each setup, a Point for each repetition so far
   std::string failure;                       ///< what ended it early
@@ -282,8 +282,8 @@ void show_plan(const Options& options, const Experiment& experiment, const JobRe
   value_or_throw(sys::write_file_atomically(options.json, lines));
 }
 
-/// Table, bars, files and the sentence, or the failure instead of it. Rows for which nothing was measured are left out;
-/// without any, nothing is shown.
+/// Table, bars, files and the sentence, or the failure instead of it. Leaves out rows without measurements; without any
+/// row, shows nothing.
 void show(const Options& options, const Experiment& experiment) {
   const std::string& failure = experiment.failure;
   const Workload& workload = experiment.workload;
@@ -299,7 +299,7 @@ void show(const Options& options, const Experiment& experiment) {
   std::printf("\n%s\n%s\n", table_of(points, workload).c_str(),
               bars_of(points, sys::text_style(STDOUT_FILENO)).c_str());
   if (!verdict.empty()) std::printf("%s\n", verdict.c_str());
-  std::fflush(stdout);  // what may fail now comes after it
+  std::fflush(stdout);  // so that later errors come after this text
   if (!options.json.empty()) {
     std::string lines;
     for (const Point& point : points) lines += json_text(to_json(point)) + '\n';
@@ -325,7 +325,7 @@ void run(const Options& options) {
       raise(ErrorCode::InvalidArgument, "--global-batch is of a command of yours; --batch is of each rank");
     }
     const TraineeOptions trainee = trainee_of(options);
-    request.program = {"/proc/self/exe",  // the agent's own, wherever it is on its host
+    request.program = {"/proc/self/exe",  // the agent's executable, at any path on its host
                        "bench",          "trainee",
                        "--layers",       options.layers,
                        "--batch",        std::to_string(trainee.batch),
@@ -362,7 +362,7 @@ void run(const Options& options) {
   if (!options.quiet) std::printf("%s\n", what.c_str());
   experiment.measured.resize(setups.size());
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine hits all
+    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine affects all setups
       request.options = setups[i].options;
       request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
       request.processes = setups[i].processes;

@@ -64,7 +64,7 @@ class Network {
     for (const std::size_t width : widths_) outputs_.emplace_back(batch_ * width);
     std::uniform_real_distribution<float> value(-1, 1);
     for (float& pixel : outputs_.front()) pixel = value(noise);
-    for (std::size_t row = 0; row < batch_; ++row)  // a pixel for each class, so that there is something to learn
+    for (std::size_t row = 0; row < batch_; ++row)  // a pixel for each class, so that the classes can be learnt
       outputs_.front()[row * widths_.front() + row % widths_.back() % widths_.front()] += 2;
   }
 
@@ -102,7 +102,7 @@ class Network {
   }
 
  private:
-  /// Leaves the derivative of the loss by the last layer's outputs in error_. Sample s is of class s.
+  /// Writes the derivative of the loss by the last layer's outputs to error_. Sample s is of class s.
   double softmax() {
     error_ = outputs_.back();
     double loss = 0;

@@ -30,12 +30,14 @@ using Shares = launch::StepShares;
 /// Origin of `Shares`.
 enum class Split {
   Measured,   ///< the program's waits were measured
-  Estimated,  ///< the program's waits are not visible: the extra time of a step over one alone counts as waiting
-  Unknown,    ///< it counts no steps, or does nothing in Cohort's worlds
+  Estimated,  ///< the program's waits are not visible: a step's extra time over that of one process alone counts as
+              ///< waiting
+  Unknown,    ///< the program counts no steps, or runs no operations in Cohort's worlds
 };
 
 struct Point : launch::StepCosts {
-  double rate = 0;  ///< samples (or runs) per second: the median of the repetitions; the rest is of that one
+  double rate = 0;  ///< samples (or runs) per second: the median over repetitions; the other fields are of that
+                    ///< repetition
   double run = 0;   ///< seconds of the whole program, its start included
   Split split = Split::Unknown;
   std::vector<double> rates;  ///< of all repetitions
@@ -43,8 +45,8 @@ struct Point : launch::StepCosts {
 
 /// Scaling of a step's work with the number of processes.
 enum class Scaling {
-  PerRank,  ///< each rank has as much, however many there are: more processes do more of it
-  PerStep,  ///< all together have as much: more processes share it
+  PerRank,  ///< the work of each rank is fixed: more processes do more work in a step
+  PerStep,  ///< the work of all ranks together is fixed: more processes share it
   Unknown,  ///< the program does not say
 };
 
@@ -52,10 +54,10 @@ enum class Scaling {
 struct Workload {
   std::string unit = "samples";  ///< or "runs"
   Scaling scaling = Scaling::Unknown;
-  double batch = 0;                           ///< samples of a step: of each rank, or with PerStep of all together
+  double batch = 0;                           ///< samples per step: of each rank, or with PerStep of all ranks together
   double parameters_bytes = 0;                ///< of gradients; 0: not known
   int cores = 1;                              ///< of a host
-  WireFormat wire_format = WireFormat::None;  ///< as which gradients travel between hosts already
+  WireFormat wire_format = WireFormat::None;  ///< format in which gradients already travel between hosts
 };
 
 nlohmann::ordered_json to_json(const Point& point);
@@ -63,7 +65,7 @@ nlohmann::ordered_json to_json(const Point& point);
 /// Counting of samples.
 struct Counting {
   double per_rank = 0;  ///< samples of each rank and step
-  double per_step = 0;  ///< or of all together; neither: steps are counted, or runs
+  double per_step = 0;  ///< or samples of all ranks together; if neither is set, steps or runs are counted
 };
 Point point_of(const JobOutcome& outcome, int processes, int hosts, const Counting& counting);
 /// "samples", "steps", "runs": what a Point of this outcome counts.
@@ -72,17 +74,17 @@ std::string unit_of(const JobOutcome& outcome, const Counting& counting);
 /// The repetition with the median rate, with the rates of all. `points` is not empty.
 Point median_of(std::vector<Point> points);
 
-/// Estimates the waiting time when none of the program's waits could be seen: the time by which its step exceeds that
-/// of `alone` (with Scaling::PerStep: its share of that), divided as the operations' own time.
+/// Estimates the waiting time if none of the program's waits is visible: the time by which a step exceeds that of
+/// `alone` (with Scaling::PerStep: the step's share of that), divided in proportion to the operations' own times.
 void estimate_split(Point& point, const Point& alone, Scaling scaling);
 
 /// Changes that would make `more` (more hosts) faster than `fewer`, if the parts of a step behave as they were
 /// measured: compute grows with the batch, the rest does not; time on the wire goes with its bytes. If the work of a
-/// step is not known, nothing follows.
+/// step is not known, there are none.
 struct Remedies {
-  double batch_factor = 0;                ///< from this many times the batch on; 0: no batch helps
-  double link_factor = 0;                 ///< on a link this many times as fast; 0: no link helps
-  std::optional<WireFormat> format = {};  ///< in this one, the mildest that is enough, if it is not used already
+  double batch_factor = 0;                ///< helps from this many times the batch on; 0: no batch helps
+  double link_factor = 0;                 ///< helps on a link this many times as fast; 0: no link helps
+  std::optional<WireFormat> format = {};  ///< the mildest format that is enough, if not already in use
 };
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload);
 
@@ -94,7 +96,7 @@ inline std::string seconds_text(double seconds) { return launch::seconds_in_word
 
 /// Points with the speed-up over the first, which has the fewest processes and hosts.
 std::string table_of(const std::vector<Point>& points, const Workload& workload);
-/// A bar for each point: as long as its speed-up, divided as a step of it is.
+/// A bar for each point: its length is the speed-up, divided like the time of a step.
 std::string bars_of(const std::vector<Point>& points, const sys::TextStyle& style);
 /// The rate over processes, a curve for each number of hosts; and columns of the speed-up and of a step's time,
 /// divided.
@@ -104,21 +106,21 @@ std::string svg_of(const std::vector<Point>& points, const Workload& workload, c
 std::string plan_text(const launch::StepCosts& costs, const launch::PlanFacts& facts);
 /// Times of this machine's codecs.
 std::vector<launch::FormatCosts> measured_formats();
-/// Seconds of an operation between the hosts of `request`, however small; 0 if there is no wire. Runs a job.
+/// Seconds of the smallest operation between the hosts of `request`; 0 if all are on one host. Runs a job.
 double latency_of(JobRequest request, const launch::StepCosts& costs);
-/// The part of a rank of that job: rank 0 prints it.
+/// Runs a rank of that job; rank 0 prints the result.
 void tell_latency(Communicator& world);
 
-// One rank of the training that `cohort bench training` measures where it is given no command: a network of fully
-// connected layers in plain loops, since this command has no libtorch, on noise, since the digits are not
-// installed with it. Computes gradients, has each layer's averaged over all ranks while it goes on with the next, and
-// steps. `cohort run` starts it, as `cohort bench trainee`.
+// One rank of the training that `cohort bench training` measures if no command is given: a network of fully connected
+// layers in plain loops, since this command has no libtorch, on noise, since the digits are not installed with it.
+// Computes gradients, averages each layer's over all ranks while computing the next layer's, and steps. `cohort run`
+// starts it, as `cohort bench trainee`.
 struct TraineeOptions {
   std::vector<int> layers = {784, 1000, 1000, 10};
   int batch = 100;     ///< samples of each rank and step
-  double seconds = 3;  ///< to train; at least 5 steps
+  double seconds = 3;  ///< duration of the training, which has at least 5 steps
   float rate = 0.02F;
-  WireFormat wire_format = WireFormat::None;  ///< of gradients between hosts, as of AllReduceOptions
+  WireFormat wire_format = WireFormat::None;  ///< for gradients between hosts, as in AllReduceOptions
 };
 
 struct Trained {
@@ -126,8 +128,7 @@ struct Trained {
   double first_loss = 0, last_loss = 0;  ///< of this rank
 };
 
-/// Trains, and makes sure that all ranks have the same weights at the end: throws Mismatch if not, Internal if they are
-/// no numbers.
+/// Trains. Throws Mismatch if the ranks' weights differ at the end, Internal if they are not finite.
 Trained train(Communicator& world, const TraineeOptions& options);
 
 }  // namespace cohort::app::training

@@ -14,8 +14,8 @@
 namespace cohort::app::training {
 namespace {
 
-constexpr double kFaster = 1.05;  // below it, and above its inverse, two rates are taken for the same
-constexpr double kChance = 0.05;  // nothing is promised that rests on a smaller share of what was measured
+constexpr double kFaster = 1.05;  // two rates count as equal below this ratio, and above its inverse
+constexpr double kChance = 0.05;  // no promise is based on a smaller share of the measured time
 
 using launch::three_digits;
 
@@ -31,7 +31,7 @@ std::string link_text(double bits) {
   return fmt::format("{} {}", three_digits(bits), units[unit]);
 }
 
-/// The best point of so many hosts, or null.
+/// The best point on this number of hosts, or null.
 const Point* best_on(const std::vector<Point>& points, int hosts) {
   const Point* best = nullptr;
   for (const Point& point : points) {
@@ -40,7 +40,7 @@ const Point* best_on(const std::vector<Point>& points, int hosts) {
   return best;
 }
 
-/// Bytes per second that the wire carried while something waited for it; 0: not known.
+/// Bytes per second that the wire carried while an operation waited for it; 0: not known.
 double wire_rate(const Point& point) { return point.busy_wire > 0 ? point.wire_bytes / point.busy_wire : 0; }
 
 /// "7.2 MB over a wire that brings 11.8 MB/s".
@@ -70,13 +70,13 @@ std::string remedy_text(const Point& fewer, const Point& more, const Workload& w
   return text;
 }
 
-/// Bytes on the wire for a byte of float32, as it is.
+/// Bytes on the wire for a byte of float32, in the present format.
 double ratio_now(const Point& point, const Workload& workload) {
   const double measured = launch::present_ratio(point);
   return measured > 0 ? measured : launch::ratio_of(workload.wire_format);
 }
 
-/// "a larger batch, a faster link or int8 on the wire": what makes the wire's part of a step smaller.
+/// "a larger batch, a faster link or int8 on the wire": the changes that make the wire's part of a step smaller.
 std::string less_wire_text(const Point& point, const Workload& workload) {
   return ratio_now(point, workload) < 0.4 ? "a larger batch or a faster link"
                                           : "a larger batch, a faster link or int8 on the wire";
@@ -148,8 +148,8 @@ std::string one_host_text(const Point& fewer, const Point& more, const Workload&
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload) {
   Remedies remedies;
   if (workload.scaling == Scaling::Unknown) return remedies;
-  // Samples per second are processes * batch / step, or batch / step where all ranks share it; x is the batch in times
-  // of the present one.
+  // Samples per second are processes * batch / step, or batch / step if all ranks share a batch; x is the batch divided
+  // by the present one.
   const double ratio = workload.scaling == Scaling::PerRank ? static_cast<double>(more.processes) / fewer.processes : 1;
   const double rest_fewer = fewer.step.step() - fewer.step.compute;
   const double rest_more = more.step.step() - more.step.compute;

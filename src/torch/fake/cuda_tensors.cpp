@@ -1,5 +1,5 @@
-// For tests: tensors of "cuda" in a libtorch without CUDA, in memory of the driver that pretends (comm/gpu/fake).
-// Their operations are those of the CPU, on copies of what they read and write. Loaded into a process once; any thread.
+// For tests: "cuda" tensors in a libtorch without CUDA, in memory of the fake driver (comm/gpu/fake). Operations are
+// the CPU's, on copies of the tensors that they read and write. Loaded into a process once; any thread.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -36,7 +36,7 @@ Function* of_driver(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-/// Until the default stream, in which a program puts its kernels, has done what it has.
+/// Waits until the default stream, which runs a program's kernels, has finished all its work.
 void wait_for_default_stream() {
   void* event = nullptr;
   of_driver<int(void**, unsigned)>("cuEventCreate")(&event, 0);
@@ -50,7 +50,8 @@ void wait_for_default_stream() {
 
 thread_local c10::DeviceIndex current = 0;
 
-/// As libtorch's own, what is freed is kept for the next of its size: the driver would wait for all streams.
+/// Like libtorch's own allocator, keeps freed blocks for the next one of the same size, since the driver would wait for
+/// all streams.
 struct Blocks {
   using Kind = std::pair<int, std::size_t>;  // the GPU, and bytes
   std::mutex mutex;
@@ -141,7 +142,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
-/// Torch's DistributedDataParallel wants one of the device.
+/// Torch's DistributedDataParallel needs a timer of the device.
 class Timer final : public c10d::Timer {
  public:
   explicit Timer(c10::Device) {}
@@ -151,7 +152,7 @@ using c10d::RegistererTimerRegistry;
 using c10d::TimerRegistry;
 C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, Timer);
 
-/// In place of a GPU's: the state is larger.
+/// Stands for a GPU's generator, whose state has another size.
 const at::Generator& generator_of(c10::DeviceIndex index) {
   static auto* const all = new std::map<c10::DeviceIndex, at::Generator>;
   static std::mutex mutex;
@@ -188,7 +189,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 #if TORCH_VERSION_MAJOR >= 2
 }  // namespace
 
-// In place of libtorch's, which knows it from how it was built.
+// Replaces libtorch's function, whose result depends on libtorch's build.
 namespace at::accelerator {
 std::optional<c10::DeviceType> getAccelerator(bool) { return c10::kCUDA; }
 }  // namespace at::accelerator
@@ -202,7 +203,7 @@ at::ScalarType type_of(c10::optional<at::ScalarType> dtype) {
   return dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()));
 }
 
-/// Makes new tensors of the device named.
+/// Makes new tensors on the named device.
 struct On {
   explicit On(c10::optional<at::Device> device) : before(current) {
     if (device && device->has_index()) current = device->index();
@@ -225,7 +226,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, c10::opti
                                            type_of(dtype));
 }
 
-/// The tensor as one of the host, over the memory that kernels would see.
+/// The tensor as a host tensor over the memory that kernels would see.
 at::Tensor seen(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return tensor.detach();
   const at::TensorOptions type = at::TensorOptions().dtype(tensor.dtype());
@@ -267,7 +268,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy(written, self, false);
 }
 
-// Its schema does not say that it writes the running statistics.
+// Needs a function of its own, since the schema does not say that running statistics are written.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(const at::Tensor& input,
                                                           const c10::optional<at::Tensor>& weight,
                                                           const c10::optional<at::Tensor>& bias,
