@@ -31,8 +31,8 @@ struct NonFiniteElement {
   double value = 0;                    ///< for a complex number, the part that is not finite
 };
 
-/// The first gradient that is not finite: in the bucket that is reduced first, on the lowest rank, the gradient that
-/// lies first.
+/// The first gradient that is not finite: earlier buckets come first, then lower ranks, then earlier positions in the
+/// bucket.
 struct NonFiniteGradient {
   int rank = -1;
   std::string host;       ///< host of that rank

@@ -42,7 +42,7 @@ struct WatchArguments {
   watch::WatchOptions options;
 };
 
-/// A place is a page's if no folder has its name.
+/// Returns true if `place` is a page's address (HOST:PORT), and no folder has that name.
 bool is_page(const std::string& place) {
   std::error_code error;
   return place.find(':') != std::string::npos && !fs::exists(place, error) && net::parse_address(place).has_value();

@@ -1,5 +1,5 @@
-// Strict parsing of numbers and booleans: the whole text must be valid. And a hash of text.
-// Lists of numbers, such as "0,3-5". Pure; any thread.
+// Strict parsing of numbers, booleans and lists of numbers such as "0,3-5": the whole text must be valid. Also a hash
+// of text. Pure; any thread.
 #pragma once
 
 #include "base/result.h"

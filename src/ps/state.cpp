@@ -441,7 +441,7 @@ void State::make_committed(std::uint32_t worker, std::uint32_t now) {
   unstage([&](const Staged& one) {
     if (one.worker != worker || one.clock >= ended) return false;
     SparseTable& table = tables_[one.table].table;
-    // In Sync, a push for a clock that has ended waits for no worker: its worker came again in the midst of the clock.
+    // In Sync, a push for a clock that has ended is applied at once: its worker rejoined in the middle of that clock.
     if (table.options().consistency.mode == Mode::Sync && one.clock >= settled_) return false;
     table.step(rows_of(*one.payload, one.count), now, one.lr);
     return true;

@@ -226,7 +226,7 @@ Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& enviro
                 "PMI_FD={} is not the launcher's socket any more (a program in between closed it, or MPI has ended)",
                 *number);
   }
-  // Duplicates the descriptor, since MPI closes it at its end, and its number may then be another file's.
+  // Works on a duplicate: MPI closes the original when it ends, and the number may then be given to another file.
   sys::UniqueFd fd(::fcntl(*number, F_DUPFD_CLOEXEC, 3));
   if (!fd) return fail(ErrorCode::Io, "PMI_FD={}: {}", *number, errno_text(errno));
   auto exchange = std::make_shared<PmiExchange>(std::move(fd), *rank, *size);

@@ -190,7 +190,8 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
           store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
     }
   }
-  // The job's store exists before its ranks. If a rank does not find it, its attempt has ended, or it is cut off.
+  // The job's store is started before the ranks. A rank that does not find the store is of an attempt that has ended,
+  // or is cut off.
   if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;

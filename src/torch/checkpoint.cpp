@@ -208,8 +208,8 @@ std::optional<std::int64_t> layer_of(const std::string& name) {
   return parse_integer<std::int64_t>(std::string_view(name).substr(0, name.find('.')));
 }
 
-/// The groups of all ranks together: their parameters in the order of a process that has the whole model. `options`
-/// have to be the same on all ranks.
+/// Merges the groups of all ranks. Parameters come in the order that a process with the whole model would have.
+/// `options` must be the same on all ranks.
 std::vector<std::vector<std::string>> groups_of_all(Communicator& comm, const torch::nn::Module& module,
                                                     const std::vector<std::vector<std::string>>& groups,
                                                     const std::string& options) {

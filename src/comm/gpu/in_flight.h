@@ -79,7 +79,7 @@ class InFlight : public std::enable_shared_from_this<InFlight> {
     Clock::time_point deadline;
     std::function<void(std::optional<Error>)> end;  // reports the outcome
   };
-  /// Most operations in flight, which bounds how far the host runs ahead of the GPU.
+  /// Maximum number of operations in flight. It bounds how far the host runs ahead of the GPU.
   static constexpr std::size_t kMost = 64;
 
   explicit InFlight(std::shared_ptr<Queue> queue) : queue_(std::move(queue)) {}

@@ -387,8 +387,8 @@ std::string requeue_reason(const JobEnd& end, std::ptrdiff_t ranks, int all) {
   return fmt::format("asked to end by {}; {} saved and ended", sys::signal_name(signal), who);
 }
 
-/// Returns the ranks that had ended with 0, if the first failure says that its rank lost a peer, and no other rank was
-/// lost. A rank that left its world may have ended later than the failure; then the error has to name that rank.
+/// Returns the ranks that had ended with 0, if the first failure only follows from the loss of a peer, and no other
+/// rank was lost. A rank that ended later than the failure counts if the error names that rank.
 std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& endings) {
   std::vector<int> ranks;
   if (failure.role != Role::Worker || !follows_another(failure)) return ranks;

@@ -174,8 +174,8 @@ struct CheckpointList {
   std::vector<std::pair<std::int64_t, Error>> unreadable;
   std::int64_t newest = 0;  ///< the highest generation of all of these; 0: there is none
 
-  /// Returns the error of the newest checkpoint that cannot be judged (`newer`, `unreadable`), if its generation is
-  /// above this one: loading an older checkpoint would silently go back.
+  /// Returns the error of the newest checkpoint that cannot be judged (`newer`, `unreadable`), if that checkpoint is
+  /// newer than `generation`: loading `generation` would silently go back.
   std::optional<Error> unjudged_above(std::int64_t generation) const;
 };
 

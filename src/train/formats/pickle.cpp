@@ -91,7 +91,7 @@ class Machine {
 
   // Working on the stack.
   bool push(Node node);
-  /// Counts references from containers, which also cost memory, and which few bytes can create by the million.
+  /// Counts the references that containers hold: they cost memory too, and a few bytes can create millions of them.
   bool count_links(std::size_t more);
   bool push_scalar(PtValue value);
   bool push_kind(Kind kind, std::vector<Index> children = {});

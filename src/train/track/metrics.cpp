@@ -46,7 +46,7 @@ class SharedValues {
   /// called after an error or after done().
   std::vector<MetricLine> round(Wish wish);
   bool done() const noexcept { return done_; }
-  /// Takes the values that this rank has logged and no round has taken, as values of this rank alone.
+  /// Removes and returns the logged values that no round has taken yet, marked as values of this rank alone.
   std::vector<MetricLine> take_rest();
 
  private:

@@ -158,7 +158,7 @@ class TcpTransport final : public Transport {
   static std::size_t index_of(int peer, int lane) noexcept {
     return static_cast<std::size_t>(peer) * kMostLanes + static_cast<std::size_t>(lane);
   }
-  // Meaning of an epoll event: the upper half is the kind, the lower the number within it.
+  // An epoll event's key: the upper half is the kind, the lower half is the number within that kind.
   static constexpr std::uint64_t kOfAcceptor = std::uint64_t{1} << 32;
   static constexpr std::uint64_t kOfAttempt = std::uint64_t{2} << 32;
   static constexpr std::uint64_t kOfLink = std::uint64_t{3} << 32;
