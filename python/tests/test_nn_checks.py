@@ -178,6 +178,23 @@ class NonFinite(Case):
             model.zero_grad()
         self.backward(model, dtype=torch.float32)
 
+    def test_a_refused_step_moves_no_frozen_layer_either(self):
+        for attached_anew in (False, True):
+            net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+            model = DistributedDataParallel(net, non_finite="raise")
+            optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            net[0].requires_grad_(False)
+            if attached_anew:
+                net[1].bias = torch.nn.Parameter(torch.zeros(1))
+            before = net[0].weight.clone()
+            with self.assertRaises(NonFiniteError):
+                model(torch.full((1, 2), NAN if self.rank == 0 else 1.0)).sum().backward()
+            optimizer.step()
+            self.assertTrue(torch.equal(net[0].weight, before))
+
     def test_half_precision_that_overflows(self):
         parameter = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(3, dtype=torch.float16))])
         model = DistributedDataParallel(Scaled(parameter), non_finite="raise")

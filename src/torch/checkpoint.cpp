@@ -156,8 +156,7 @@ Shard shard_of(const ModelShards& model, const std::string& name, const at::Tens
   return shard;
 }
 
-/// A tensor that an optimizer has as a parameter. The optimizer's snapshots name such tensors by their index in the
-/// list.
+/// A tensor that an optimizer has as a parameter; its snapshots name such tensors by their index in the list.
 struct Stepped {
   std::string parameter;
   Shard shard;

@@ -33,8 +33,8 @@ std::string text_of(const char* kind, const std::string& name, const at::Tensor&
 }
 
 struct Contents {
-  std::vector<NamedParameter> trained;
-  std::vector<NamedParameter> frozen;
+  std::vector<NamedTensor> trained;
+  std::vector<NamedTensor> frozen;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
   std::vector<NamedTensor> named;  // the parameters, then the buffers
@@ -146,7 +146,7 @@ struct DataParallelCore::State {
   std::optional<std::int64_t> sampler_cursor;  // the cursor when the sampler was last asked
   bool sampler_moves = false;
   std::optional<std::int64_t> local_cursor;  // the same, for a forward in no_sync
-  std::vector<NamedParameter> frozen;
+  std::vector<NamedTensor> frozen;
   Slots parameter_slots;
   Slots buffer_slots;
   std::vector<at::Tensor> everything;   // parameters and buffers
@@ -200,6 +200,7 @@ void DataParallelCore::State::attach() {
   }
   reducer = std::make_shared<Reducer>(ranks, contents.trained, options, std::move(shards), transaction);
   if (hook) reducer->use_hook(hook, comm, module);
+  reducer->set_frozen(frozen);
   reducer->attach();
   reducer->after_backward([this] { refuse_what_came_too_late(); });
   if (before == nullptr) return;
@@ -241,7 +242,7 @@ bool DataParallelCore::State::parameters_changed() const {
 
 bool DataParallelCore::State::any_unfrozen() const {
   return std::any_of(frozen.begin(), frozen.end(),
-                     [](const NamedParameter& parameter) { return parameter.tensor.requires_grad(); });
+                     [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
 }
 
 // Attaches again if parameters were newly trained, replaced or cast, which would not be averaged otherwise.

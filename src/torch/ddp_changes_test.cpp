@@ -8,6 +8,7 @@
 #include "comm/api/communicator_impl.h"
 #include "torch/test_models.h"
 
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -96,6 +97,26 @@ TEST(DdpChangesTest, AParameterThatIsFrozenBetweenForwardAndBackwardGetsNoGradie
       net->w.requires_grad_(true);
       model.zero_grad();
       check_step(net, model);
+    });
+  }
+}
+
+TEST(DdpChangesTest, AStepThatIsRefusedMovesNoFrozenParameterEither) {
+  for (const bool attached_anew : {false, true}) {
+    run_on_threads(2, [&](Communicator comm) {
+      Growing net;
+      DistributedDataParallel model(net, comm, {.non_finite = nn::NonFinite::Raise});
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      check_step(net, model);
+      optimizer.step();
+      optimizer.zero_grad(/*set_to_none=*/false);
+      net->w.requires_grad_(false);
+      if (attached_anew) net->grow(0);
+      const at::Tensor before = net->w.clone();
+      const at::Tensor bad = batch(comm) * (comm.rank() == 0 ? NAN : 1);
+      EXPECT_THROW(model(bad).backward(), NonFiniteError);
+      optimizer.step();
+      EXPECT_TRUE(at::equal(net->w, before)) << net->w;
     });
   }
 }

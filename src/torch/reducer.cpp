@@ -81,7 +81,7 @@ bool has_hooks_after(torch::autograd::Node& accumulator) {
 
 namespace {
 
-gradients::Parameter described(const NamedParameter& named) {
+gradients::Parameter described(const NamedTensor& named) {
   const at::Tensor& tensor = named.tensor;
   // Optimizers are fastest where gradient and parameter have the same strides (libtorch's "gradient layout contract").
   const at::Tensor layout = tensor.is_non_overlapping_and_dense() ? tensor.detach() : at::empty(tensor.sizes());
@@ -92,9 +92,9 @@ gradients::Parameter described(const NamedParameter& named) {
           .device = tensor.is_cuda() ? Device{DeviceType::CUDA, tensor.device().index()} : Device{}};
 }
 
-std::vector<gradients::Parameter> described(const std::vector<NamedParameter>& parameters) {
+std::vector<gradients::Parameter> described(const std::vector<NamedTensor>& parameters) {
   std::vector<gradients::Parameter> all;
-  for (const NamedParameter& parameter : parameters) all.push_back(described(parameter));
+  for (const NamedTensor& parameter : parameters) all.push_back(described(parameter));
   return all;
 }
 
@@ -105,13 +105,13 @@ bool lies_in(const at::Tensor& place, const at::Tensor& gradient) {
 
 }  // namespace
 
-Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedParameter>& parameters,
+Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedTensor>& parameters,
                  const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards,
                  std::shared_ptr<step::Transaction> transaction)
     : ranks_(ranks),
       core_(std::move(ranks), described(parameters), options, *this, gradients::reduce_by_average, std::move(shards),
             std::move(transaction)) {
-  for (const NamedParameter& parameter : parameters) {
+  for (const NamedTensor& parameter : parameters) {
     parameters_.push_back(
         {.name = parameter.name, .tensor = parameter.tensor, .accumulator = {}, .place = {}, .bucket = {}, .home = {}});
   }
@@ -426,6 +426,7 @@ void Reducer::give(std::size_t index) {
 
 void Reducer::drop_all() {
   for (Parameter& parameter : parameters_) parameter.tensor.mutable_grad().reset();
+  for (NamedTensor& parameter : frozen_) parameter.tensor.mutable_grad().reset();
   for (Piece& piece : pieces_) piece.gradient.reset();
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort {
@@ -38,14 +39,9 @@ void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& te
 
 namespace cohort::nn {
 
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-};
-
 class Reducer final : public gradients::Autograd, public std::enable_shared_from_this<Reducer> {
  public:
-  Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedParameter>& parameters,
+  Reducer(std::shared_ptr<step::Ranks> ranks, const std::vector<NamedTensor>& parameters,
           const DistributedDataParallelOptions& options, std::shared_ptr<gradients::Shards> shards,
           std::shared_ptr<step::Transaction> transaction);
 
@@ -85,6 +81,8 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// new gradient accumulator without hooks: this adds hooks to it. Returns false if a parameter has another type or
   /// device than when it was wrapped.
   bool look_at_parameters();
+  /// Sets the module's parameters without reduction, frozen when it was wrapped: `drop_all` drops their gradients, too.
+  void set_frozen(std::vector<NamedTensor> frozen) { frozen_ = std::move(frozen); }
   /// Sets a check that is called at the end of each successful backward, and may refuse the parameters it has used.
   void after_backward(std::function<void()> check) { after_backward_ = std::move(check); }
   /// Notes that `other` replaces this reducer: no_sync guards of this reducer then apply to `other`.
@@ -147,6 +145,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
 
   std::shared_ptr<step::Ranks> ranks_;
   std::vector<Parameter> parameters_;
+  std::vector<NamedTensor> frozen_;
   std::vector<Piece> pieces_;
   bool has_optimizer_ = false;
   bool detached_ = false;

@@ -43,12 +43,6 @@ def program(seed: int, method: str = "", world: int = -1) -> grammar.Program:
         options["hook"] = "allreduce"
     made["lossy"] = grammar.is_lossy(made)
     made["events"] = [event for one in made["events"] for event in known(made, one)]
-    # C++ drops a frozen parameter's zero gradient, too, where a step is refused, and momentum then no longer moves it. Plain torch
-    # and the Python wrapper keep that gradient: not repaired yet.
-    if not made["set_to_none"] and any(event["kind"] == "freeze" for event in made["events"]):
-        for event in made["events"]:
-            if event["kind"] == "step" and event["how"] in ("nan", "inf"):
-                event.update(how="plain")
     return made
 
 

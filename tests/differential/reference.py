@@ -220,6 +220,9 @@ class Averaged:
             means[name] = None if all(one is None for one in each) else self.mean(trained[0][name], each, weights)
         if self.options.get("non_finite") == "raise" and not self.finite(trained, weights):
             means = dict.fromkeys(means)
+            for replica in replicas:  # a step of the optimizer changes nothing, not even by the momentum of a frozen layer
+                for parameter in replica.net.parameters():
+                    parameter.grad = None
             if self.lossy is not None:
                 self.lossy.drop()
         elif self.lossy is not None:

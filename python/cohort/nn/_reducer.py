@@ -101,6 +101,7 @@ class Reducer:
         self.comm = comm  # also used by the core
         self._observer = options.observer
         self.parameters = [tensor for _, tensor in parameters]
+        self.frozen: Sequence[torch.Tensor] = ()  # parameters that are not reduced; drop_all drops their gradients, too
         self._parameters = [_Parameter(name, tensor) for name, tensor in parameters]
         self._nodes = [parameter.node for parameter in self._parameters]
         described = [
@@ -320,8 +321,8 @@ class Reducer:
 
     def drop_all(self) -> None:
         """Sets all parameters' gradients to None."""
-        for parameter in self._parameters:
-            parameter.tensor.grad = None
+        for tensor in (*(parameter.tensor for parameter in self._parameters), *self.frozen):
+            tensor.grad = None
         for piece in self.pieces:
             piece.gradient = None
 

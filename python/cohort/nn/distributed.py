@@ -319,6 +319,7 @@ class DistributedDataParallel(torch.nn.Module):
         if before is not None:
             before.detach()
         reducer = self._reducer = Reducer(comm, contents.trained, self.options, self._transaction)
+        reducer.frozen = contents.frozen
         if self._hook is not None:
             reducer.use_hook(*self._hook)
         if before is not None:
