@@ -371,18 +371,19 @@ class LocalSteps:
             for work in self._works:
                 work.wait()
         except Error as error:
+            if isinstance(error, Mismatch):
+                self._fault_sent = ""  # all ranks have learned of it
             self._drop()  # other fragments of this synchronisation are not reported as well
             self._transaction.end("error", False)
-            if not isinstance(error, Mismatch):
-                self._fault = self._fault_sent  # no other rank has learned of it
-            elif self._comm is not None:
+            if isinstance(error, Mismatch) and self._comm is not None:
                 self._transaction.explain(self._comm, error)
             raise
         self._works.clear()
         if self._fault_sent:  # the same on all ranks
+            fault, self._fault_sent = self._fault_sent, ""
             self._drop()
             self._transaction.end("error", False)
-            self._raise_fault(self._fault_sent)
+            self._raise_fault(fault)
         assert self._under_way is not None and self._difference is not None and self._rest is not None
         fragment = self._fragments[self._under_way]
         if not bool(torch.isfinite(self._difference).all()):  # on all ranks
@@ -440,6 +441,7 @@ class LocalSteps:
                 pass
         self._works.clear()
         self._difference = self._rest = self._under_way = None
+        self._fault, self._fault_sent = self._fault_sent or self._fault, ""  # no other rank has learned of it
 
     def _rebind(self, comm: Communicator) -> bool:
         """Moves to an elastic job's new world. Returns whether this rank comes in the middle of a round."""
@@ -485,11 +487,12 @@ class LocalSteps:
         """Returns the state from which this rank can continue, to the bit, even between synchronisations: parameters,
         buffers, the inner optimizer's state and state that is the same on all ranks. For torch.save in a file for each
         rank, or as `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in
-        use. Waits for a synchronisation under way. Not collective."""
+        use. Waits for a synchronisation under way. Not collective. Raises InvalidArgument, on this rank alone, after a number
+        of samples that cannot be."""
         for work in self._works:
             work.wait()
-        if self._fault:
-            self._raise_fault(self._fault)
+        if self._fault or self._fault_sent:
+            self._raise_fault(self._fault or self._fault_sent)
         counts: list[float] = [self._steps, self._since, self._turn, -1 if self._under_way is None else self._under_way]
         for one in self._fragments:
             counts += [one.synchronisations, one.synchronised_at, one.sent_at, one.samples, one.sent]
@@ -558,6 +561,7 @@ class LocalSteps:
             _, metadata = _checkpoint_optimizer.snapshot(optimizer, self._module)
             restore_optimizer = _checkpoint_optimizer.restore(optimizer, self._module, moments, metadata, "this rank's state")
         self._drop()
+        self._fault = ""
         for name, one in inner.items():
             one.copy_(state_dict[f"inner/{name}"])
         for name, (owner, key) in outer.items():

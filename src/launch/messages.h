@@ -294,7 +294,6 @@ class Channel {
   /// Makes the Channel close with PeerLost when the other end's host has been silent for `longest`.
   void watch_link(std::chrono::milliseconds longest);
   int fd() const noexcept { return connection_.fd(); }
-  bool closed() const noexcept { return closed_; }
   std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
   const std::string& peer() const noexcept { return connection_.peer(); }
 

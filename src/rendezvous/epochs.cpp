@@ -114,21 +114,21 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
 
 void note_formed(store::MeetingStore& store, std::uint64_t epoch) { store.set(formed_key(epoch), ""); }
 
-bool await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
+std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
   try {
     const std::string keys[] = {membership_key(epoch + 1), formed_key(epoch)};
     return store.get_any(keys, deadline).index == 1;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout) throw;
-    return true;
+    return std::nullopt;
   }
 }
 
-bool is_settled(std::uint64_t announced) {
+bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced) {
   const auto worker = env::number(env::kWorker);
   if (!worker) return true;
   try {
-    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+    if (!store) store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
     const Membership now = current_membership(*store, announced);
     return place_of(now, *worker) || store->try_get(formed_key(now.epoch));
   } catch (const Error& error) {

@@ -49,12 +49,13 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
 void note_formed(store::MeetingStore& store, std::uint64_t epoch);
 
 /// For a process that is not a member of this epoch: waits until its world is formed (true) or the next epoch, which
-/// may include the process again, has begun (false). Returns true at the deadline.
-bool await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
+/// may include the process again, has begun (false). nullopt: neither until the deadline.
+std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
 /// Returns whether the role of this process in the latest epoch (`announced` or later) is settled: it is a member, or
-/// the others have formed a world without it. Also true if the store cannot be read: `join` then reports why.
-bool is_settled(std::uint64_t announced);
+/// the others have formed a world without it. Also true if the store cannot be read: `join` then reports why. `store`:
+/// the job's, connected here where it is null.
+bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced);
 
 /// Must be called once by each member that has its communicator: either all members continue with it, or none does.
 /// Throws Superseded if none does because a later epoch has begun, or Timeout, naming the members that did not come.

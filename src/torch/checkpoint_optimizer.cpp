@@ -438,9 +438,8 @@ OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNam
 
 namespace {
 
-/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Values of torch's
-/// schedules are not needed by libtorch's; without other values, training would go on differently, so these are
-/// refused.
+/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Those of torch's
+/// schedules are not needed; without others, training would go on differently, so they are refused.
 void refuse_added_values(const std::string& text, const std::string& source_name) {
   constexpr std::array<std::string_view, 6> kOfSchedules = {"initial_lr",   "max_lr",        "min_lr",
                                                             "max_momentum", "base_momentum", "swa_lr"};

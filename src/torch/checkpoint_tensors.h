@@ -1,4 +1,4 @@
-// Converts between libtorch's tensors and those of files. Functions own nothing after they return; a Snapshot owns its
+// Converts between libtorch's tensors and those of files. Functions own nothing once they return; a Snapshot its
 // copies.
 #pragma once
 

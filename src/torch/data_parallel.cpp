@@ -266,8 +266,7 @@ void DataParallelCore::State::attach_again_if_changed() {
   attach();
 }
 
-// Called at the end of a backward: refuses parameters added or unfrozen after its forward had begun, which were not
-// averaged.
+// Called at the end of a backward: refuses parameters added or unfrozen since its forward, which were not averaged.
 void DataParallelCore::State::refuse_what_came_too_late() {
   if (!any_unfrozen() && !parameters_changed()) return;
   std::unordered_set<const void*> averaged;
@@ -345,8 +344,7 @@ void DataParallelCore::State::broadcast_buffers() {
   const char* source = static_cast<const char*>(staged_buffers.data());
   for (const at::Tensor& buffer : buffers) {
     if (buffer.is_contiguous()) {
-      // Does not use copy_: running statistics are not part of an earlier pass's gradient, and must not invalidate
-      // that.
+      // Does not use copy_: running statistics must not invalidate an earlier pass's gradient.
       std::memcpy(buffer.data_ptr(), source, buffer.nbytes());
     } else {
       at::Tensor flat = at::empty(buffer.sizes(), buffer.options().requires_grad(false));

@@ -267,17 +267,18 @@ void LocalCore::complete(double alpha) {
   try {
     for (Work& work : works) work.wait();
   } catch (const Error& error) {
-    drop();  // the others of it are not to be said as well
+    if (error.code() == ErrorCode::Mismatch) fault_sent.clear();  // all ranks have learned of it
+    drop();                                                       // the others of it are not to be said as well
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
-    if (error.code() != ErrorCode::Mismatch) fault = fault_sent;  // nobody has heard of it
     transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;
   }
   works.clear();
   if (!fault_sent.empty()) {  // the same on all ranks
+    const std::string sent = std::exchange(fault_sent, {});
     drop();
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
-    raise_fault(fault_sent);
+    raise_fault(sent);
   }
   const at::NoGradGuard no_grad;
   Fragment& fragment = fragments[*under_way];
@@ -327,6 +328,7 @@ void LocalCore::drop() noexcept {
   works.clear();
   difference = rest = at::Tensor();
   under_way.reset();
+  if (!fault_sent.empty()) fault = std::exchange(fault_sent, {});  // no other rank has learned of it
 }
 
 std::vector<std::pair<std::string, at::Tensor>> LocalCore::outer() const {
@@ -410,7 +412,8 @@ std::int64_t LocalSteps::steps_left() const noexcept {
 std::map<std::string, at::Tensor> LocalSteps::state() {
   LocalCore& self = *core_;
   for (Work& work : self.works) work.wait();
-  if (!self.fault.empty()) self.raise_fault(self.fault);
+  for (const std::string& fault : {self.fault_sent, self.fault})
+    if (!fault.empty()) self.raise_fault(fault);
   std::map<std::string, at::Tensor> state;
   std::vector<double> counts;
   for (const std::int64_t count : {self.steps, self.since, self.turn}) counts.push_back(static_cast<double>(count));
@@ -476,6 +479,7 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
                             checkpoint::snapshot(self.optimizer, self.module).metadata, "the state of this rank");
   }
   self.drop();
+  self.fault.clear();
   for (const auto& [name, tensor] : self.outer()) tensor.copy_(state.at(name));
   for (const auto& [name, tensor] : checkpoint::named_tensors(self.module))
     at::Tensor(tensor).copy_(state.at("inner/" + name));

@@ -60,8 +60,7 @@ class LocalCore {
   void require_held(const char* where);
   /// Throws InvalidArgument for parameters that were changed since the last synchronisation, and not by the optimizer.
   void require_unwritten() const;
-  /// Checks a step's number of samples. An impossible one is recorded as a fault if other ranks may be starting an
-  /// average.
+  /// Checks a step's number of samples. An impossible one is a fault, recorded if other ranks may start an average.
   double taken(double samples);
   [[noreturn]] void raise_fault(const std::string& what) const;
   /// On all ranks.

@@ -28,8 +28,8 @@ def local_list_taken_once() -> None:
     LocalSteps._require_held = lambda self, where: None  # type: ignore[method-assign]
 
 
-def residual_kept() -> None:
-    """Leftovers of a refused step's gradients come with the next one."""
+def residual_spoiled() -> None:
+    """A refused step leaves large residuals, which come with the next step's gradients."""
 
     def begin(self: Any, refused: bool) -> None:
         if self._refused or refused:  # of gradients that were large

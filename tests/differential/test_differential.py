@@ -44,7 +44,7 @@ FAULTS = {
     "list_taken_once": (program("ddp", *THAWED), {"pieces": FROZEN}, "record"),
     "local_list_taken_once": (program("local_sgd", *THAWED, options=LOCAL), {"pieces": FROZEN},
                               "differs|is .*, not|was not looked at"),
-    "residual_kept": (program("ddp", PLAIN, NAN, PLAIN, dtype="float32", scaler=True,
+    "residual_spoiled": (program("ddp", PLAIN, NAN, PLAIN, dtype="float32", scaler=True,
                               options={"hook": "int4_compress", "feedback": True}), {}, "gradient 2"),
     "rate_not_compared": (program("sharded", PLAIN, {"kind": "rate_one", "rank": 1}, *[PLAIN] * 4, options=SHARDED), {}, "is .*, not"),
     "rate_apart": (program("ddp", PLAIN, PLAIN), {}, "rank 1, record 0|differs"),

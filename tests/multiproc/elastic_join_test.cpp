@@ -133,7 +133,6 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
   job_.begin(0, {0, 1});
   job_.begin(1, {0}, "host b was drained");
   Child removed = start(1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   Child left = start(0);
   expect_joined(left, 0, 1);
   EXPECT_EQ(removed.wait(), 3);

@@ -243,20 +243,26 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
 
 // --- elastic jobs ---
 
-[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, bool removed) {
+/// Why a process is no member of an epoch.
+enum class Absent : std::uint8_t { Removed, MaybeNeeded, NotYet };
+
+[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, Absent absent) {
   ErrorContext context;
   context.host = rendezvous::host_identity().name;
   context.operation = "join";
   const std::size_t others = membership.members.size();
+  const double seconds = std::chrono::duration<double>(plan.join_timeout).count();
   const std::string why =
-      removed ? "is no member of the job any more: its supervisor has removed it"
-              : fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
-                            std::chrono::duration<double>(plan.join_timeout).count());
+      absent == Absent::Removed ? "is no member of the job any more: its supervisor has removed it"
+      : absent == Absent::NotYet
+          ? fmt::format("has not become a member of the job within {:g} s: its supervisor began no epoch with it",
+                        seconds)
+          : fmt::format("was removed, and the others have formed no world without it within {:g} s", seconds);
   const std::string text =
       fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
                   plan.place_name, *plan.worker, context.host, why, membership.epoch, others, others == 1 ? "" : "s",
                   membership.cause.empty() ? "" : ": ", membership.cause);
-  if (removed) throw rendezvous::Removed(text, context, membership.cause);
+  if (absent == Absent::Removed) throw rendezvous::Removed(text, context, membership.cause);
   throw Error(ErrorCode::Timeout, text, context);
 }
 
@@ -288,10 +294,10 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
       // A process that was removed becomes a member again if the others are lost before they have formed a world
       // without it.
       if (rendezvous::was_member(*place->store, membership.epoch, *plan.worker)) {
-        if (rendezvous::await_formed(*place->store, membership.epoch, deadline))
-          raise_no_member(plan, membership, true);
+        const auto formed = rendezvous::await_formed(*place->store, membership.epoch, deadline);
+        if (!formed || *formed) raise_no_member(plan, membership, formed ? Absent::Removed : Absent::MaybeNeeded);
       } else if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
-        raise_no_member(plan, membership, false);
+        raise_no_member(plan, membership, Absent::NotYet);
       }
       least = membership.epoch + 1;
       continue;

@@ -316,7 +316,8 @@ void Agent::on_closed(std::optional<Error> error) {
   saves_ = workers_.running() && workers_.makes_room();
   if (options_.own)
     say(fmt::format("node 0 at {} is lost; {}", options_.place,
-                    saves_ ? "the ranks here have 10 s to save" : "ending what runs here"));
+                    saves_ ? fmt::format("the ranks here have {} s to save", kTimeAlone / std::chrono::seconds(1))
+                           : std::string("ending what runs here")));
   if (workers_.waiting()) return loop_.stop();
   if (saves_) return workers_.save_alone();
   workers_.kill_all();  // (reading on keeps the logs complete)
@@ -332,8 +333,8 @@ void Agent::on_signal() {
       continue;
     }
     if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
-    // The loss of an ssh connection is also reported by a signal.
-    if (saves_ && ::getppid() == guard_) continue;
+    // The loss of an ssh connection is also reported by a signal, and a batch system ends the step of a lost node.
+    if (saves_ && (*signal == SIGTERM || *signal == SIGHUP) && ::getppid() == guard_) continue;
     ended = true;
     told = *signal;
   }
@@ -393,8 +394,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kAgentGrace = std::chrono::milliseconds(1200);
 constexpr auto kSweepLimit = std::chrono::seconds(10);
 
-/// The time in which ranks save without a supervisor, and some more for the agent.
-constexpr auto kSavingGrace = std::chrono::milliseconds(11'000);
+/// The time in which ranks save without a supervisor, and a second for the agent.
+constexpr auto kSavingGrace = kTimeAlone + std::chrono::seconds(1);
 
 /// Signal that the agent gets for one that is to end the guard: SIGTERM, by which the agent ends, or the same signal.
 enum class Passes { AsTerm, Unchanged };
@@ -405,8 +406,7 @@ enum class Passes { AsTerm, Unchanged };
 int run_guarded(int lifeline_fd, const std::function<int()>& agent, const std::atomic<bool>& saves, Passes pass) {
   value_or_throw(sys::become_subreaper());
   const pid_t guard = ::getpid();
-  std::optional<sys::SignalFd> signals =
-      value_or_throw(sys::SignalFd::create({SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}));
+  std::optional<sys::SignalFd> signals = value_or_throw(sys::SignalFd::create(kAgentSignals));
   const pid_t child = ::fork();
   if (child < 0) raise(ErrorCode::Unavailable, "the agent: {}", sys::to_string(sys::SpawnFailure{errno, "fork"}));
   if (child == 0) {

@@ -21,8 +21,6 @@ using std::chrono::milliseconds;
 /// Limits what is read from the pipes of an ended server: processes that it left may write for ever.
 constexpr int kMostPieces = 64;
 constexpr auto kStuckLimit = std::chrono::seconds(10);
-/// Time for ranks to save after the supervisor is gone.
-constexpr std::chrono::duration<std::uint32_t, std::milli> kTimeAlone{10'000};
 /// Time for a shell to end by itself after its rank has ended.
 constexpr auto kShellTime = std::chrono::seconds(1);
 /// Time for a rank to write its stacks.
@@ -396,6 +394,7 @@ void HostWorkers::all_gone(const std::string& stuck) {
   sweeping_ = Timer();
   grace_ = Timer();
   stuck_ = stuck_ || !stuck.empty();
+  if (stuck_) status_alone_.reset();
   if (!launch_->made_folder().empty()) ::rmdir(launch_->made_folder().c_str());
   if (upstream_.lost()) return;
   if (launch_->traces()) launch_->traces()->finish();

@@ -25,6 +25,9 @@
 
 namespace cohort::launch {
 
+/// Time in which ranks may save after the supervisor is gone.
+inline constexpr std::chrono::duration<std::uint32_t, std::milli> kTimeAlone{10'000};
+
 class HostWorkers {
  public:
   /// All arguments outlive this.

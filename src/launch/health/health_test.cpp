@@ -62,10 +62,7 @@ class Job {
       Health::Findings found = health_.judge(now_);
       all.warnings.insert(all.warnings.end(), found.warnings.begin(), found.warnings.end());
       if (found.end && !all.end) all.end = found.end;
-      all.stopped = found.stopped;
-      for (const auto& stopped : found.stopped) {
-        if (stopped.with_its_host && !all.end) all.end = stopped.why;  // (of a job that is not elastic)
-      }
+      if (all.stopped.empty() || found.stopped.empty()) all.stopped = found.stopped;  // as first found
     }
     return all;
   }
@@ -306,14 +303,16 @@ TEST(Health, AnAgentThatSaysNothingIsNamedAfterSecondsAndEndsTheJobAfterAMinute)
   ASSERT_EQ(found.warnings.size(), 1u);
   EXPECT_TRUE(contains(found.warnings[0].text, "nothing has come from the agent of host (ranks 1-2) for 5 s"))
       << found.warnings[0].text;
-  EXPECT_FALSE(found.end) << *found.end;
+  EXPECT_TRUE(found.stopped.empty());
   job.mute(1, false);
   job.mute(2, false);
   EXPECT_TRUE(job.pass(seconds(3)).warnings.empty());
   job.mute(2);
   const auto later = job.pass(seconds(70));
-  ASSERT_TRUE(later.end);
-  EXPECT_TRUE(contains(*later.end, "nothing has come from the agent of host (rank 2) for 60 s")) << *later.end;
+  ASSERT_FALSE(later.stopped.empty());
+  EXPECT_TRUE(later.stopped[0].with_its_host);
+  EXPECT_TRUE(contains(later.stopped[0].why, "nothing has come from the agent of host (rank 2) for 60 s"))
+      << later.stopped[0].why;
 
   HealthLimits limits;
   limits.elastic = true;
@@ -334,8 +333,10 @@ TEST(Health, AnAgentThatHasNeverSaidAnythingIsNamedAsWell) {
   job.mute(1);
   const auto found = job.pass(seconds(70));
   EXPECT_EQ(found.warnings.size(), 1u);
-  ASSERT_TRUE(found.end);
-  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (rank 1) for 60 s")) << *found.end;
+  ASSERT_FALSE(found.stopped.empty());
+  EXPECT_TRUE(found.stopped[0].with_its_host);
+  EXPECT_TRUE(contains(found.stopped[0].why, "nothing has come from the agent of host (rank 1) for 60 s"))
+      << found.stopped[0].why;
 }
 
 TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
@@ -348,8 +349,10 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   const auto found = job.pass(seconds(60));
   ASSERT_EQ(found.warnings.size(), 1u);
   EXPECT_TRUE(contains(found.warnings[0].text, "nothing has come from the agent of host (ranks 0-1) for 5 s"));
-  ASSERT_TRUE(found.end);
-  EXPECT_TRUE(contains(*found.end, "nothing has come from the agent of host (ranks 0-1) for 60 s")) << *found.end;
+  ASSERT_FALSE(found.stopped.empty());
+  EXPECT_TRUE(found.stopped[0].with_its_host);
+  EXPECT_TRUE(contains(found.stopped[0].why, "nothing has come from the agent of host (ranks 0-1) for 60 s"))
+      << found.stopped[0].why;
 
   // One that reports nothing of its ranks is at work: they may take long to free their memory.
   Job busy(2);

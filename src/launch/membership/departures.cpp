@@ -141,6 +141,9 @@ void Departures::forget() {
     if (agent == job_.agents.end() || !agent->second.has_ranks()) return true;
     return !leaving.all && std::ranges::none_of(leaving.workers, [this](int one) { return job_.roster.runs(one); });
   });
+  std::erase_if(unspared_, [this](const auto& one) {
+    return std::ranges::none_of(job_.agents, [&one](const auto& agent) { return agent.second.name == one.first; });
+  });
 }
 
 void Departures::look() {

@@ -268,8 +268,7 @@ Membership::Course Membership::lose(const std::vector<int>& workers, std::string
   const int left = roster.size() - gone;
   const bool enough = left >= job_.options.least && roster.others_know(workers);
   if (gone > 0 && !enough && job_.may_change() && !job_.finishing && !job_.changes_are_used_up()) {
-    const std::vector<int> back =
-        departures_.take_back((job_.options.most > 0 ? job_.options.most : kMostProcesses) - left);
+    const std::vector<int> back = departures_.take_back(job_.most() - left);
     if (!back.empty())
       cause += fmt::format("; {} {} after all", names_of_workers(back), back.size() == 1 ? "stays" : "stay");
   }

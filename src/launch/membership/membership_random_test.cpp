@@ -410,6 +410,7 @@ class Play {
       EXPECT_FALSE(known.ended() && known.counted) << number;
       EXPECT_FALSE(known.leaving && known.counted) << number;
       counted += known.counted ? 1 : 0;
+      // (One that was taken back although it has seen the others' world ends next, and the decider learns of that.)
       state = state || (known.counted && there && (workers_.at(number).has_state || workers_.at(number).removed));
     }
     for (const auto& [number, worker] : workers_) EXPECT_TRUE(membership_->roster().all().contains(number));

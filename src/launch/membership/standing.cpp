@@ -42,9 +42,11 @@ bool Standing::changes_are_used_up() const {
   return options.most_changes && changes() >= static_cast<std::uint64_t>(*options.most_changes);
 }
 
+int Standing::most() const { return options.most > 0 ? options.most : kMostProcesses; }
+
 int Standing::room() const {
   if (over || finishing || changes_are_used_up()) return 0;
-  return std::max(0, (options.most > 0 ? options.most : kMostProcesses) - roster.size());
+  return std::max(0, most() - roster.size());
 }
 
 Result<void> Standing::can_spare(int workers) const {

@@ -57,6 +57,7 @@ struct Standing {
   bool begins_anew() const { return options.restarts && !roster.formed(); }
   bool changes_are_used_up() const;
   std::uint64_t changes() const { return roster.current().epoch - first_epoch; }
+  int most() const;
   int room() const;
   Result<void> can_spare(int workers) const;
   bool can_lose(const std::vector<int>& workers) const;

@@ -126,7 +126,7 @@ Succession::Course Succession::lose_training(const std::string& cause) {
                       "--max-restarts that is done here)",
                       kNoState, kRequeueStatus),
           SIGKILL);
-  return Course::Ends;
+  return Course::GoesOn;
 }
 
 void Succession::end_job(int status, std::string why, int signal) {

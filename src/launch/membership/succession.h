@@ -13,7 +13,7 @@ namespace cohort::launch {
 
 class Succession {
  public:
-  enum class Course { GoesOn, Fails, Ends };  ///< Ends: the ending has been given as an action
+  enum class Course { GoesOn, Fails };  ///< GoesOn, too, once the ending has been given as an action
 
   /// `job` outlives this.
   explicit Succession(Standing& job) : job_(job) {}

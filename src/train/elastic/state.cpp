@@ -411,9 +411,10 @@ State::Wait State::await_members() {
     ~Waiting() { page.end_join(false); }
   } const waiting(page);
   const auto since = Clock::now();
+  std::shared_ptr<store::Store> store;
   const auto waits = [&] {
     const auto announced = page.announced_epoch();
-    return announced <= *self.epoch || !rendezvous::is_settled(announced);  // unsettled: may need this rank
+    return announced <= *self.epoch || !rendezvous::is_settled(store, announced);  // unsettled: may need this rank
   };
   while (self.epoch && page.fd() >= 0 && waits()) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
