@@ -26,12 +26,12 @@ ServerLosses::Decision ServerLosses::after(int process, const Ending& ending, in
   if (restarts_ < most_restarts_) {
     awaited_.insert(process);
     again_.insert_or_assign(process, ending);
-    return {Fate::Again, fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost, ++restarts_,
-                                     most_restarts_)};
+    return {Outcome::Again, fmt::format("{}; it is started again ({} of {} times, --server-restarts)", lost,
+                                        ++restarts_, most_restarts_)};
   }
   if (lost_ < most_lost_ && running > 1)
-    return {Fate::Without, fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost,
-                                       ++lost_, most_lost_)};
+    return {Outcome::Without, fmt::format("{}; the job goes on without it ({} of {} that may be, --lost-servers)", lost,
+                                          ++lost_, most_lost_)};
   return {};
 }
 

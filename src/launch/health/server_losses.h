@@ -21,9 +21,9 @@ class ServerLosses {
   /// Sets in `ending` how often the process had been started again.
   void recall(int process, Ending& ending) const;
 
-  enum class Fate { Failed, Again, Without };
+  enum class Outcome { Failed, Again, Without };
   struct Decision {
-    Fate fate = Fate::Failed;
+    Outcome outcome = Outcome::Failed;
     std::string text = {};  ///< for the user
   };
   /// Decides after a server has failed by itself; `running`: number of running servers, with this one.

@@ -18,23 +18,23 @@ Ending killed(int number) {
 }
 
 TEST(ServerLosses, RestartsComeFirstAndThenTheOthersGoOn) {
-  using Fate = ServerLosses::Fate;
+  using Outcome = ServerLosses::Outcome;
   ServerLosses losses(1, 1);
   const auto again = losses.after(4, killed(0), 3);
-  EXPECT_EQ(again.fate, Fate::Again);
+  EXPECT_EQ(again.outcome, Outcome::Again);
   EXPECT_NE(again.text.find("started again (1 of 1 times"), std::string::npos) << again.text;
   Ending second = killed(0);
   losses.recall(4, second);
   EXPECT_EQ(second.restarts, 1);
   EXPECT_FALSE(second.first_cause.empty());
-  EXPECT_EQ(losses.after(4, second, 3).fate, Fate::Without);
-  EXPECT_EQ(losses.after(5, killed(1), 2).fate, Fate::Failed) << "no more may be lost";
+  EXPECT_EQ(losses.after(4, second, 3).outcome, Outcome::Without);
+  EXPECT_EQ(losses.after(5, killed(1), 2).outcome, Outcome::Failed) << "no more may be lost";
 }
 
 TEST(ServerLosses, TheLastServerIsNotGoneOnWithout) {
   ServerLosses losses(0, 5);
-  EXPECT_EQ(losses.after(4, killed(0), 1).fate, ServerLosses::Fate::Failed);
-  EXPECT_EQ(losses.after(4, killed(0), 2).fate, ServerLosses::Fate::Without);
+  EXPECT_EQ(losses.after(4, killed(0), 1).outcome, ServerLosses::Outcome::Failed);
+  EXPECT_EQ(losses.after(4, killed(0), 2).outcome, ServerLosses::Outcome::Without);
 }
 
 TEST(ServerLosses, WhatAnAgentSaysOfARestartCountsOnce) {
@@ -69,7 +69,7 @@ TEST(ServerLosses, AnotherEpochForgetsLossesAndCountsRestartsOn) {
   Ending next = killed(0);
   losses.recall(4, next);
   EXPECT_EQ(next.restarts, 0);
-  EXPECT_EQ(losses.after(4, next, 3).fate, ServerLosses::Fate::Without);
+  EXPECT_EQ(losses.after(4, next, 3).outcome, ServerLosses::Outcome::Without);
 }
 
 }  // namespace

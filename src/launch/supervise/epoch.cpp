@@ -344,10 +344,10 @@ bool Epoch::starts_again(Ending& ending, int process) {
                    (stage_ == Stage::Starting || stage_ == Stage::Running);
   if (!may) return false;
   const auto decision = past_.servers.after(process, ending, members_.running(Role::Server));
-  if (decision.fate == ServerLosses::Fate::Failed) return false;
+  if (decision.outcome == ServerLosses::Outcome::Failed) return false;
   say(decision.text);
   const AgentHandle& agent = agent_of(agents_, setup_.plan, process);
-  if (decision.fate == ServerLosses::Fate::Without) {
+  if (decision.outcome == ServerLosses::Outcome::Without) {
     ending.spared = true;
     if (spec_.server_restarts > 0) agent.channel->send(GoOnWithout{process});
     return false;

@@ -6,20 +6,20 @@
 
 namespace cohort::launch {
 
-Members::Members(const JobSetup& setup, RunOutput& run)
-    : setup_(setup),
-      run_(run),
-      roles_(setup.plan.roles()),
-      hosts_(hosts_of_processes(setup.plan)),
-      ended_(hosts_.size(), false),
-      running_{roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0} {}
+Members::Members(const JobSetup& setup, RunOutput& run) : setup_(setup), run_(run), roles_(setup.plan.roles()) {
+  take_plan();
+}
+
+void Members::take_plan() {
+  roles_ = setup_.plan.roles();
+  hosts_ = hosts_of_processes(setup_.plan);
+  ended_.assign(hosts_.size(), false);
+  running_ = {roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0};
+}
 
 void Members::settle(const std::vector<int>& shown) {
   const Plan& plan = setup_.plan;
-  roles_ = plan.roles();
-  hosts_ = hosts_of_processes(plan);
-  ended_.assign(hosts_.size(), false);
-  running_ = {roles_.workers, roles_.servers, roles_.evaluator ? 1 : 0};
+  take_plan();
   health_.emplace(hosts_, roles_, setup_.spec);
   run_.set_plan(plan, shown);
   if (setup_.spec.keep_logs && goes_elsewhere(plan)) remote_logs_.emplace(run_.state().log_folder, roles_);

@@ -59,6 +59,7 @@ class Members {
   void forget_failure() { doing_then_.clear(); }
 
  private:
+  void take_plan();
   void tell_troubles();
 
   const JobSetup& setup_;
