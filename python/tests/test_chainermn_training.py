@@ -154,6 +154,32 @@ class Training(Case):
                 everyone = self.comm.allgather_obj([one.tolist() for one in model.parameters()])
                 self.assertTrue(all(one == everyone[0] for one in everyone), (how, step))
 
+    def test_frozen_before_the_step(self):
+        """A parameter that is frozen after its backward is stepped by the mean; with double buffering it is moved no more."""
+        for doubled in False, True:
+            model = make_model()
+            weight = next(model.parameters())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, double_buffering=doubled)
+            for step in range(4):
+                begin = weight.detach().clone()
+                optimizer.zero_grad()
+                self.loss(model, *self.mine_of(self.batch(step))).backward()
+                weight.requires_grad_(step < 2)
+                optimizer.step()
+                self.assertEqual(torch.equal(weight, begin), step != 1 if doubled else step == 3, (doubled, step))
+                everyone = self.comm.allgather_obj(weight.tolist())
+                self.assertTrue(all(one == everyone[0] for one in everyone), (doubled, step))
+
+    def test_double_buffering_counts_each_gradient_once(self):
+        """The first step leaves no gradient that a second backward would add to."""
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, double_buffering=True)
+        self.loss(model, *self.mine_of(self.batch(0))).backward()
+        optimizer.step()
+        self.assertTrue(all(one.grad is None for one in model.parameters()))
+
     @unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "no GradScaler for CPU")
     def test_grad_scaler(self):
         """A step that overflows on one rank is left out on all."""

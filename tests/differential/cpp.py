@@ -22,7 +22,8 @@ METHODS = ("ddp", "sharded", "local_sgd", "diloco")
 PIECES = ("Linear", "BatchNorm", "LayerNorm", "Gate", "Scale", "Tanh")
 HOOKS = ("allreduce", "bf16_compress", "fp16_compress", "powerSGD")
 STEPS = ("plain", "accumulate", "twice", "clip", "clip_value", "nan", "inf", "skip", "two_forwards", "new_output", "retain", "validate",
-         "no_batch", "keep", "zero_before", "direct", "step_twice", "clip_weights", "drop_gradient", "grad_zeros")  # fmt: skip
+         "no_batch", "keep", "zero_before", "direct", "step_twice", "clip_weights", "drop_gradient", "grad_zeros", "freeze_between",
+         "freeze_after")  # fmt: skip
 CHANGES = ("freeze", "thaw", "add_group", "rate", "rate_one", "eval", "gate", "reassign_data", "reload", "write", "set_gradients")
 
 

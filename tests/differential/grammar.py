@@ -52,6 +52,9 @@ def program(seed: int, method: str = "", world: int = -1) -> Program:
     if draw.random() < 0.25:
         made["sizes"] = [draw.randint(2, 5) for _ in range(ranks)]
     made["options"] = options_of(draw, made)
+    for piece in made["pieces"]:
+        if method == "torch_ddp" and piece["kind"] == "Late":
+            piece["unmade"] = False  # torch's wrapper takes its list once, and averages nothing of what is made later
     made["schedule"] = draw.choices([None, "StepLR", "ExponentialLR", "CosineAnnealingLR", "LambdaLR", "OneCycleLR", "Plateau"],
                                     [6, 1, 1, 1, 1, 1, 0.3])[0]  # fmt: skip
     made["scaler"] = dtype in ("float32", "float64") and draw.random() < 0.12
@@ -216,9 +219,10 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
     kind = draw.choices(
         ["plain", "accumulate", "twice", "clip", "clip_value", "nan", "skip", "skip_one", "two_forwards", "penalty", "retain",
          "validate", "closure", "drop_gradient", "drop_gradient_one", "no_batch", "keep", "zero_before", "inf", "reassign_grad",
-         "clip_weights", "write_one", "direct", "step_twice", "autocast", "grad_zeros", "forward_only", "freeze_between", "new_output"],
+         "clip_weights", "write_one", "direct", "step_twice", "autocast", "grad_zeros", "forward_only", "freeze_between", "new_output",
+         "freeze_after"],
         [22, 3, 2, 3, 1, 1.5, 1.5, 0.4, 1, 1, 1, 1, 0.5, 0.7, 0.3, 1.5, 1, 1, 1, 0.5, 0.7, 0.3, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7,
-         0.7])[0]  # fmt: skip
+         0.7, 0.7])[0]  # fmt: skip
     if kind == "skip_one" and method not in ("ddp", "local_sgd", "diloco") and draw.random() < 0.8:
         kind = "plain"  # others wait for that rank until a timeout: rarely, since it costs seconds
     if kind in ("nan", "inf") and method in ("local_sgd", "diloco") and draw.random() < 0.7:
@@ -230,7 +234,7 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
         event["passes"] = draw.choice([2, 3])
     if made["options"].get("backward_passes_per_step"):
         event["passes"] = 2
-    if kind in ("drop_gradient", "drop_gradient_one", "grad_zeros", "freeze_between"):
+    if kind in ("drop_gradient", "drop_gradient_one", "grad_zeros", "freeze_between", "freeze_after"):
         event["piece"] = draw.choice(made["pieces"])["name"]
     return event
 

@@ -138,6 +138,13 @@ def parameters(replica: Replica) -> dict[str, torch.Tensor]:
     return dict(replica.net.named_parameters())
 
 
+def stepped(replica: Replica) -> dict[str, torch.Tensor]:
+    """Parameters that the optimizer will step: those that are trained, or were frozen since their gradient was computed."""
+    owned = {id(one) for group in replica.optimizer.param_groups for one in group["params"]}
+    return {name: one for name, one in parameters(replica).items()
+            if id(one) in owned and (one.requires_grad or one.grad is not None)}  # fmt: skip
+
+
 def equalise(replicas: list[Replica], buffers_only: bool = False) -> None:
     """Rank 0's parameters and buffers on all."""
     root = replicas[0].net
@@ -269,8 +276,7 @@ class Horovod(Averaged):
         pass
 
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
-        owned = {id(one) for group in replica.optimizer.param_groups for one in group["params"]}
-        return {name: one for name, one in super().reduced(replica).items() if id(one) in owned}
+        return stepped(replica)
 
     def gradients(self, replicas: list[Replica], weights: list[float]) -> None:
         trained = [self.reduced(one) for one in replicas]
@@ -304,8 +310,7 @@ class ChainerMN(Averaged):
         pass
 
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
-        owned = {id(one) for group in replica.optimizer.param_groups for one in group["params"]}
-        return {name: one for name, one in super().reduced(replica).items() if id(one) in owned}
+        return stepped(replica)
 
     def wrap(self, replicas: list[Replica], weights: list[Any]) -> None:
         super().wrap(replicas, weights)
@@ -333,6 +338,7 @@ class ChainerMN(Averaged):
             now = {id(one): means.get(name) for name, one in trained[0].items()}
             means = {name: (self.before or {}).get(id(one)) for name, one in trained[0].items()}
             self.before = now
+            means = {name: mean if trained[0][name].requires_grad else None for name, mean in means.items()}
         super().deliver(replicas, trained, means)
 
 

@@ -366,7 +366,12 @@ class Program {
     record_gradients();
   }
 
-  void passes(int count) {
+  void freeze_piece(const json& event) {
+    if (const auto piece = net_->piece(event.at("piece"))) freeze(*piece, true);
+  }
+
+  void passes(const json& event) {
+    const int count = event.value("passes", 1);
     for (int number = 0; number < count; ++number) {
       if (number > 0) draw(t_ + 0.1 * number);
       if (number + 1 < count && !is_local()) {
@@ -378,6 +383,7 @@ class Program {
       if (count > 1) loss = loss / count;
       if (how_ == "two_forwards") loss = loss + loss_of(forward(x_ * 0.5));
       if (how_ == "new_output") loss = loss + (out.detach() * out).mean();
+      if (how_ == "freeze_between") freeze_piece(event);
       if (how_ == "retain") backward(loss, true);
       backward(loss);
       if (how_ == "twice") backward(loss_of(forward(x_ * 0.5)));
@@ -409,7 +415,8 @@ class Program {
       record_gradients();
       optimizer_->step();
     } else {
-      passes(event.value("passes", 1));
+      passes(event);
+      if (how_ == "freeze_after") freeze_piece(event);
       update(event);
     }
     if (how_ != "keep") clear_();

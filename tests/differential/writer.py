@@ -171,10 +171,10 @@ class Writer:
         state = "group" if self.method == "torch_ddp" else "None"
         if hook == "powerSGD":
             more = arguments({"matrix_approximation_rank": 1, "start_powerSGD_iter": 2,
-                              "use_error_feedback": self.options["feedback"] is not False})  # fmt: skip
+                              "use_error_feedback": self.options.get("feedback") is not False})  # fmt: skip
             state = f"comm_hooks.PowerSGDState({state}{more})"
         elif hook in HOOKS_WITH_STATE:
-            state = f"comm_hooks.WireState({state}, error_feedback={self.options['feedback']!r})"
+            state = f"comm_hooks.WireState({state}, error_feedback={self.options.get('feedback')!r})"
         name = hook + "_hook"
         self.ours(f"{model}.register_comm_hook({state}, comm_hooks.{name})")
 
@@ -310,7 +310,7 @@ class Writer:
             how = "plain"  # divided gradients end with the step
         if how in ("direct", "forward_only") and (self.method == "torch_ddp" or self.options.get("weighted")):
             how = "plain"  # nothing there says how many samples a forward has; torch's does not allow it
-        if how in ("forward_only", "freeze_between") and self.method == "torch_ddp":
+        if how in ("forward_only", "freeze_between", "freeze_after") and self.method == "torch_ddp":
             how = "plain"
         if how == "step_twice" and self.method in ("hvd", "chainermn"):
             how = "plain"  # its second step averages again
@@ -337,6 +337,8 @@ class Writer:
             self.closure()
         else:
             self.passes(how, passes, event)
+            if how == "freeze_after" and any(piece["name"] == event["piece"] for piece in self.p["pieces"]):
+                self.both(f"net.{event['piece']}.requires_grad_(False)")
             self.update(how, event, rank)
         if how != "keep":
             # hvd has no such argument's effect; Sharded drops gradients whatever it says.

@@ -45,9 +45,11 @@ def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> list[to
 
     zero_fill  parameters without a gradient get zeros; otherwise they are left out, which has to be so on all ranks.
 
+    A frozen parameter that still has a gradient is among them: the optimizer steps it, too.
+
     Raises Mismatch on every rank if the ranks differ.
     """
-    trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
+    trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad or tensor.grad is not None]
     if not zero_fill and comm.size() > 1:
         _require_same_gaps(comm, trained)
     for _, tensor in trained:

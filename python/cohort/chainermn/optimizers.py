@@ -26,7 +26,8 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
     Collective.
 
     double_buffering  reduce gradients while the next ones are computed; each step uses the means of the previous step,
-                      so the first step changes nothing. With any communicator
+                      so the first step changes nothing and leaves no gradient; a parameter that was frozen since is not
+                      moved. With any communicator
     zero_fill         parameters without a gradient contribute zeros; otherwise they have to be without one on all ranks
     compare_ranks    whether step() raises Mismatch, on all ranks, if an option of the optimizer (such as its learning
                      rate) differs by rank: checked every twentieth step, or every N steps with N > 20 groups
@@ -115,12 +116,13 @@ class MultiNodeOptimizer(Wrapped):
             before, self._under_way = self._under_way, self._start(copied=True)
             if before is not None:
                 before.deliver()
-                # Other parameters have this rank's own current gradient: they were unfrozen, added or first used since.
-                known = set(map(id, before.parameters))
-                for group in self.param_groups:
-                    for tensor in group["params"]:
-                        if id(tensor) not in known:
-                            tensor.grad = None
+            # Other parameters have this rank's own current gradient: they were unfrozen, added or first used since.
+            known = set() if before is None else set(map(id, before.parameters))
+            for group in self.param_groups:
+                for tensor in group["params"]:
+                    if id(tensor) not in known or not tensor.requires_grad:
+                        tensor.grad = None
+            if before is not None:
                 result = super().step(*args, **kwargs)  # type: ignore[misc]
         self._stepped()
         return result

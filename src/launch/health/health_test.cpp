@@ -269,7 +269,7 @@ TEST(Health, AStoppedRankIsNamedAfterSecondsAndEndsTheJobAfterAMinute) {
   const auto later = job.pass(seconds(3));
   ASSERT_EQ(later.stopped.size(), 1u);
   EXPECT_EQ(later.stopped[0].process, 1);
-  EXPECT_EQ(later.stopped[0].why, "rank 1 (host, pid 101) has been stopped for 61 s");
+  EXPECT_EQ(later.stopped[0].why, "rank 1 (host, pid 101) has been stopped for 60 s");
   EXPECT_FALSE(later.stopped[0].with_its_host);
   job.health().left(1);
   EXPECT_EQ(job.pass(seconds(3)).stopped.size(), 1U) << "the others wait for it until they have gone on without it";

@@ -202,7 +202,9 @@ TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTheOthersAreLost) {
         << how << said_;
     EXPECT_FALSE(ended_) << how;
     EXPECT_EQ(members(), (std::vector<int>{0})) << how;
-    if (how[0] != 'o') EXPECT_FALSE(those<action::Leaves>(lost).back().leaves);
+    if (how[0] != 'o') {
+      EXPECT_FALSE(those<action::Leaves>(lost).back().leaves);
+    }
     report(0, 2, true);
     EXPECT_TRUE(those<action::StopRanks>(after(seconds(6))).empty()) << how << ": it leaves no more";
     // Once another has the state it leaves.
