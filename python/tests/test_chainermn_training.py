@@ -171,6 +171,28 @@ class Training(Case):
                 everyone = self.comm.allgather_obj(weight.tolist())
                 self.assertTrue(all(one == everyone[0] for one in everyone), (doubled, step))
 
+    def test_ranks_that_freeze_different_layers_are_refused(self):
+        """Gradients of layers of the same shapes are never averaged with each other."""
+        if self.size == 1:
+            return
+        for how in "zero_fill", "gaps", "double", "communicator":
+            for when in "before", "after":  # the backward
+                model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).double()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                optimizer = chainermn.create_multi_node_optimizer(
+                    optimizer, self.comm, zero_fill=how != "gaps", double_buffering=how == "double"
+                ).setup(model)
+                mine, other = model[self.rank % 2], model[1 - self.rank % 2]
+                mine.requires_grad_(when == "after")
+                (other if when == "before" else mine)(torch.ones(2, 3).double()).sum().backward()
+                model.requires_grad_(False) if when == "after" else None
+                with self.assertRaisesRegex(cohort.errors.Mismatch, "gradient"):
+                    if how == "communicator":
+                        self.comm.multi_node_mean_grad(model)
+                    else:
+                        optimizer.step()
+                        optimizer.step()  # of double buffering the first result
+
     def test_double_buffering_counts_each_gradient_once(self):
         """The first step leaves no gradient that a second backward would add to."""
         model = make_model()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -40,37 +41,53 @@ def dtype_named(value: Any) -> Optional[torch.dtype]:
     return dtype
 
 
-def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> list[torch.Tensor]:
+class Collected(NamedTuple):
+    """Parameters whose gradients are reduced."""
+
+    tensors: list[torch.Tensor]
+    digest: int  # of which these are among all parameters: the same on all ranks
+    others: list[str]  # names of the parameters that are not among them
+
+
+def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> Collected:
     """Returns the parameters whose gradients are reduced, each with a dense gradient; the same on all ranks.
 
     zero_fill  parameters without a gradient get zeros; otherwise they are left out, which has to be so on all ranks.
 
     A frozen parameter that still has a gradient is among them: the optimizer steps it, too.
 
-    Raises Mismatch on every rank if the ranks differ.
+    Raises Mismatch on every rank if the ranks differ; with zero_fill the reduction does.
     """
-    trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad or tensor.grad is not None]
-    if not zero_fill and comm.size() > 1:
-        _require_same_gaps(comm, trained)
+    if zero_fill:
+        trained = [(name, tensor) for name, tensor in parameters if tensor.requires_grad or tensor.grad is not None]
+    else:
+        trained = [(name, tensor) for name, tensor in parameters if tensor.grad is not None]
+        if comm.size() > 1:
+            _require_same_gaps(comm, parameters)
     for _, tensor in trained:
-        if tensor.grad is None and zero_fill:
+        if tensor.grad is None:
             tensor.grad = torch.zeros_like(tensor, requires_grad=False)
-        elif tensor.grad is not None and tensor.grad.layout != torch.strided:
+        elif tensor.grad.layout != torch.strided:
             tensor.grad = tensor.grad.to_dense()
-    return [tensor for _, tensor in trained if tensor.grad is not None]
+    reduced = {id(tensor) for _, tensor in trained}
+    return Collected(
+        [tensor for _, tensor in trained],
+        zlib.crc32(bytes(id(tensor) in reduced for _, tensor in parameters)),
+        [name for name, tensor in parameters if id(tensor) not in reduced],
+    )
 
 
-def _require_same_gaps(comm: Communicator, trained: Named) -> None:
-    has = [int(tensor.grad is not None) for _, tensor in trained]
+def _require_same_gaps(comm: Communicator, parameters: Named) -> None:
+    has = [int(tensor.grad is not None) for _, tensor in parameters]
     # For each gradient, 1 if any rank has it, and 1 if any lacks it.
     seen = torch.tensor([*has, *(1 - one for one in has)], dtype=torch.uint8)
     if len(seen):
         comm.all_reduce(seen, op="max")
     some, none = seen[: len(has)].tolist(), seen[len(has) :].tolist()
-    for (name, _), have, lack in zip(trained, some, none):
+    for (name, _), have, lack, here in zip(parameters, some, none, has):
         if have and lack:
             raise Mismatch(
-                f"mean of gradients: '{name}' has a gradient on some ranks only (here: {dict(trained)[name].grad is not None}) "
+                f"mean of gradients: '{name}' has a gradient on some ranks only (here: {bool(here)}) "
                 "-- with zero_fill=True the others bring zeros"
             )
 
@@ -79,23 +96,32 @@ class Mean:
     """Gradients being reduced: copies of those that cannot or must not be reduced in place."""
 
     def __init__(
-        self, comm: Communicator, parameters: Sequence[torch.Tensor], dtype: Optional[torch.dtype], *, copied: bool
+        self, comm: Communicator, given: Collected, dtype: Optional[torch.dtype], *, copied: bool
     ) -> None:
         """Starts the reduction. copied: the parameters' own gradients stay unchanged until `deliver`."""
-        self.parameters = list(parameters)
+        self.parameters, self._others = given.tensors, given.others
         gradients = [tensor.grad.detach() for tensor in self.parameters]
         self._used = [
             one.to(dtype or one.dtype, memory_format=torch.contiguous_format, copy=copied).contiguous()
             for one in gradients
         ]
         self._work: Optional[Work] = None
-        if self._used and comm.size() > 1:
-            self._work = comm.all_reduce(self._used, op="average", async_op=True)
+        if comm.size() > 1:
+            # A rank without gradients takes part, so that it is named where others have some.
+            used = self._used or [torch.zeros(0)]
+            self._work = comm.all_reduce(used, op="average", tag=given.digest, async_op=True)
 
     def deliver(self) -> None:
         """Waits, and sets the parameters' gradients to the means."""
         if self._work is not None:
-            self._work.wait()
+            try:
+                self._work.wait()
+            except Mismatch as error:
+                left_out = ", ".join(map(repr, self._others[:4])) or "none"
+                raise Mismatch(
+                    f"mean of gradients: the ranks do not have gradients of the same parameters (here all but: {left_out}) -- freeze "
+                    f"and use the same ones on all ranks: {error}"
+                ) from error
         for tensor, mean in zip(self.parameters, self._used):
             if tensor.grad is None:
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)
