@@ -289,6 +289,24 @@ class Frozen(Case):
                     self.assertEqual(net[0].weight.grad is None, step in (2, 3))
             self.alike(model, alone)
 
+    def test_after_a_backward_that_one_rank_alone_had(self):
+        """All ranks step by the mean, or none does."""
+        for options in ({}, {"groups": 1}):
+            model = network()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(), **options
+            )
+            for step in range(4):
+                optimizer.zero_grad()
+                used = model if step != 2 or self.rank == 0 else model[2:]
+                loss_of(used(torch.ones(2, next(used.parameters()).shape[1]).double()), torch.tensor([0, 1])).backward()
+                begin = model[0].weight.detach().clone()
+                model[0].requires_grad_(step < 2)
+                optimizer.step()
+                self.assertEqual(torch.equal(model[0].weight, begin), step == 3, (options, step))
+                everyone = hvd.allgather_object(model[0].weight.tolist())
+                self.assertTrue(all(one == everyone[0] for one in everyone), (options, step))
+
     def test_on_one_rank_alone_it_is_found(self):
         if self.size == 1:
             self.skipTest("no ranks to compare")

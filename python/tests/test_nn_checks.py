@@ -219,6 +219,14 @@ class NonFinite(Case):
             self.backward(model)
             model.zero_grad(set_to_none=zero)
 
+    def test_what_is_no_number_of_samples(self):
+        model, _ = self.model()
+        for samples in (-1, 0.5, NAN, True, "3", None, torch.tensor(1.5), 2**70):
+            with self.assertRaisesRegex(cohort.errors.InvalidArgument, "set_sample_count: .* is no number of samples"):
+                model.set_sample_count(samples)
+        model.set_sample_count(torch.tensor(3))
+        self.backward(model)
+
     def test_ranks_without_samples(self):
         model, spoiler = self.model()
         last = self.size - 1

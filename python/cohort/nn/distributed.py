@@ -92,10 +92,7 @@ class _Weights:
 
     def of(self, args: tuple, kwargs: dict, core: Any) -> Optional[int]:
         if self._samples is not None:
-            samples = operator.index(self._samples(*args, **kwargs))
-            if samples < 0:
-                raise InvalidArgument(f"DistributedDataParallel: samples() told {samples} samples")
-            return samples
+            return _number_of(self._samples(*args, **kwargs), "DistributedDataParallel: samples()")
         sampler = self.sampler
         if sampler is None or sampler.batch_size is None:  # without a batch_size all ranks have equally many
             return None
@@ -106,6 +103,16 @@ class _Weights:
         samples = sampler._samples_of_batch(cursor if never_moved else self._local_at)
         self._local_at = cursor if core.in_no_sync else None
         return samples
+
+
+def _number_of(samples: Any, who: str) -> int:
+    try:
+        number = -1 if isinstance(samples, bool) else operator.index(samples)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= 1 << 53:  # weights are float64
+        raise InvalidArgument(f"{who}: {samples!r} is no number of samples, which is whole and not negative")
+    return number
 
 
 class _Contents:
@@ -479,11 +486,9 @@ class DistributedDataParallel(torch.nn.Module):
         average over ranks, instead of the number given by a sampler or `samples`.
 
         Either all ranks call it or none. With 0, which any rank may give, this rank contributes nothing, and its
-        backward's result (NaN, too) is dropped. Raises InvalidArgument if negative.
+        backward's result (NaN, too) is dropped. Raises InvalidArgument unless it is a whole number from 0 to 2**53.
         """
-        if samples < 0:
-            raise InvalidArgument(f"set_sample_count({samples}): a number of samples is not negative")
-        self._next_samples = int(samples)
+        self._next_samples = _number_of(samples, "set_sample_count")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -45,6 +45,11 @@ def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], Non
     return remove
 
 
+def _is_zero(gradient: Tensor) -> bool:
+    values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
+    return not bool(values.any())
+
+
 class Reducer:
     """The gradients of some named parameters. Used from one thread at a time: the one that calls backward."""
 
@@ -82,10 +87,10 @@ class Reducer:
         self._handles: List[int] = []  # the handles of these reductions
         # Parameters whose gradients are under way (True), or reduced before `finish` was called for all (False).
         self._started: Dict[Tensor, bool] = {}
+        self._lent: List[Tensor] = []  # frozen parameters that bring zeros, since other ranks may have a gradient
         # Their gradients, and the write count of each when its reduction began.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
         self._touched: Optional[Tensor] = None  # a parameter whose gradient was changed while being reduced
-        self._lent: List[Tensor] = []  # parameters with a temporary zero gradient while they are reduced
         self.raises_non_finite = non_finite == "raise"
         # The first non-finite gradient since the last step: name, shape, element.
         self._found: Optional[Tuple[str, Tuple[int, ...], NonFiniteElement]] = None
@@ -343,7 +348,7 @@ class Reducer:
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
         if gradient is None:
-            if not parameter.requires_grad:  # frozen meanwhile; an optimizer skips parameters without a gradient
+            if not parameter.requires_grad:
                 self._lent.append(parameter)
             self._own_kinds[parameter] = agreed
             if kind:
@@ -436,7 +441,9 @@ class Reducer:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
         for parameter in self._lent:
-            parameter.grad = None
+            # Another rank may have used the layer before it was frozen; else an optimizer has nothing to step.
+            if parameter.grad is not None and _is_zero(parameter.grad):
+                parameter.grad = None
         self._lent.clear()
         touched = self._touched
         if complete:
