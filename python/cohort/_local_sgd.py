@@ -348,6 +348,7 @@ class LocalSteps:
         ]
         self._fault_sent, self._fault = self._fault, ""
         options.append(("", "number of samples", self._fault_sent or "0 or more"))
+        options.append(("", "number of steps", str(self._steps)))  # a rank may have loaded a state of another step
         self._transaction.agree(options)
         tag = self._transaction.tag(number)
         how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}

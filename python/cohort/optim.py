@@ -317,14 +317,20 @@ class _Sharded:
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
         masters = {number: piece.tensor for number, (piece, of) in enumerate(zip(self.pieces, self._own))
                    if piece.tensor is not of.values}  # fmt: skip
+        state["pieces"] = self._places()
         return {**state, "masters": masters} if masters else state
+
+    def _places(self) -> list[tuple[str, int, int]]:
+        """Returns parameter, first element and number of elements of each piece."""
+        return [(piece.parameter, piece.begin, piece.tensor.numel()) for piece in self.pieces]
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         masters = state_dict.get("masters", {})
         taken = [(piece.tensor, masters[number]) for number, (piece, of) in enumerate(zip(self.pieces, self._own))
                  if number in masters and piece.tensor is not of.values]  # fmt: skip
-        if len(taken) != len(masters) or any(own.shape != master.shape for own, master in taken):
+        places = [tuple(place) for place in state_dict.get("pieces", ())]
+        if places != self._places() or len(taken) != len(masters) or any(own.shape != master.shape for own, master in taken):
             raise InvalidArgument(
                 "Sharded.load_state_dict: the state is of other pieces -- it is of a rank of another layout, or of another "
                 "model: cohort.checkpoint.CheckpointFolder divides anew"

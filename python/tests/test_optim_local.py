@@ -415,6 +415,28 @@ class Local(Ranks):
                 with self.assertRaises(Mismatch):
                     diloco.step()
 
+    def test_a_rank_that_goes_on_from_another_step_is_found(self):
+        if self.size == 1:
+            return
+        net = with_values(Mlp())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        local = LocalSGD(net, optimizer, sync_every=2)
+
+        def step(number):
+            backward(net, number, self.rank, self.size)
+            optimizer.step()
+            local.step()
+
+        for number in range(4):
+            if number == 2:
+                state = copy.deepcopy(local.state_dict())
+            step(number)
+        if self.rank == 1:
+            local.load_state_dict(state)
+        with self.assertRaisesRegex(Mismatch, "number of steps = [46]"):
+            for number in range(4, 6):
+                step(number)
+
     def test_a_number_of_samples_that_cannot_be_is_an_error_on_all_ranks(self):
         for bad in (float("nan"), float("inf"), -1.0):
             for delay in (0, 1):

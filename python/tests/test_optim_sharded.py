@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import pickle
 import shutil
 import tempfile
 import unittest
@@ -15,7 +16,7 @@ import cohort.checkpoint
 if torch is not None:
     from nn_models import batch_of, copies, loss_of, with_values
 
-    from cohort._collective import broadcast_bytes
+    from cohort._collective import all_gather_bytes, broadcast_bytes
     from cohort.nn import DistributedDataParallel
     from cohort.optim import Sharded
 
@@ -450,6 +451,25 @@ class Bits(Ranks):
                 resumed.load_state_dict(strange)
             for piece, master in zip(resumed.pieces, before):
                 self.assertTrue(torch.equal(piece.tensor, master))
+
+    def test_the_state_of_another_rank_is_refused(self):
+        def make(kind):
+            torch.manual_seed(0)
+            net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+            model = DistributedDataParallel(net, sharding=kind)
+            return model, Sharded(model, torch.optim.AdamW, lr=0.1)
+
+        for kind in "optimizer", "gradients", "parameters":
+            model, optimizer = make(kind)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            states = [pickle.loads(one) for one in all_gather_bytes(cohort.world(), pickle.dumps(optimizer.state_dict()))]
+            _, other = make(kind)
+            other.load_state_dict(states[self.rank])
+            for rank, state in enumerate(states):
+                if rank != self.rank:
+                    with self.assertRaisesRegex(cohort.InvalidArgument, "of other pieces"):
+                        other.load_state_dict(state)
 
     def test_what_cannot_be_is_refused(self):
         plain = DistributedDataParallel(model_of())

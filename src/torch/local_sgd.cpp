@@ -244,6 +244,7 @@ void LocalCore::start(std::size_t number) {
   fragment.sent_at = steps;
   fault_sent = std::exchange(fault, {});
   transaction.agreement().set("", "number of samples", fault_sent.empty() ? "0 or more" : fault_sent);
+  transaction.agreement().set("", "number of steps", std::to_string(steps));  // a rank may have loaded another state
   AllReduceOptions average{.op = ReduceOp::Average,
                            .weight = fragment.sent,
                            .wire_format = options.wire_format,
