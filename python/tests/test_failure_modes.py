@@ -261,13 +261,13 @@ model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
 with torch.no_grad():
     net.weight.fill_(0)
-for batch in range(3 if rank == 0 else 1):
-    optimizer.zero_grad()
-    model(torch.full((2, 1), rank + 1.0)).mean().backward()
-    optimizer.step()
-if rank == 1:
-    harm()
-model.join()
+with model.join():
+    for batch in range(3 if rank == 0 else 1):
+        optimizer.zero_grad()
+        model(torch.full((2, 1), rank + 1.0)).mean().backward()
+        optimizer.step()
+    if rank == 1:
+        harm()
 # Averages of 1 and 2, then of 1 alone, twice.
 print("JOINED", net.weight.item(), flush=True)
 """
