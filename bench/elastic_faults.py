@@ -45,7 +45,7 @@ def train(state):
     while not broadcast_object(os.path.exists(stop), 0, "stop"):
         assert sum(allgather_object(1, "total")) == basics.size()
         state.step += 1
-        print("step", time.monotonic_ns(), _core.joined_epoch(), state.step, basics.rank(), basics.size(), "-", flush=True)
+        print("step", time.monotonic_ns(), _core.formed_epoch(), state.step, basics.rank(), basics.size(), "-", flush=True)
         time.sleep(float(os.environ.get("PACE", "0.01")))
         state.commit()
 
@@ -67,7 +67,7 @@ def marked(name, function):
     return call
 
 basics.form_again = marked("form_again", basics.form_again)
-cohort.init = marked("join", cohort.init)
+cohort.init = marked("init", cohort.init)
 elastic.State.on_reset = marked("reset", elastic.State.on_reset)
 basics.init()
 """
@@ -162,11 +162,11 @@ class Faults:
         self.note("detect: death to the decision", known[0][2] - before)
         if all(s[1] == known[0][0] for s in steps):
             marks = [{n: (b, e) for n, b, e in reversed(self.worker(w).marks[-12:]) if b > before} for w in left]
-            joined = [m["join"][1] for m in marks if "join" in m]
-            if joined:
+            formed = [m["init"][1] for m in marks if "init" in m]
+            if formed:
                 self.note("  error raised", max(m["form_again"][0] for m in marks if "form_again" in m) - before)
-                self.note("re-form: decision to the world", max(joined) - known[0][2])
-                self.note("state and next step", max(s[0] for s in steps) - max(joined))
+                self.note("re-form: decision to the world", max(formed) - known[0][2])
+                self.note("state and next step", max(s[0] for s in steps) - max(formed))
 
 
     def note_growth(self):

@@ -12,7 +12,7 @@
 
 int main(int argc, char** arguments) {
   try {
-    cohort::Communicator world = cohort::join();
+    cohort::Communicator world = cohort::init();
     using Clock = std::chrono::steady_clock;
     if (argc > 1) {
       float word = 1;

@@ -1,6 +1,6 @@
 // Addresses and init methods, as users write them. Text that parses has to be writable and parse to the same again.
 #include "net/address.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include <cstdint>
 #include <cstdlib>

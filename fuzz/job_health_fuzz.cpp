@@ -44,7 +44,7 @@ RankReport a_report(FuzzedDataProvider& input) {
   RankReport report;
   report.rank = input.ConsumeIntegralInRange<std::int32_t>(0, kRoles.all() - 1);
   report.pid = input.ConsumeIntegral<std::int32_t>();
-  report.joined = input.ConsumeBool();
+  report.has_page = input.ConsumeBool();
   report.state = input.ConsumeBool() ? static_cast<std::uint8_t>('T') : input.ConsumeIntegral<std::uint8_t>();
   report.cpu_ms = input.ConsumeIntegral<std::uint64_t>();
   report.memory = input.ConsumeIntegral<std::uint64_t>();

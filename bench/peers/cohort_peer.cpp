@@ -35,9 +35,9 @@ cohort::WireFormat format_of(std::string_view name) {
 class CohortLibrary {
  public:
   explicit CohortLibrary(cohort::WireFormat wire)
-      : comm_(cohort::join({.timeout = std::chrono::seconds(peers::kSecondsPerCommand)})), wire_(wire) {}
+      : comm_(cohort::init({.timeout = std::chrono::seconds(peers::kSecondsPerCommand)})), wire_(wire) {}
   CohortLibrary(const std::string& folder, int rank, int size)
-      : comm_(cohort::join({.init_method = "file://" + folder + "/meet",
+      : comm_(cohort::init({.init_method = "file://" + folder + "/meet",
                             .rank = rank,
                             .world_size = size,
                             .timeout = std::chrono::seconds(peers::kSecondsPerCommand)})) {}

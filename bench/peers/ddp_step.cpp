@@ -189,7 +189,7 @@ nlohmann::json measure(cohort::Communicator& comm, const Options& options, int64
 
 void run(const Options& options) {
   at::set_num_threads(options.threads);
-  cohort::Communicator comm = cohort::join({.join_timeout = kDeadline, .timeout = kDeadline});
+  cohort::Communicator comm = cohort::init({.init_timeout = kDeadline, .timeout = kDeadline});
   nlohmann::json result = {{"side", "cohort"}, {"torch", TORCH_VERSION}, {"ranks", comm.size()}};
   for (const int64_t batch : options.batches) result["batches"].push_back(measure(comm, options, batch));
   if (comm.rank() != 0) return;

@@ -7,7 +7,7 @@
 //
 //   cohort run --min-np 1 ... elastic_step pauses SECONDS
 #include <cohort/elastic.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/torch/elastic.h>
 
 #include <torch/nn/modules/batchnorm.h>
@@ -105,7 +105,7 @@ int main(int argc, char** argv) {
   state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);
   if (argc == 3 && std::string(argv[1]) == "pauses")
     return pauses(state, sampler, std::chrono::seconds(std::atoi(argv[2])));
-  cohort::elastic::World world(cohort::join(), std::nullopt);
+  cohort::elastic::World world(cohort::init(), std::nullopt);
   const auto entering = Clock::now();
   state.enter(world);
   const double entered = microseconds(Clock::now() - entering) / 1000;

@@ -2,7 +2,7 @@
 // that of the parameters take the same time, so that theory says how long ranks idle.
 //
 //   cohort run -np 4 pipeline_bubble [MILLISECONDS [MICRO-BATCHES [STEPS]]]
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/torch/pipeline.h>
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   const double seconds = number(1, 50) / 1000.0;
   const int micro_batches = number(2, 16), steps = number(3, 3);
   at::set_num_threads(1);
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   const at::Tensor batch = at::ones({4L * micro_batches, 256});
   for (const auto& [schedule, chunks] : {std::pair(Schedule::GPipe, 1), std::pair(Schedule::OneFOneB, 1),
                                          std::pair(Schedule::Interleaved, 2), std::pair(Schedule::ZeroBubble, 1)}) {

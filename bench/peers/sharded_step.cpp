@@ -5,7 +5,7 @@
 //
 // Rank 0 prints a line of JSON: the median step in milliseconds, and what all processes together hold over what they
 // held before there was a model (PSS), in bytes a parameter.
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/sharded.h>
 
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   const auto number = [&](int at, int otherwise) { return argc > at ? std::atoi(argv[at]) : otherwise; };
   const int layers = number(2, 6), width = number(3, 4096), steps = number(4, 10), rows = number(5, 2);
   at::set_num_threads(1);
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   {  // taken by libtorch and the communicator themselves
     torch::nn::Linear first(64, 64);
     first(at::ones({2, 64})).sum().backward();

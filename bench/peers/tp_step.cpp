@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const int steps = std::atoi(argv[1]);
   at::set_num_threads(1);
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   std::vector<Block> blocks;
   for (std::int64_t i = 0; i < kLayers; ++i) blocks.emplace_back(comm);
   const at::Tensor x = at::ones({kBatch, kSequence, kWidth}).requires_grad_(true);

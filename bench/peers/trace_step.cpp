@@ -40,7 +40,7 @@ void switch_to(bool on) { timeline::detail::state.store(on ? timeline::detail::k
 }  // namespace
 
 int main() {
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   const bool traced = timeline::on();
   std::vector<double> spans, events;
   for (int turn = 0; turn < kTurns; ++turn) {

@@ -51,7 +51,7 @@ int train(int argc, char** argv) {
   cohort::Preemption preemption;  // (6) A signal to any process asks all to save and end. First, to miss none.
   Report report;
   // (1) Become one of N: the launcher has said who we are and where to meet. Without a launcher, a world of one.
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   const Options options = parse_options(argc, argv, comm.rank(), comm.size());
   if (options.threads > 0) torch::set_num_threads(options.threads);
   torch::manual_seed(options.seed);

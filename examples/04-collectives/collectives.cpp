@@ -15,7 +15,7 @@ void print(const char* name, const std::vector<std::int64_t>& values) {
 }
 
 void run() {
-  cohort::Communicator world = cohort::join();  // its communicator ends with it: no operation may be under way then
+  cohort::Communicator world = cohort::init();  // its communicator ends with it: no operation may be under way then
   const int rank = world.rank(), size = world.size();
   const auto show = [&](const char* name, const std::vector<std::int64_t>& values) {
     if (rank == 0) print(name, values);

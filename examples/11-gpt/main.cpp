@@ -112,7 +112,7 @@ struct Bytes : cohort::Observer {
 
 void train(const Options& options) {
   Bytes bytes;
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   torch::set_num_threads(1);
   // The axis that communicates most is last, so that its ranks share a host.
   cohort::Mesh mesh(comm, {{"dp", options.dp}, {"pp", options.pp}, {"tp", options.tp}});

@@ -1,4 +1,4 @@
-// The main header: communicators, join, types, errors. Separate headers: <cohort/torch.h> (libtorch), ps.h, servers.h,
+// The main header: communicators, init, types, errors. Separate headers: <cohort/torch.h> (libtorch), ps.h, servers.h,
 // track.h, gradients.h, checkpoint_follower.h.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <cohort/dtype.h>
 #include <cohort/error.h>
 #include <cohort/finite.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/mesh.h>
 #include <cohort/observer.h>
 #include <cohort/preemption.h>

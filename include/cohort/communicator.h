@@ -216,7 +216,7 @@ struct ThreadWorldOptions {
 
 /// Forms a world whose ranks are threads: element i is for this process's thread i. Throws InvalidArgument for a size
 /// below 1. With `across`, also throws Mismatch if processes give different sizes, Unavailable if they are on several
-/// hosts without a secret, and what `join` throws.
+/// hosts without a secret, and what `init` throws.
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options = {});
 
 /// Runs `body` on `size` threads, each of them a rank, and waits for all. The first exception aborts the world and is

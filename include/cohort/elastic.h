@@ -17,7 +17,7 @@
 #include <cohort/communicator.h>
 #include <cohort/error.h>
 #include <cohort/exit_status.h>
-#include <cohort/join_options.h>
+#include <cohort/init_options.h>
 
 #include <concepts>
 #include <cstdint>
@@ -169,7 +169,7 @@ class State {
            ///< state
     End,   ///< the job is to end
   };
-  /// After `leave`, waits until the job has members for another world; after 10 s, `join` does the waiting.
+  /// After `leave`, waits until the job has members for another world; after 10 s, `init` does the waiting.
   Wait await_members();
   /// Writes the rest of the ledger when training has ended.
   void finish();
@@ -184,7 +184,7 @@ class State {
 };
 
 struct Options {
-  JoinOptions join = {};
+  InitOptions init = {};
   /// File in which rank 0 records the samples that each step has used, a JSON line for each 64 steps and each change
   /// (docs/reference/elastic.md). Default: samples-W.jsonl in the run's folder, where W is the number of the process in
   /// its job; no ledger without `cohort run`.

@@ -9,7 +9,7 @@
 namespace cohort {
 
 enum class Role : std::uint8_t {
-  Worker = 0,     ///< a rank of the world, which may `join`
+  Worker = 0,     ///< a rank of the world, which may call `init`
   Server = 1,     ///< answers requests of workers, and is no rank
   Evaluator = 2,  ///< follows the training by its checkpoints, and is no rank
 };

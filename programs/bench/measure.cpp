@@ -11,7 +11,7 @@
 #include "rendezvous/detect.h"
 #include "shared/child_job.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -328,7 +328,7 @@ bool inside_a_job() {
 }
 
 void run_in_job(const Plan& plan, const Emit& emit) {
-  Communicator comm = join({.timeout = plan.timeout});
+  Communicator comm = init({.timeout = plan.timeout});
   run_plan(comm, plan, emit);
 }
 

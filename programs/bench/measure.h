@@ -73,7 +73,7 @@ void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 /// Returns whether a launcher has started this process as a rank. Throws InvalidArgument if its variables contradict
 /// each other.
 bool inside_a_job();
-/// Joins that job. `emit` is called in rank 0 only.
+/// Forms that job's world. `emit` is called in rank 0 only.
 void run_in_job(const Plan& plan, const Emit& emit);
 
 // The printed table, in the columns that nccl-tests made customary, and more. Belongs to the thread that prints.

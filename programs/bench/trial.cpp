@@ -12,7 +12,7 @@
 #include "shared/program.h"
 #include "shared/run_options.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -197,7 +197,7 @@ void try_collective(Communicator& comm, bench::Regions& regions, bench::Collecti
 }
 
 void be_trial_rank() {
-  Communicator comm = join();
+  Communicator comm = init();
   tell(comm, {{"check", "start"}, {"found", fmt::format("{} ranks have met", comm.size())}});
   {
     bench::Regions regions;

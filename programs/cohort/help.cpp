@@ -141,7 +141,7 @@ Each option can be set by an environment variable (--start-timeout: COHORT_RUN_S
 the command line counts before the variable, the variable before the file. --show-config says what counts.
 
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
-under torchrun, and what cohort::join() needs (`cohort env` lists all). stdin is rank 0's. The complete output of every
+under torchrun, and what cohort::init() needs (`cohort env` lists all). stdin is rank 0's. The complete output of every
 rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
 killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM
 cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and SIGKILL after as much again; a second Ctrl-C

@@ -21,7 +21,7 @@ _asked = False
 def watch_exceptions() -> None:
     """Makes an exception that ends the program be reported with its traceback from now on."""
     global _before
-    # The page belongs to this process when it joins a world, or fails: not by the mere import.
+    # The page belongs to this process when it forms a world, or fails: not by the mere import.
     if _before is not None or "COHORT_STATUS_FD" not in os.environ:
         return
     _before = sys.excepthook

@@ -30,20 +30,20 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
     """Returns the result of `wait`; the launcher is told meanwhile that this rank waits for the others of `size`."""
     from cohort import _core
 
-    _core.begin_join(size)
+    _core.begin_init(size)
     formed = False
     try:
         found = wait()
         formed = True
         return found
     finally:
-        _core.end_join(formed)
+        _core.end_init(formed)
 
 
 def _tell_of_rendezvous(registry: ModuleType) -> None:
     """Makes torch's own wait for all ranks, which precedes any backend, known to the launcher, too."""
     inner = getattr(registry, "rendezvous", None)
-    # In an elastic job, joining reports the wait: a process that is no member yet waits for no ranks.
+    # In an elastic job, `init` reports the wait: a process that is no member yet waits for no ranks.
     if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 

@@ -36,12 +36,12 @@ before_shutdown: list[Callable[[], None]] = []
 _GRACE_AT_EXIT = 5.0
 
 
-def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_file: str = "",
-         group_name: str = "world", program: str = "", join_timeout: Seconds | None = None,
-         timeout: Seconds | None = None, transport: str = "", alone: bool = False, trust_network: bool = False,
-         share: Callable[[str, Optional[str], float], str] | None = None,
-         share_name: str = "") -> Communicator:  # fmt: skip
-    """Meets the other ranks and returns a Communicator; each call forms a world of its own.
+def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_file: str = "",
+              group_name: str = "world", program: str = "", init_timeout: Seconds | None = None,
+              timeout: Seconds | None = None, transport: str = "", alone: bool = False, trust_network: bool = False,
+              share: Callable[[str, Optional[str], float], str] | None = None,
+              share_name: str = "") -> Communicator:  # fmt: skip
+    """Forms a world of its own beside the default one: meets the other ranks and returns the Communicator.
 
     init_method   where to meet. "": COHORT_INIT, else the launcher's environment (`cohort run`, torchrun, mpirun, srun
                   and others: docs/reference/launchers.md), else a world of one). "env://": RANK, WORLD_SIZE,
@@ -54,17 +54,17 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
     group_name    several worlds of one process meet under different names
     program       what this rank runs: ranks with different values are refused. Default: COHORT_PROGRAM, else the
                   script with its size and checksum. Programs that are meant to differ give a common text
-    join_timeout  seconds for all ranks to appear; default: 300
+    init_timeout  seconds for all ranks to appear; default: 300
     timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         form a world of one rank on purpose, also under a launcher of more
-    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may join. Also
+    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may be a rank. Also
                   COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
                   program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
                   on another thread: rank 0 passes a text, the others None, and all return that text, within `seconds`
-                  seconds. It carries a fresh secret, too, unless the ranks have one: anyone who reads it can join
+                  seconds. It carries a fresh secret, too, unless the ranks have one: anyone who reads it can be a rank
     share_name    the channel's name, for messages
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
@@ -79,10 +79,10 @@ def join(init_method: str = "", *, rank: int = -1, world_size: int = -1, secret_
         if _core.rendezvous_method(-1, -1) == "torch's store":
             from cohort import _torchrun
 
-            share, share_name, rank, world_size = _torchrun.meeting(join_timeout)
+            share, share_name, rank, world_size = _torchrun.meeting(init_timeout)
             init_method = ""
-    return _core.join(init_method, rank, world_size, os.fspath(secret_file), group_name, program or _own_program(),
-                      join_timeout, timeout, transport, alone, trust_network, share, share_name)  # fmt: skip
+    return _core.init(init_method, rank, world_size, os.fspath(secret_file), group_name, program or _own_program(),
+                      init_timeout, timeout, transport, alone, trust_network, share, share_name)  # fmt: skip
 
 
 def _refuse_child_that_imports_main() -> None:
@@ -90,7 +90,7 @@ def _refuse_child_that_imports_main() -> None:
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
         raise Unavailable(
-            "join: this process is no rank: multiprocessing has started it (a worker of a DataLoader, or a pool), and it "
+            "init: this process is no rank: multiprocessing has started it (a worker of a DataLoader, or a pool), and it "
             "imports the script to find its functions -- put what the script does under `if __name__ == \"__main__\":`, "
             "or start workers by fork (DataLoader's multiprocessing_context=\"fork\")"
         )
@@ -162,9 +162,9 @@ def refuse_on_threads(what: str) -> None:
         )
 
 
-def init(init_method: str = "", **options: object) -> None:
-    """Forms this process's default world, with the arguments of `join`. Does nothing if there is one already, as on a
-    thread of `run_on_threads`.
+def init(init_method: str = "", **options: object) -> Communicator:
+    """Forms this process's default world, with the arguments of `new_world`, and returns it. If there is one already, as
+    on a thread of `run_on_threads`, returns that.
 
     Raises InvalidArgument if there is one and arguments are given, since they could have no effect.
     """
@@ -174,17 +174,18 @@ def init(init_method: str = "", **options: object) -> None:
             if init_method or options:
                 raise InvalidArgument(
                     f"init: this process is rank {rank()} of {size()} already, and the arguments given would have no "
-                    "effect -- call cohort.shutdown() before, or cohort.join(...) for another world"
+                    "effect -- call cohort.shutdown() before, or cohort.new_world(...) for another world"
                 )
-            return
+            return world()
         if rank_thread() is not None:
             raise InvalidArgument(
                 "init: this thread has left the world of run_on_threads that it was a rank of, and gets no other"
             )
-        _world = join(init_method, **options)  # type: ignore[arg-type]
+        _world = new_world(init_method, **options)  # type: ignore[arg-type]
+        return _world
 
 
-init.__wrapped__ = join  # type: ignore[attr-defined]  # help() shows its arguments
+init.__wrapped__ = new_world  # type: ignore[attr-defined]  # help() shows its arguments
 
 
 def shutdown() -> None:

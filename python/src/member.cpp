@@ -147,7 +147,8 @@ Member::Member(Communicator communicator)
       communicator_(std::move(communicator)) {}
 
 void Member::check_usable(const char* name) const {
-  if (left_) refuse(name, "this Communicator has left its world -- call cohort.init() (or join) to form a new one");
+  if (left_)
+    refuse(name, "this Communicator has left its world -- call cohort.init() (or new_world) to form a new one");
   if (in_child()) {
     refuse(name,
            "this Communicator belongs to the process that formed it, and this is a forked child of it -- use it "

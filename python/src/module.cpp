@@ -11,7 +11,7 @@
 #include "rendezvous/epochs.h"
 #include "telemetry/status_page.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <pybind11/stl.h>
 
@@ -31,20 +31,20 @@ ShareFunction share_of(const py::object& call) {
   };
 }
 
-PyCommunicator join_world(const std::string& init_method, int rank, int world_size, const std::string& secret_file,
-                          const std::string& group_name, const std::string& program, const py::object& join_timeout,
+PyCommunicator init_world(const std::string& init_method, int rank, int world_size, const std::string& secret_file,
+                          const std::string& group_name, const std::string& program, const py::object& init_timeout,
                           const py::object& timeout, const std::string& transport, bool alone, bool trust_network,
                           const py::object& share, const std::string& share_name) {
-  JoinOptions options;
+  InitOptions options;
   options.init_method = init_method;
   options.rank = rank;
   options.world_size = world_size;
   options.secret_file = secret_file;
   options.group_name = group_name;
   options.program = program;
-  if (const auto patience = milliseconds_of(join_timeout, "join")) options.join_timeout = *patience;
-  if (const auto deadline = milliseconds_of(timeout, "join")) {
-    if (deadline->count() <= 0) refuse("join", "the timeout of operations has to be positive");
+  if (const auto patience = milliseconds_of(init_timeout, "init")) options.init_timeout = *patience;
+  if (const auto deadline = milliseconds_of(timeout, "init")) {
+    if (deadline->count() <= 0) refuse("init", "the timeout of operations has to be positive");
     options.timeout = *deadline;
   }
   options.transport = transport;
@@ -53,19 +53,19 @@ PyCommunicator join_world(const std::string& init_method, int rank, int world_si
   if (!share.is_none()) options.share = share_of(share);
   if (!share_name.empty()) options.share_name = share_name;
   // An interrupt leaves the meeting to its own deadline: there are no other ranks to inform yet.
-  return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::join(options); }, {})));
+  return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::init(options); }, {})));
 }
 
-PyCommunicator join_part(const std::string& world, const std::string& group_name, int rank, int world_size,
-                         const py::object& join_timeout, const py::object& timeout) {
-  JoinOptions options;
+PyCommunicator init_part(const std::string& world, const std::string& group_name, int rank, int world_size,
+                         const py::object& init_timeout, const py::object& timeout) {
+  InitOptions options;
   options.group_name = group_name;
   options.rank = rank;
   options.world_size = world_size;
-  options.join_timeout = milliseconds_of(join_timeout, "join").value_or(options.join_timeout);
-  options.timeout = milliseconds_of(timeout, "join").value_or(options.timeout);
+  options.init_timeout = milliseconds_of(init_timeout, "init").value_or(options.init_timeout);
+  options.timeout = milliseconds_of(timeout, "init").value_or(options.timeout);
   return PyCommunicator(
-      Member::make(run_interruptibly<Communicator>([=] { return cohort::join_part(world, options); }, {})));
+      Member::make(run_interruptibly<Communicator>([=] { return cohort::init_part(world, options); }, {})));
 }
 
 std::vector<PyCommunicator> form_threads(int size, const py::object& timeout, const PyCommunicator* across) {
@@ -101,7 +101,7 @@ std::string rendezvous_method(int rank, int world_size) {
   return "";
 }
 
-/// Returns false if nothing in the environment gives this process's rank and the world's size. `join` reports errors in
+/// Returns false if nothing in the environment gives this process's rank and the world's size. `init` reports errors in
 /// these.
 bool has_launcher() {
   const auto said = rendezvous::detect(rendezvous::current_environment());
@@ -158,8 +158,8 @@ PYBIND11_MODULE(_core, module) {
   bind_process(module);
   bind_ps(module);
   bind_elastic(module);
-  module.def("join", &join_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
-             py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("join_timeout"),
+  module.def("init", &init_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
+             py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("init_timeout"),
              py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
              py::arg("share_name"));
   module.def(
@@ -175,16 +175,16 @@ PYBIND11_MODULE(_core, module) {
   module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
   module.def("is_elastic", [] { return cohort::env::flag(cohort::env::kElastic).value_or(false); });
   module.def("removed_from_job", &cohort::rendezvous::removed_from_job);
-  module.def("join_part", &join_part, py::arg("world"), py::arg("group_name"), py::arg("rank"), py::arg("world_size"),
-             py::arg("join_timeout"), py::arg("timeout"));
+  module.def("init_part", &init_part, py::arg("world"), py::arg("group_name"), py::arg("rank"), py::arg("world_size"),
+             py::arg("init_timeout"), py::arg("timeout"));
   const std::string world(cohort::rendezvous::kWorld);
-  module.def("joined_epoch", &cohort::rendezvous::joined_epoch, py::arg("world") = world);
+  module.def("formed_epoch", &cohort::rendezvous::formed_epoch, py::arg("world") = world);
   module.def(
       "job_news",
       [](const std::string& name) -> py::object {
         const auto news = [&] {
           const py::gil_scoped_release release;
-          return cohort::rendezvous::news_since_joined(cohort::status::StatusPage::own().announced_epoch(), name);
+          return cohort::rendezvous::news_since_formed(cohort::status::StatusPage::own().announced_epoch(), name);
         }();
         return news ? py::object(py::make_tuple(news->epoch, news->came, news->left)) : py::none();
       },

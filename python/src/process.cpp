@@ -140,10 +140,10 @@ void bind_process(py::module_& module) {
       "status_fd", [] { return status::StatusPage::own().fd(); },
       "The agent's file for stacks; -1 where no agent started this process.");
   module.def(
-      "begin_join", [](int size) { status::StatusPage::own().begin_join(size); }, py::arg("size"),
-      "This process waits for the others of a world of so many, until end_join: for the launcher.");
+      "begin_init", [](int size) { status::StatusPage::own().begin_init(size); }, py::arg("size"),
+      "This process waits for the others of a world of so many, until end_init: for the launcher.");
   module.def(
-      "end_join", [](bool formed) { status::StatusPage::own().end_join(formed); }, py::arg("formed"),
+      "end_init", [](bool formed) { status::StatusPage::own().end_init(formed); }, py::arg("formed"),
       "It waits no more.");
   module.def(
       "note_state", [] { status::StatusPage::own().note_state(); },

@@ -38,7 +38,7 @@ def train(state):
         total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="total").item()
         assert total == hvd.size(), (total, hvd.size())
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:12]
-        print("step", time.monotonic_ns(), _core.joined_epoch(), state.step, hvd.rank(), hvd.size(), digest, flush=True)
+        print("step", time.monotonic_ns(), _core.formed_epoch(), state.step, hvd.rank(), hvd.size(), digest, flush=True)
         time.sleep(float(os.environ.get("PACE", "0.01")))
         state.commit()
 

@@ -35,7 +35,7 @@ def check_world():
     assert os.environ["RANK"] == str(rank) and os.environ["WORLD_SIZE"] == str(size), os.environ
     assert total(rank + 1) == size * (size + 1) / 2
     seen = [None] * size
-    dist.all_gather_object(seen, (rank, WORKER, _core.joined_epoch("torch's members")))
+    dist.all_gather_object(seen, (rank, WORKER, _core.formed_epoch("torch's members")))
     assert [one[0] for one in seen] == list(range(size)) and len({one[2] for one in seen}) == 1, seen
     if size > 1:
         came = torch.zeros(1)
@@ -71,7 +71,7 @@ def train():
         optimizer.step()
         step += 1
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:12]
-        epoch = _core.joined_epoch("torch's members")
+        epoch = _core.formed_epoch("torch's members")
         print("step", time.monotonic_ns(), epoch, step, rank, size, digest, flush=True)
         if total(os.path.exists(stop)):
             return True

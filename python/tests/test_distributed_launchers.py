@@ -64,7 +64,7 @@ assert "RANK" not in os.environ
         status, output = self.run_it(sys.executable, self.script(script.replace('"cohort"', '"gloo"')))
         self.assertIn("environment variable RANK expected", output)
 
-    def test_a_rank_that_ends_before_it_joins_ends_the_job(self):
+    def test_a_rank_that_ends_before_it_forms_its_world_ends_the_job(self):
         """The others may wait in torch's rendezvous, of any backend, or Cohort's."""
         for waits in 'dist.init_process_group("cohort")', 'dist.init_process_group("gloo")', "cohort.init()":
             with self.subTest(waits):
@@ -74,7 +74,7 @@ assert "RANK" not in os.environ
                     capture_output=True, text=True, timeout=100, check=False,
                 )
                 self.assertEqual(done.returncode, 124, done.stderr)
-                self.assertIn("rank 1 had ended with 0 before it joined the world that rank 0 waits for", done.stderr)
+                self.assertIn("rank 1 had ended with 0 before it formed the world that rank 0 waits for", done.stderr)
 
     def test_torchrun_and_init_again(self):
         # The agent's store outlives the groups.

@@ -24,7 +24,7 @@ handles = []
 
 @hvd.elastic.run
 def train(state):
-    if _core.joined_epoch() == 0:
+    if _core.formed_epoch() == 0:
         print("ready", flush=True)
         if hvd.rank() == 2:
             time.sleep(60)
@@ -75,7 +75,7 @@ def train(state, world):
 
 state.set_steps(int(os.environ.get("LOADED", "0")))
 cohort.init()
-wait_to_go(_core.joined_epoch())
+wait_to_go(_core.formed_epoch())
 train(state)
 """
 
@@ -83,16 +83,16 @@ BY_HVD = """
 import cohort.torch as hvd
 hvd.init()
 state = hvd.elastic.ObjectState(step=0)
-state.register_reset_callbacks([lambda: wait_to_go(_core.joined_epoch())])
-wait_to_go(_core.joined_epoch())
+state.register_reset_callbacks([lambda: wait_to_go(_core.formed_epoch())])
+wait_to_go(_core.formed_epoch())
 
 @hvd.elastic.run
 def train(state):
-    print("has", _core.joined_epoch(), state.step, flush=True)
+    print("has", _core.formed_epoch(), state.step, flush=True)
     while True:
         state.step += 1
         state.commit()
-        print("stepped", _core.joined_epoch(), state.step, flush=True)
+        print("stepped", _core.formed_epoch(), state.step, flush=True)
         time.sleep(0.01)
 
 train(state)
@@ -106,7 +106,7 @@ step = int(os.environ.get("LOADED", "0"))
 while True:
     try:
         dist.init_process_group("cohort")
-        epoch = _core.joined_epoch("torch's members")
+        epoch = _core.formed_epoch("torch's members")
         wait_to_go(epoch)
         state = [step]
         dist.broadcast_object_list(state, src=0)
@@ -339,7 +339,7 @@ state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 class Tell(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         digest = hashlib.sha256(b"".join(np.asarray(w).tobytes() for w in model.get_weights())).hexdigest()[:12]
-        print("step", time.monotonic_ns(), _core.joined_epoch(), state.epoch, hvd.rank(), hvd.size(), digest, flush=True)
+        print("step", time.monotonic_ns(), _core.formed_epoch(), state.epoch, hvd.rank(), hvd.size(), digest, flush=True)
 
 @hvd.elastic.run
 def train(state):

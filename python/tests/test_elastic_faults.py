@@ -14,7 +14,7 @@ from test_run_elastic import Job
 
 SILENCE = 30.0
 
-# Trains by Cohort's Horovod API, and fails as FAULTS says: (worker, moment, what) of each. Moments: "join", "start", "forward",
+# Trains by Cohort's Horovod API, and fails as FAULTS says: (worker, moment, what) of each. Moments: "init", "start", "forward",
 # "collective", "step", "commit", "form again 1" (the first time, 2: ...), "formed 1".
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -71,7 +71,7 @@ def counted():
     moment(f"formed {formed}")
 
 basics.form_again = counted
-moment("join")
+moment("init")
 basics.init()
 state = State(step=0, sum=0)
 moment("start")
@@ -89,7 +89,7 @@ def train(state):
         assert seen == seen[:1] * basics.size(), seen
         state.step += 1
         state.sum = hash((state.sum, state.step)) & 0xffffffff
-        print("step", time.monotonic_ns(), _core.joined_epoch(), state.step, basics.rank(), basics.size(), f"{state.sum:x}",
+        print("step", time.monotonic_ns(), _core.formed_epoch(), state.step, basics.rank(), basics.size(), f"{state.sum:x}",
               flush=True)
         if state.step == 5:
             moment("step")
@@ -180,13 +180,13 @@ class OneFault(Case):
             self.settle(job, 0)
 
     def test_killed(self):
-        for when in ("join", "start", "forward", "collective", "step", "commit"):
+        for when in ("init", "start", "forward", "collective", "step", "commit"):
             for who in (0, 3):
                 self.goes_on("kill", when, who)
 
     def test_ended(self):
         for how in ("exit", "abort", "memory"):
-            for when, who in zip(("join", "start", "forward", "collective", "step", "commit"), (0, 3) * 3):
+            for when, who in zip(("init", "start", "forward", "collective", "step", "commit"), (0, 3) * 3):
                 if (how, when) != ("memory", "collective"):  # an exception of another thread ends no process
                     self.goes_on(how, when, who)
 
@@ -203,7 +203,7 @@ class OneFault(Case):
                 self.goes_on(how, when, 3, left=2)
 
     def test_the_supervisor(self):
-        for when in ("join", "forward", "collective"):
+        for when in ("init", "forward", "collective"):
             with self.subTest(when=when), Watched(*HOSTS, faults=[(3, when, "supervisor")]) as job:
                 job.command.wait(timeout=SECONDS)
                 self.settle(job, -signal.SIGKILL)

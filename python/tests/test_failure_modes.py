@@ -261,13 +261,13 @@ model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
 with torch.no_grad():
     net.weight.fill_(0)
-for batch in range(3 if rank == 0 else 1):
-    optimizer.zero_grad()
-    model(torch.full((2, 1), rank + 1.0)).mean().backward()
-    optimizer.step()
-if rank == 1:
-    harm()
-model.join()
+with model.join():
+    for batch in range(3 if rank == 0 else 1):
+        optimizer.zero_grad()
+        model(torch.full((2, 1), rank + 1.0)).mean().backward()
+        optimizer.step()
+    if rank == 1:
+        harm()
 # Averages of 1 and 2, then of 1 alone, twice.
 print("JOINED", net.weight.item(), flush=True)
 """
@@ -513,7 +513,7 @@ if not kept.exists():
 if rank == 0:
     harm()
     os.set_inheritable(int(os.environ["COHORT_SECRET_FD"]), True)  # as in a process that was started before `init`
-    late = [sys.executable, "-c", "import cohort; cohort.init(join_timeout=3)"]
+    late = [sys.executable, "-c", "import cohort; cohort.init(init_timeout=3)"]
     ended = subprocess.run(late, env=json.loads(kept.read_text()), close_fds=False, capture_output=True, text=True)
     print("LATE", ended.returncode, " ".join(ended.stderr.split())[-400:], flush=True)
 world.barrier()
@@ -523,7 +523,7 @@ print("WHOLE", flush=True)
         )  # fmt: skip
         at, found = job.when(r"LATE (\d+) .*cohort\.errors\.\w+: (.*)")
         seconds = at - job.harmed()
-        tell(22.1, "one of an earlier attempt (join_timeout=3)", seconds, found[2])
+        tell(22.1, "one of an earlier attempt (init_timeout=3)", seconds, found[2])
         self.assertLess(seconds, LIMIT)
         self.assertEqual(found[1], "1")
         self.assertEqual(job.ends(), 0, job.text)

@@ -30,8 +30,7 @@ def interrupt_a_wait():
 START = (
     IMPORTS
     + """
-cohort.init(os.environ["TEST_INIT"])
-world = cohort.world()
+world = cohort.init(os.environ["TEST_INIT"])
 rank = cohort.rank()
 """
 )
@@ -49,7 +48,7 @@ class Life(unittest.TestCase):
         self.all_good(
             """
 assert cohort.is_initialized()
-cohort.init()  # nothing to do
+assert cohort.init() is world is cohort.world()  # nothing to do
 old, took = world, []
 for i in range(20):
     cohort.shutdown()
@@ -337,7 +336,7 @@ import os, sys
 TORCH = None
 import cohort
 try:
-    cohort.init(os.environ["TEST_INIT"], join_timeout=20)
+    cohort.init(os.environ["TEST_INIT"], init_timeout=20)
 except cohort.Mismatch as error:
     sys.exit(f"refused: {error}")
 cohort.world().barrier()

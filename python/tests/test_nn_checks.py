@@ -50,7 +50,7 @@ class Spoiler:
 class NonFinite(Case):
     def model(self, dtype=None, hidden=17, **options):
         net = with_values(Mlp(dtype or torch.float64, hidden))
-        options = {"bucket_bytes": 1200, "first_bucket_bytes": 300, "non_finite": "raise", **options}
+        options = {"bucket_cap_mb": 1200 / 2**20, "first_bucket_bytes": 300, "non_finite": "raise", **options}
         model = DistributedDataParallel(net, **options)
         return model, Spoiler(net)
 
@@ -244,18 +244,15 @@ class NonFinite(Case):
 
     def test_ranks_that_have_joined(self):
         model, spoiler = self.model()
-        if self.rank > 0:
-            model.join()
-            return
-        for step in range(3):
-            spoiler.next = {"last.weight": (4, NAN)} if step == 1 else {}
-            if step == 1:
-                with self.assertRaises(NonFiniteError) as caught:
+        with model.join():
+            for step in range(3 if self.rank == 0 else 0):
+                spoiler.next = {"last.weight": (4, NAN)} if step == 1 else {}
+                if step == 1:
+                    with self.assertRaises(NonFiniteError) as caught:
+                        self.backward(model)
+                    self.assertEqual(caught.exception.peer, 0)
+                else:
                     self.backward(model)
-                self.assertEqual(caught.exception.peer, 0)
-            else:
-                self.backward(model)
-        model.join()
 
     def test_parameters_that_a_rank_does_not_use(self):
         net = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])

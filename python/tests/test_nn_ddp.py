@@ -18,7 +18,7 @@ def rows(x, *_):
     return x.shape[0]
 
 
-SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
+SMALL = {"bucket_cap_mb": 1200 / 2**20, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
 
 
 @needs_torch
@@ -151,7 +151,7 @@ class Averages(Ranks):
             def forward(self, x):
                 return sum((x.to(part.dtype) * part).double().mean() for part in self.parts)
 
-        model = DistributedDataParallel(Mixed(), samples=rows, bucket_bytes=20, first_bucket_bytes=8)
+        model = DistributedDataParallel(Mixed(), samples=rows, bucket_cap_mb=20 / 2**20, first_bucket_bytes=8)
         self.assertGreaterEqual(model.stats().buckets, 8)
         weights = [3 ** (rank % 2) for rank in range(self.size)]
         expected = sum(w * (2.0 + 2 * (w == 3)) for w in weights) / sum(weights)
@@ -210,7 +210,7 @@ class Places(Ranks):
         for how in (True, False):
             told = []
             model = DistributedDataParallel(
-                with_values(Mlp(hidden=64)), bucket_bytes=1 << 14, first_bucket_bytes=1 << 12,
+                with_values(Mlp(hidden=64)), bucket_cap_mb=1 / 64, first_bucket_bytes=1 << 12,
                 observer=lambda number, nbytes: told.append((number, nbytes)),
             )
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -248,7 +248,7 @@ class Places(Ranks):
                     x = x * part
                 return x
 
-        model = DistributedDataParallel(Backwards(), bucket_bytes=32, first_bucket_bytes=32)
+        model = DistributedDataParallel(Backwards(), bucket_cap_mb=32 / 2**20, first_bucket_bytes=32)
         self.assertEqual(model.slot_of("parts.3").bucket, 0)
         for _ in range(2):
             model.zero_grad()

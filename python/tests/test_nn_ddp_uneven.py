@@ -13,7 +13,7 @@ if torch is not None:
 
     from cohort.nn import DistributedDataParallel
 
-SMALL = {"bucket_bytes": 1200, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
+SMALL = {"bucket_cap_mb": 1200 / 2**20, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
 
 
 @needs_torch
@@ -29,7 +29,7 @@ class Unused(Ranks):
                 return x * self.common * (self.left if left else self.right)
 
         net = Branches()
-        model = DistributedDataParallel(net, bucket_bytes=16, first_bucket_bytes=16, samples=lambda x, left: x.shape[0])
+        model = DistributedDataParallel(net, bucket_cap_mb=16 / 2**20, first_bucket_bytes=16, samples=lambda x, left: x.shape[0])
         x = torch.full((2, 3), 6.0)
 
         def expect(name, value):
@@ -134,16 +134,16 @@ class UnevenEnds(Ranks):
             (model(pattern((6, 5), number + self.rank * 0.3, torch.float32)) ** 3).mean().backward()
 
         # Rank 0 ends first: buffers come from rank 1 then.
-        for number in range(1 if self.rank == 0 else 5 - self.rank):
-            step(number)
-            optimizer.step()
-        self.assertEqual(model.join(), 1)
+        with model.join():
+            for number in range(1 if self.rank == 0 else 5 - self.rank):
+                step(number)
+                optimizer.step()
         self.assert_same_bits_on_all_ranks(model.state_dict().values())
         self.assertEqual(norm.num_batches_tracked.item(), 4)
-        for number in range(2):  # training goes on together: same buckets, same model
-            step(number)
-        self.assert_same_bits_on_all_ranks([norm.weight.grad])
-        self.assertEqual(model.join(), 0)  # nothing is missing now
+        with model.join():
+            for number in range(2):  # training goes on together: same buckets, same model
+                step(number)
+            self.assert_same_bits_on_all_ranks([norm.weight.grad])
 
 
 @needs_torch

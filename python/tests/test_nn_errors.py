@@ -44,7 +44,7 @@ class Refused(unittest.TestCase):
             self.assertEqual(caught.exception.peer, last)
             self.assertEqual(caught.exception.rank, self.rank)
         with self.assertRaisesRegex(cohort.Mismatch, "bucket_bytes=7"):
-            DistributedDataParallel(Named(), bucket_bytes=7 if self.rank == last else 8)
+            DistributedDataParallel(Named(), bucket_cap_mb=(7 if self.rank == last else 8) / 2**20)
         DistributedDataParallel(Named())  # the world is as good as before
 
     def test_misuse_is_an_error_and_not_a_silence(self):
@@ -58,6 +58,11 @@ class Refused(unittest.TestCase):
             model.step_without_samples()
         with self.assertRaisesRegex(cohort.InvalidArgument, "no parameter 'nobody'"):
             model.slot_of("nobody")
+        for refused in ("divide_by_initial_world_size", "throw_on_early_termination"):
+            with self.assertRaisesRegex(cohort.InvalidArgument, refused), model.join(**{refused: True}):
+                pass
+        with model.join(enable=False):
+            pass
         with model.no_sync():
             loss_of(net(x), y).backward()  # local, and said so
         model.zero_grad()
@@ -80,7 +85,9 @@ class Refused(unittest.TestCase):
         with self.assertRaisesRegex(cohort.InvalidArgument, "device_ids"):
             DistributedDataParallel(Mlp(), [0])
         with self.assertRaises(cohort.InvalidArgument):
-            DistributedDataParallel(Mlp(), bucket_bytes=0)
+            DistributedDataParallel(Mlp(), bucket_cap_mb=0)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "gradient_as_bucket_view=False"):
+            DistributedDataParallel(Mlp(), gradient_as_bucket_view=False)
         with self.assertRaises(cohort.InvalidArgument):
             DistributedDataParallel("Mlp")
 
@@ -195,7 +202,7 @@ def observer(number, size):
 
 cohort.init(os.environ["TEST_INIT"], timeout=30)
 failing = None
-model = DistributedDataParallel(Net(), bucket_bytes=12, first_bucket_bytes=12, observer=observer)
+model = DistributedDataParallel(Net(), bucket_cap_mb=12 / 2**20, first_bucket_bytes=12, observer=observer)
 x = torch.ones(2, 3)
 loss, other = model(x).mean(), 100 * model(x).mean()
 if cohort.rank() == 0:
@@ -211,7 +218,7 @@ else:
         print("rank 1:", error)
         held = error  # with all its frames
     failing = None
-    for number, call in enumerate((other.backward, lambda: model(x), model.step_without_samples, model.join)):
+    for number, call in enumerate((other.backward, lambda: model(x), model.step_without_samples, model.join().__enter__)):
         try:
             call()
         except cohort.Aborted as error:

@@ -29,7 +29,7 @@ def train(device, steps=4, samples=None, wide=False, moves=False, **options):
     model = model_of(device, wide)
     if samples is not None:
         options["samples"] = len
-    parallel = cohort.nn.DistributedDataParallel(model, bucket_bytes=600, first_bucket_bytes=100, **options)
+    parallel = cohort.nn.DistributedDataParallel(model, bucket_cap_mb=600 / 2**20, first_bucket_bytes=100, **options)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(10 + cohort.rank())
     count = 8 if samples is None else samples[cohort.rank()]

@@ -131,7 +131,7 @@ class Started(unittest.TestCase):
         refused = [line for line in lines if line.startswith("refused")]
         self.assertEqual(len(refused), 2, done.stdout)
         self.assertIn("COHORT_ROLE=server", refused[0])
-        self.assertIn("a parameter server is no rank and joins no world", refused[0])
+        self.assertIn("a parameter server is no rank and forms no world", refused[0])
 
     def test_ranks_wait_for_servers_that_come_late(self):
         program = self.program("late.py", """

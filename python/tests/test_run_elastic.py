@@ -88,7 +88,7 @@ class Elastic(unittest.TestCase):
         command = [_command.find(), "run", "-np", "2", "--min-np", "1", "--run-dir", folder, sys.executable, "-c", program]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         self.assertNotEqual(ended.returncode, 0, ended.stderr)
-        self.assertIn("rank 0 had ended with 0 before it joined the world that rank 1 waits for", ended.stderr)
+        self.assertIn("rank 0 had ended with 0 before it formed the world that rank 1 waits for", ended.stderr)
 
     def test_others_train_on_when_workers_are_killed(self):
         with Job("-np", "4", "--min-np", "2") as job:

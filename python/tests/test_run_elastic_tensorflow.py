@@ -27,7 +27,7 @@ def killed():
 
 def tell(hvd, step, variables):
     digest = hashlib.sha256(b"".join(np.asarray(one).tobytes() for one in variables)).hexdigest()[:12]
-    print("step", time.monotonic_ns(), _core.joined_epoch(), step, hvd.rank(), hvd.size(), digest, flush=True)
+    print("step", time.monotonic_ns(), _core.formed_epoch(), step, hvd.rank(), hvd.size(), digest, flush=True)
     time.sleep(0.02)
 """
 

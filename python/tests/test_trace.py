@@ -71,7 +71,7 @@ import sys, torch
 import cohort, cohort.checkpoint, cohort.nn
 cohort.init()
 torch.manual_seed(0)
-model = cohort.nn.DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(8))), bucket_bytes=300_000)
+model = cohort.nn.DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(8))), bucket_cap_mb=300_000 / 2**20)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(6):
     optimizer.zero_grad()

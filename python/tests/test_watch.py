@@ -43,7 +43,7 @@ import sys, time
 import cohort, cohort.track
 from array import array
 from cohort._core import count_step
-comm = cohort.join()
+comm = cohort.new_world()
 rank = comm.rank()
 if rank == 0:
     record = cohort.track.RunRecord(sys.argv[1] + "/run.jsonl", program="peer", world_size=2, parameters={"steps": 4000})

@@ -55,7 +55,7 @@ constexpr Variable kVariables[] = {
      "a rank's host from which not even its kernel answers so long is lost: more where machines are moved while they "
      "run or switches take time; `cohort run --host-timeout` sets it"},
     {kTrustNetwork, kFlag, "0",
-     "whoever reaches the address at which ranks on several hosts meet may join them: for networks that nobody else is "
+     "whoever reaches the address at which ranks on several hosts meet may be a rank: for networks that nobody else is "
      "on, where there is no launcher and no secret file; the same on all ranks"},
     {kPretendHosts, "N or A,B,...", "",
      "to try out on one machine what several hosts do: its ranks are taken for N hosts of equally many, or for hosts "
@@ -129,7 +129,8 @@ constexpr Variable kVariables[] = {
     {kElastic, kFlag, "0", "the job may go on with fewer or more ranks (--min-np); each is what its store says",
      SetForRanks},
     {"COHORT_ELASTIC_TIMEOUT", seconds_from(0, 1e9), "600",
-     "of an elastic job: how long it waits for hosts (--elastic-timeout); joining waits so long, too", SetForRanks},
+     "of an elastic job: how long it waits for hosts (--elastic-timeout); forming a world waits so long, too",
+     SetForRanks},
     {kWorker, kCount, "", "number of this process in an elastic job; never given to another", SetForRanks},
     {kServersMayDie, kFlag, "0", "of a server: the job goes on when one dies (--server-restarts, --lost-servers)",
      SetForRanks},

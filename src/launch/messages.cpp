@@ -26,7 +26,7 @@ FIELDS(GroupReport, m.id, m.rank, m.size, m.begun, m.ended, m.operation, m.waiti
 FIELDS(NamedReport, m.waiting, m.name, m.ended)
 FIELDS(TimesReport, m.steps, m.steps_ns, m.operations, m.bytes, m.busy_ns, m.waited_ns, m.wire_ns, m.wire_bytes,
        m.exposed_ns)
-FIELDS(RankReport, m.rank, m.pid, m.joined, m.joining, m.worlds, m.formed_epoch, m.has_state, m.state, m.cpu_ms,
+FIELDS(RankReport, m.rank, m.pid, m.has_page, m.forming, m.worlds, m.formed_epoch, m.has_state, m.state, m.cpu_ms,
        m.memory, m.step, m.samples, m.exposed_ns, m.not_finite, m.not_finite_step, m.tells_stacks, m.saves_when_asked,
        m.preempted_by, m.groups, m.named, m.times)
 FIELDS(GpuUse, m.percent, m.memory)

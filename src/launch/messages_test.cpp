@@ -29,7 +29,7 @@ std::vector<Message> samples() {
   exited.cause = {3, 3, 1, 12, "vm", "barrier()"};
   RankReport report;
   report.rank = 3;
-  report.joined = true;
+  report.has_page = true;
   report.formed_epoch = std::int64_t{1} << 40;
   report.has_state = true;
   report.state = 'S';

@@ -92,8 +92,8 @@ TimesReport read_times(const status::StatusLayout& page) {
 RankReport read_status(const status::StatusLayout& page) {
   RankReport report;
   report.pid = page.pid.load();
-  report.joined = report.pid != 0;
-  report.joining = page.joining.load();
+  report.has_page = report.pid != 0;
+  report.forming = page.forming.load();
   report.worlds = page.worlds.load();
   report.formed_epoch = std::max<std::int64_t>(page.formed_epoch.load(), -1);
   report.has_state = page.has_state.load() != 0;
@@ -172,13 +172,13 @@ std::string last_words(const status::StatusLayout& page) {
 }
 
 std::string doing(const RankReport& report) {
-  if (report.joining < 0) return "waiting to be a member of the job";
-  if (report.joining > 0) return fmt::format("joining a world of {}, and waiting for its other ranks", report.joining);
-  // (A process that works only with parameter servers joins no world.)
-  if (!report.joined) return "in no world: it has joined none yet (cohort::join, init_process_group)";
+  if (report.forming < 0) return "waiting to be a member of the job";
+  if (report.forming > 0) return fmt::format("forming a world of {}, and waiting for its other ranks", report.forming);
+  // (A process that works only with parameter servers forms no world.)
+  if (!report.has_page) return "in no world: it has formed none yet (init, init_process_group)";
   if (report.groups.empty()) {
-    return report.worlds > 0 ? "in no world of several ranks: it has left those that it had joined"
-                             : "in no world of several ranks: it has joined none";
+    return report.worlds > 0 ? "in no world of several ranks: it has left those that it had formed"
+                             : "in no world of several ranks: it has formed none";
   }
   if (report.named.waiting) {
     return fmt::format("waiting for '{}', by name, after {} others", report.named.name, report.named.ended);

@@ -60,9 +60,9 @@ struct CauseReport {
 
 struct RankReport {
   std::int32_t rank = 0;
-  std::int32_t pid = 0;            ///< the process that joined; before that, the worker's own
-  bool joined = false;             ///< the rank has written into its page
-  std::int32_t joining = 0;        ///< the size of a world whose ranks it waits for; kToBeMember; 0: not waiting
+  std::int32_t pid = 0;            ///< the process that has the page; before that, the worker's own
+  bool has_page = false;           ///< the rank has written into its page
+  std::int32_t forming = 0;        ///< the size of a world whose ranks it waits for; kToBeMember; 0: not waiting
   std::uint32_t worlds = 0;        ///< number of worlds formed so far
   std::int64_t formed_epoch = -1;  ///< elastic job: the epoch of its latest world; -1: none
   bool has_state = false;          ///< has the elastic job's training state, and can give it to others

@@ -39,7 +39,7 @@ constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 constexpr std::string_view kTlsOtherSecret("\x15\x03\x03\x00\x02\x02\x33", 7);
 
 constexpr std::string_view kHowToGiveASecret =
-    "give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or JoinOptions::secret_file "
+    "give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or InitOptions::secret_file "
     "names "
     "it; `cohort run` does all that itself";
 

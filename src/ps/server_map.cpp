@@ -9,7 +9,7 @@
 #include "ps/protocol.h"
 #include "rendezvous/detect.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include <algorithm>
 #include <random>
@@ -56,9 +56,9 @@ Result<net::RpcPlace> place_of(const std::string& endpoint, const std::string& s
   place.endpoints.push_back(*std::move(parsed));
   place.secure = {.purpose = kPurpose, .longest_message = kLongestMessage};
   if (place.endpoints.front().is_unix()) return place;
-  JoinOptions options;
+  InitOptions options;
   options.secret_file = secret_file;
-  auto secret = rendezvous::find_secret(options, rendezvous::current_environment(), rendezvous::JoinPlan::Place::Rank0);
+  auto secret = rendezvous::find_secret(options, rendezvous::current_environment(), rendezvous::InitPlan::Place::Rank0);
   if (!secret) return tl::unexpected(secret.error());
   const auto trusted = env::flag(env::kTrustNetwork);
   if (!trusted) return tl::unexpected(trusted.error());

@@ -1,6 +1,6 @@
 #include "rendezvous/detect.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 #include "rendezvous/json_variables.h"
 
 #include <cohort/cluster_spec.h>

@@ -173,13 +173,13 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
 namespace {
 
 std::atomic<bool> removed{false};
-std::mutex joined_mutex;
-std::map<std::string, Membership, std::less<>> joined_last;
+std::mutex formed_mutex;
+std::map<std::string, Membership, std::less<>> formed_last;
 
-std::optional<Membership> joined_membership(std::string_view world) {
-  const std::lock_guard lock(joined_mutex);
-  const auto found = joined_last.find(world);
-  return found == joined_last.end() ? std::nullopt : std::optional(found->second);
+std::optional<Membership> formed_membership(std::string_view world) {
+  const std::lock_guard lock(formed_mutex);
+  const auto found = formed_last.find(world);
+  return found == formed_last.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace
@@ -191,18 +191,18 @@ Removed::Removed(const std::string& message, ErrorContext context, std::string c
 
 bool removed_from_job() noexcept { return removed; }
 
-void note_joined(const Membership& membership, std::string_view world) {
-  const std::lock_guard lock(joined_mutex);
-  joined_last.insert_or_assign(std::string(world), membership);
+void record_formed(const Membership& membership, std::string_view world) {
+  const std::lock_guard lock(formed_mutex);
+  formed_last.insert_or_assign(std::string(world), membership);
 }
 
-std::optional<std::uint64_t> joined_epoch(std::string_view world) {
-  const auto mine = joined_membership(world);
+std::optional<std::uint64_t> formed_epoch(std::string_view world) {
+  const auto mine = formed_membership(world);
   return mine ? std::optional(mine->epoch) : std::nullopt;
 }
 
-std::optional<JobNews> news_since_joined(std::uint64_t announced, std::string_view world) {
-  const auto mine = joined_membership(world);
+std::optional<JobNews> news_since_formed(std::uint64_t announced, std::string_view world) {
+  const auto mine = formed_membership(world);
   if (!mine || announced <= mine->epoch) return std::nullopt;
   try {
     const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));

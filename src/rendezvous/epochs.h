@@ -22,7 +22,7 @@ class Superseded : public Error {
   explicit Superseded(std::uint64_t epoch);
 };
 
-/// Thrown by `join`, with code Aborted, if this process was a member of the job and is not any more.
+/// Thrown by `init`, with code Aborted, if this process was a member of the job and is not any more.
 class Removed : public Error {
  public:
   /// `cause`: of the epoch that continues without this process.
@@ -53,7 +53,7 @@ void note_formed(store::MeetingStore& store, std::uint64_t epoch);
 std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
 
 /// Returns whether the role of this process in the latest epoch (`announced` or later) is settled: it is a member, or
-/// the others have formed a world without it. Also true if the store cannot be read: `join` then reports why. `store`:
+/// the others have formed a world without it. Also true if the store cannot be read: `init` then reports why. `store`:
 /// the job's, connected here where it is null.
 bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced);
 
@@ -64,15 +64,15 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
 
 // Records of the epoch of each world that this process formed last. Worlds have names, and may be of different epochs.
 
-inline constexpr std::string_view kWorld = "world";  ///< default name in `join`
+inline constexpr std::string_view kWorld = "world";  ///< default name in `init`
 
-/// Returns whether a `join` of this process has thrown Removed.
+/// Returns whether an `init` of this process has thrown Removed.
 bool removed_from_job() noexcept;
 
 /// Records that this process has formed the world of this epoch.
-void note_joined(const Membership& membership, std::string_view world);
+void record_formed(const Membership& membership, std::string_view world);
 /// Returns the epoch of the world formed last; nullopt if there is none, or this is no elastic job.
-std::optional<std::uint64_t> joined_epoch(std::string_view world = kWorld);
+std::optional<std::uint64_t> formed_epoch(std::string_view world = kWorld);
 
 struct JobNews {
   std::uint64_t epoch = 0;
@@ -82,6 +82,6 @@ struct JobNews {
 /// Returns what has changed since this process formed its world; nullopt if its world is of the latest epoch, or this
 /// is no elastic job. `announced`: the latest epoch, from status::StatusPage. Asks the job's store only if there is a
 /// later epoch; if the store cannot be read, returns that workers came and left.
-std::optional<JobNews> news_since_joined(std::uint64_t announced, std::string_view world = kWorld);
+std::optional<JobNews> news_since_formed(std::uint64_t announced, std::string_view world = kWorld);
 
 }  // namespace cohort::rendezvous

@@ -103,7 +103,7 @@ class PmiExchange final : public Exchange {
     if (!all) {
       if (all.error().code() != ErrorCode::Timeout) return tl::unexpected(all.error());
       return fail(ErrorCode::Timeout,
-                  "PMI's barrier: not all {} processes came in time -- does every one of them call join?", size_);
+                  "PMI's barrier: not all {} processes came in time -- does every one of them call init?", size_);
     }
     auto got = ask(fmt::format("cmd=get {}", place), "get_result", deadline);
     if (!got) return tl::unexpected(got.error());
@@ -125,8 +125,9 @@ class PmiExchange final : public Exchange {
       } else if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         if (auto ready = wait(POLLOUT, deadline); !ready) return tl::unexpected(ready.error());
       } else {
-        return bad(fmt::format("the launcher does not listen any more: {} -- ranks have to join before MPI_Finalize",
-                               errno_text(errno)));
+        return bad(
+            fmt::format("the launcher does not listen any more: {} -- ranks have to call init before MPI_Finalize",
+                        errno_text(errno)));
       }
     }
     auto text = read_line(deadline);
@@ -156,7 +157,7 @@ class PmiExchange final : public Exchange {
     const net::Wiping wiping(buffer);
     while (line.size() < kLongestLine) {
       const ssize_t seen = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_PEEK | MSG_DONTWAIT);
-      if (seen == 0) return bad("the launcher has closed its side -- ranks have to join before MPI_Finalize");
+      if (seen == 0) return bad("the launcher has closed its side -- ranks have to call init before MPI_Finalize");
       if (seen < 0) {
         if (errno != EAGAIN && errno != EINTR) return bad(errno_text(errno));
         if (auto ready = wait(POLLIN, deadline); !ready) return tl::unexpected(ready.error());
@@ -419,7 +420,7 @@ class PmixExchange final : public Exchange {
     std::unique_lock lock(fence->mutex);
     if (!fence->ended.wait_until(lock, deadline, [&] { return fence->status.has_value(); })) {
       return fail(ErrorCode::Timeout,
-                  "PMIx's fence: not all {} processes came in time -- does every one of them call join?", size_);
+                  "PMIx's fence: not all {} processes came in time -- does every one of them call init?", size_);
     }
     if (*fence->status != kPmixSuccess) {
       return fail(ErrorCode::PeerLost, "PMIx's fence: {} -- has another process of the job ended?",

@@ -229,7 +229,7 @@ class Answers final : net::RpcServer::Service {
     if (!text) return tl::unexpected(text.error());
     const Message asked = from_text(*text);
     if (asked.word != "ask" || asked.step != step_.name || asked.key != key_ || asked.rest.empty()) {
-      server_.answer(client, call.id, "");  // a client of this user, but of another job, or already at another join
+      server_.answer(client, call.id, "");  // a client of this user, but of another job, or already at another init
       return {};
     }
     Message give{"give", step_.name, key_, asked.nonce, value_};
@@ -327,7 +327,7 @@ class MungeExchange final : public Exchange {
       if (std::chrono::steady_clock::now() + pause >= deadline) {
         return fail(
             ErrorCode::Timeout,
-            "rank 0 did not answer at {}, at any of the job's {} ports{} -- does every task call join, and does "
+            "rank 0 did not answer at {}, at any of the job's {} ports{} -- does every task call init, and does "
             "a firewall stand between?",
             hosts_.size() == 1 ? hosts_.front() + ", the step's first host" : "any of the step's hosts", kPorts, why);
       }
@@ -343,7 +343,7 @@ class MungeExchange final : public Exchange {
     const std::string once = nonce();
     const auto credential = munge_->seal(to_text({"ask", step_.name, key, once, std::to_string(rank_)}));
     const std::string reply = client.call(kAsk, value_or_throw(credential), limit);
-    if (reply.empty()) raise(ErrorCode::Unavailable, "rank 0 is at another of its joins, or of another job");
+    if (reply.empty()) raise(ErrorCode::Unavailable, "rank 0 is at another of its worlds, or of another job");
     std::string text = value_or_throw(munge_->open(reply));
     const net::Wiping wiping(text);
     Message given = from_text(text);

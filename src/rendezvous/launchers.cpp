@@ -56,7 +56,7 @@ Result<void> refuse_unmeant_world_of_one(const Environment& environment, int siz
     if (claim.size <= 1) continue;
     return fail(ErrorCode::InvalidArgument,
                 "this would be a world of one ({}), but {}{} says that {} processes were meant -- let all of them "
-                "join one world: leave rank and world size to the launcher; to run singly on purpose, set "
+                "form one world: leave rank and world size to the launcher; to run singly on purpose, set "
                 "COHORT_ALONE=1",
                 source, claim.claim,
                 claim.claim.find("(" + claim.launcher + ")") == std::string::npos ? " (" + claim.launcher + ")" : "",
@@ -102,8 +102,8 @@ Result<Detected> detect_rank(const Environment& environment) {
   auto detected = detect(environment);
   if (!detected || detected->role != Role::Server) return detected;
   return fail(ErrorCode::InvalidArgument,
-              "{}: a parameter server is no rank and joins no world -- let the program ask cohort::role() "
-              "(cohort.role()), and join as a worker only; COHORT_ALONE=1 makes of it a world of one",
+              "{}: a parameter server is no rank and forms no world -- let the program ask cohort::role() "
+              "(cohort.role()), and call init as a worker only; COHORT_ALONE=1 makes of it a world of one",
               detected->source);
 }
 

@@ -476,7 +476,7 @@ TEST(Launchers, SayWhatAProcessIsFor) {
     const auto as_rank = detect_rank(one.environment);
     EXPECT_EQ(as_rank.has_value(), one.role != Role::Server);
     if (as_rank) continue;
-    EXPECT_CONTAINS(as_rank.error().what(), "a parameter server is no rank and joins no world");
+    EXPECT_CONTAINS(as_rank.error().what(), "a parameter server is no rank and forms no world");
   }
 }
 

@@ -4,7 +4,7 @@
 #include "net/secret.h"
 #include "rendezvous/exchange.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 #include "rendezvous/meeting.h"
 #include "rendezvous/place.h"
 
@@ -21,17 +21,17 @@
 namespace cohort::rendezvous {
 namespace {
 
-TEST(JoinPlan, WithASecretNobodyElseKnowsTheNameOnThisHost) {
+TEST(InitPlan, WithASecretNobodyElseKnowsTheNameOnThisHost) {
   std::string folder = ::testing::TempDir() + "cohort-plan-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   for (const char* name : {"/one", "/other"}) ASSERT_TRUE(net::write_new_secret_file(folder + name));
   const auto name_with = [&](const std::string& secret, const std::string& init) {
-    JoinOptions options;
+    InitOptions options;
     options.init_method = init;
     options.rank = 0;
     options.world_size = 2;
     if (!secret.empty()) options.secret_file = folder + secret;
-    return value_or_throw(plan_join(options, {})).endpoint.unix_name;
+    return value_or_throw(plan_init(options, {})).endpoint.unix_name;
   };
   const std::string open = name_with("", "unix://here"), one = name_with("/one", "unix://here");
   EXPECT_EQ(one, name_with("/one", "unix://here"));
@@ -41,13 +41,13 @@ TEST(JoinPlan, WithASecretNobodyElseKnowsTheNameOnThisHost) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(JoinPlan, TrustIsSaidByTheWordsForYesAndNo) {
+TEST(InitPlan, TrustIsSaidByTheWordsForYesAndNo) {
   const auto plan = [](const std::string& word) {
-    JoinOptions options;
+    InitOptions options;
     options.init_method = "unix://here";
     options.rank = 0;
     options.world_size = 2;
-    return plan_join(options, {{"COHORT_TRUST_NETWORK", word}});
+    return plan_init(options, {{"COHORT_TRUST_NETWORK", word}});
   };
   for (const char* yes : {"1", "yes", "TRUE", "on"}) EXPECT_TRUE(value_or_throw(plan(yes)).trusts_network) << yes;
   for (const char* no : {"0", "no", "False", "off", ""}) EXPECT_FALSE(value_or_throw(plan(no)).trusts_network) << no;
@@ -61,27 +61,27 @@ TEST(JoinPlan, TrustIsSaidByTheWordsForYesAndNo) {
   }
 }
 
-TEST(JoinPlan, InAPodANameThatIsNotKnownYetIsWaitedFor) {
+TEST(InitPlan, InAPodANameThatIsNotKnownYetIsWaitedFor) {
   ::setenv("TEST_SECRET_OF_JOB", std::string(64, '5').c_str(), 1);
   for (const bool in_a_pod : {false, true}) {
-    JoinOptions options;
+    InitOptions options;
     options.secret_file = "env:TEST_SECRET_OF_JOB";
-    options.join_timeout = std::chrono::milliseconds(in_a_pod ? 700 : 60'000);
+    options.init_timeout = std::chrono::milliseconds(in_a_pod ? 700 : 60'000);
     Environment environment{
         {"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "no-such-host.invalid"}, {"MASTER_PORT", "29500"}};
     if (in_a_pod) environment["KUBERNETES_SERVICE_HOST"] = "10.96.0.1";
     const auto begun = std::chrono::steady_clock::now();
-    const JoinPlan plan = value_or_throw(plan_join(options, environment));
+    const InitPlan plan = value_or_throw(plan_init(options, environment));
     EXPECT_EQ(plan.endpoint.tcp.host, "no-such-host.invalid");
-    EXPECT_EQ(std::chrono::steady_clock::now() - begun >= options.join_timeout, in_a_pod);
+    EXPECT_EQ(std::chrono::steady_clock::now() - begun >= options.init_timeout, in_a_pod);
   }
 }
 
-TEST(JoinPlan, AWordForTimesThatIsNeitherYesNorNoIsRefused) {
-  const auto refused = plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "often"}});
+TEST(InitPlan, AWordForTimesThatIsNeitherYesNorNoIsRefused) {
+  const auto refused = plan_init({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "often"}});
   ASSERT_FALSE(refused);
   EXPECT_NE(std::string(refused.error().what()).find("COHORT_TIMES='often'"), std::string::npos);
-  EXPECT_TRUE(plan_join({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "yes"}}));
+  EXPECT_TRUE(plan_init({}, {{"COHORT_ALONE", "1"}, {"COHORT_TIMES", "yes"}}));
 }
 
 /// The exchange of a single rank: what it says comes back.
@@ -96,15 +96,15 @@ struct Mirror final : Exchange {
 };
 
 std::string listens_at() {
-  JoinPlan plan;
-  plan.place = JoinPlan::Place::Exchange;
+  InitPlan plan;
+  plan.place = InitPlan::Place::Exchange;
   plan.exchange = std::make_shared<Mirror>();
   const auto place = go_to(plan, "world", net::deadline_in(std::chrono::seconds(20)));
   EXPECT_EQ(place->store->add("reached", 1), 1);
   return place->server->endpoint().tcp.host;
 }
 
-TEST(JoinPlace, TheStoreListensWhereTheNetworkLeavesOneAddress) {
+TEST(InitPlace, TheStoreListensWhereTheNetworkLeavesOneAddress) {
   std::string outer;
   for (const net::InterfaceAddress& each : value_or_throw(net::interface_addresses())) {
     if (!each.loopback) outer = each.text;
@@ -118,15 +118,15 @@ TEST(JoinPlace, TheStoreListensWhereTheNetworkLeavesOneAddress) {
 
 #define EXPECT_CONTAINS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 
-JoinOffer an_offer(std::size_t addresses) {
-  JoinOffer offer{net::Secret::generate().value(), {}};
+InitOffer an_offer(std::size_t addresses) {
+  InitOffer offer{net::Secret::generate().value(), {}};
   for (std::size_t i = 0; i < addresses; ++i)
     offer.addresses.push_back({i % 2 == 0 ? "10.0.0.1" : "fd00::7", static_cast<std::uint16_t>(1000 + i)});
   return offer;
 }
 
-TEST(JoinOffer, ReadsBackWhatWasWritten) {
-  const JoinOffer offer = an_offer(3);
+TEST(InitOffer, ReadsBackWhatWasWritten) {
+  const InitOffer offer = an_offer(3);
   const auto text = encode(offer, 1000);
   ASSERT_TRUE(text);
   EXPECT_EQ(text->find_first_of(" \n="), std::string::npos) << "PMI takes one word";
@@ -136,8 +136,8 @@ TEST(JoinOffer, ReadsBackWhatWasWritten) {
   EXPECT_EQ(read->addresses, offer.addresses);
 }
 
-TEST(JoinOffer, NeedsNoSecretWhereAllHaveOne) {
-  JoinOffer offer = an_offer(1);
+TEST(InitOffer, NeedsNoSecretWhereAllHaveOne) {
+  InitOffer offer = an_offer(1);
   offer.secret.reset();
   const auto text = encode(offer, 1000);
   ASSERT_TRUE(text);
@@ -148,8 +148,8 @@ TEST(JoinOffer, NeedsNoSecretWhereAllHaveOne) {
   EXPECT_EQ(read->addresses, offer.addresses);
 }
 
-TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
-  const JoinOffer offer = an_offer(60);
+TEST(InitOffer, FitsIntoWhatTheLauncherTakes) {
+  const InitOffer offer = an_offer(60);
   for (const std::size_t longest : {100U, 255U, 1023U}) {
     const auto text = encode(offer, longest);
     ASSERT_TRUE(text);
@@ -163,7 +163,7 @@ TEST(JoinOffer, FitsIntoWhatTheLauncherTakes) {
   EXPECT_FALSE(encode(an_offer(0), 1000));
 }
 
-TEST(JoinOffer, RefusesTheRest) {
+TEST(InitOffer, RefusesTheRest) {
   const std::string secret(64, 'a');
   for (const std::string& text :
        {std::string(), std::string("1"), "2;" + secret + ";a:1", "1;" + secret, "1;" + secret + ";",

@@ -204,8 +204,8 @@ Error lost_error(const MemberInfo& info, std::string_view when) {
   ErrorContext context = error.context();
   context.rank = mine.rank;
   context.host = mine.host;
-  context.operation = "join";
-  throw Error(error.code(), fmt::format("join at {}: {}", place, error.what()), std::move(context));
+  context.operation = "init";
+  throw Error(error.code(), fmt::format("init at {}: {}", place, error.what()), std::move(context));
 }
 
 AgreedWorld take_decision(std::string_view bytes, const MemberInfo& mine, const MeetingOptions& options) {
@@ -240,7 +240,7 @@ Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& 
   }
   return Error(ErrorCode::Timeout, fmt::format("{} of {} ranks did not come in time: {}. Here: {} -- were all started, "
                                                "with the same address and group, and did "
-                                               "none end before it joined?{}{}",
+                                               "none end before it called init?{}{}",
                                                count, size, missing, here.empty() ? "nobody" : here,
                                                options.who_may_come.empty() ? "" : " ", options.who_may_come));
 }
@@ -277,7 +277,7 @@ Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, 
         return store.get_any(keys, tell_at);
       } catch (const Error& error) {
         if (error.code() != ErrorCode::Timeout) throw;
-        log::warn("comm", "join at {}: rank {} of {} has not come so far. {}", options.place, rank, mine.size,
+        log::warn("comm", "init at {}: rank {} of {} has not come so far. {}", options.place, rank, mine.size,
                   options.who_may_come);
         tells = false;
       }
@@ -338,7 +338,7 @@ AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, con
     if (!decode_decision(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not wait for this rank
     return take_decision(bytes, mine, options);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout || error.context().operation == "join") throw;
+    if (error.code() != ErrorCode::Timeout || error.context().operation == "init") throw;
     raise_here(missing_error(store, mine.size, options), mine, options.place);
   }
 }
@@ -365,7 +365,7 @@ void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const Mee
         raise_here(lost ? Error(ErrorCode::PeerLost, "a rank died") : lost.error(), mine, options.place);
       }
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout || error.context().operation == "join") throw;
+      if (error.code() != ErrorCode::Timeout || error.context().operation == "init") throw;
       raise_here(Error(ErrorCode::Timeout, fmt::format("rank {} came but did not form its communicator in time", rank)),
                  mine, options.place);
     }

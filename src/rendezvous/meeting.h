@@ -78,11 +78,11 @@ struct MeetingOptions {
   std::string place;   ///< for messages
   std::vector<BackendChoice> backends;
   net::Deadline deadline;
-  std::string who_may_come = {};  ///< why some ranks cannot join, for messages on missing ranks; empty if all can
+  std::string who_may_come = {};  ///< why some ranks cannot come, for messages on missing ranks; empty if all can
   bool serves_store = false;      ///< this process is rank 0, and the store ends with it
 };
 
-/// Throws the errors of `cohort::join`.
+/// Throws the errors of `cohort::init`.
 AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 /// Called when this rank's communicator is formed. In the process that serves the store, waits until all ranks have

@@ -8,7 +8,7 @@
 #include "net/served_store.h"
 #include "net/store.h"
 #include "rendezvous/exchange.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include <cohort/cluster_spec.h>
 #include <cohort/role.h>
@@ -36,7 +36,7 @@ tl::unexpected<Error> bad(std::string_view why) {
 
 }  // namespace
 
-Result<std::string> encode(const JoinOffer& offer, std::size_t longest) {
+Result<std::string> encode(const InitOffer& offer, std::size_t longest) {
   std::string text(kVersion);
   text.reserve(longest);
   text += ';';
@@ -59,7 +59,7 @@ Result<std::string> encode(const JoinOffer& offer, std::size_t longest) {
   return text;
 }
 
-Result<JoinOffer> decode_offer(std::string_view text) {
+Result<InitOffer> decode_offer(std::string_view text) {
   const auto next = [&] {
     const std::string_view part = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), part.size() + 1));
@@ -67,7 +67,7 @@ Result<JoinOffer> decode_offer(std::string_view text) {
   };
   if (next() != kVersion) return bad("another version");
   const std::string_view digits = next();
-  JoinOffer offer{net::Secret::from_digits(digits), {}};
+  InitOffer offer{net::Secret::from_digits(digits), {}};
   if (!offer.secret && digits != kNoSecret) return bad("no secret");
   while (!text.empty()) {
     auto address = net::parse_address(next());
@@ -112,7 +112,7 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
   std::vector<std::string> offered = value_or_throw(net::offered_addresses());
   place.server = serve(secret, meeting, offered);
   const net::Address bound = place.server->endpoint().tcp;
-  JoinOffer offer{own ? std::nullopt : std::optional(secret), {}};
+  InitOffer offer{own ? std::nullopt : std::optional(secret), {}};
   for (std::string& address : offered) {
     const bool v6 = address.find(':') != std::string::npos;
     if (!v6 || bound.host != "0.0.0.0") offer.addresses.push_back({std::move(address), bound.port});
@@ -123,7 +123,7 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, std::siz
 }
 
 // Tries all addresses, since some may not be reachable, or may be another host's.
-std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, const net::Secret& secret,
+std::shared_ptr<store::MeetingStore> connect_to_one(const InitOffer& offer, const net::Secret& secret,
                                                     const std::string& meeting, net::Deadline deadline) {
   std::vector<net::Endpoint> endpoints;
   for (const net::Address& address : offer.addresses) endpoints.push_back({address, {}});
@@ -139,7 +139,7 @@ std::shared_ptr<store::MeetingStore> connect_to_one(const JoinOffer& offer, cons
   }
 }
 
-void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
+void go_through_exchange(const InitPlan& plan, const std::string& meeting, net::Deadline deadline,
                          MeetingPlace& place) {
   Exchange& exchange = *plan.exchange;
   const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
@@ -150,7 +150,7 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   if (!shared) throw Error(shared.error());
   const auto decoded = decode_offer(*shared);
   net::wipe(*shared);
-  const JoinOffer offer = value_or_throw(decoded);
+  const InitOffer offer = value_or_throw(decoded);
   if (offer.secret.has_value() == plan.secret.has_value()) {
     raise(ErrorCode::Mismatch,
           "rank 0 has {} secret and this rank has {} -- give all ranks the same COHORT_SECRET_FILE, "
@@ -166,24 +166,24 @@ void go_through_exchange(const JoinPlan& plan, const std::string& meeting, net::
   } else {
     place.store = connect_to_one(offer, secret, meeting, deadline);
   }
-  if (offer.secret && plan.place == JoinPlan::Place::Exchange) keep_launchers_secret(*offer.secret);
+  if (offer.secret && plan.place == InitPlan::Place::Exchange) keep_launchers_secret(*offer.secret);
 }
 
 }  // namespace
 
-std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline) {
+std::shared_ptr<MeetingPlace> go_to(const InitPlan& plan, const std::string& meeting, net::Deadline deadline) {
   auto place = std::make_shared<MeetingPlace>();
-  if (plan.place == JoinPlan::Place::File) {
+  if (plan.place == InitPlan::Place::File) {
     place->store =
         store::open_file_store({.path = plan.path, .rank = plan.rank, .size = plan.size, .meeting = meeting}, deadline);
     return place;
   }
-  if (plan.place == JoinPlan::Place::Exchange || plan.place == JoinPlan::Place::Shared) {
+  if (plan.place == InitPlan::Place::Exchange || plan.place == InitPlan::Place::Shared) {
     go_through_exchange(plan, meeting, deadline, *place);
     return place;
   }
   store::StoreClientOptions client{.endpoint = plan.endpoint, .secret = plan.secret};
-  if (plan.place == JoinPlan::Place::Rank0) {
+  if (plan.place == InitPlan::Place::Rank0) {
     client.meeting = meeting;
     if (plan.rank == 0) {
       place->server = std::make_unique<store::StoreServer>(
@@ -192,7 +192,7 @@ std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& mee
   }
   // The job's store is started before the ranks. A rank that does not find the store is of an attempt that has ended,
   // or is cut off.
-  if (plan.place == JoinPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
+  if (plan.place == InitPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;
 }

@@ -1,4 +1,4 @@
-// JoinOffer: data that rank 0 gives the others through the launcher's meeting place: a secret of this world and the
+// InitOffer: data that rank 0 gives the others through the launcher's meeting place: a secret of this world and the
 // addresses at which rank 0 may be reached. Texts come from the launcher and are read strictly. Pure; any thread.
 // go_to: connects to a plan's meeting place, the store in which the ranks of one world meet. If the launcher has no
 // store, rank 0 serves one in its own process. Blocks until the deadline at most; any thread.
@@ -11,7 +11,7 @@
 #include "net/secret.h"
 #include "net/served_store.h"
 #include "net/store.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include <cohort/servers.h>
 
@@ -25,14 +25,14 @@
 
 namespace cohort::rendezvous {
 
-struct JoinOffer {
+struct InitOffer {
   std::optional<net::Secret> secret;    ///< nullopt: all ranks already have one
   std::vector<net::Address> addresses;  ///< the likeliest first; never empty
 };
 
 /// Encodes as many addresses as fit into a word of `longest` bytes; fails with InvalidArgument if none fits.
-Result<std::string> encode(const JoinOffer& offer, std::size_t longest);
-Result<JoinOffer> decode_offer(std::string_view text);
+Result<std::string> encode(const InitOffer& offer, std::size_t longest);
+Result<InitOffer> decode_offer(std::string_view text);
 
 /// The store of one meeting; in rank 0's process also its server, which lives as long.
 struct MeetingPlace {
@@ -40,8 +40,8 @@ struct MeetingPlace {
   std::shared_ptr<store::MeetingStore> store;  // destroyed first
 };
 
-/// Connects to the place. `meeting`: differs from earlier meetings there. Throws the errors of `cohort::join`.
-std::shared_ptr<MeetingPlace> go_to(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline);
+/// Connects to the place. `meeting`: differs from earlier meetings there. Throws the errors of `cohort::init`.
+std::shared_ptr<MeetingPlace> go_to(const InitPlan& plan, const std::string& meeting, net::Deadline deadline);
 
 /// Returns the address at which this server listened before `cohort run --server-restarts` started it again, and at
 /// which the others look for it. Returns nullopt if the server was not started before, or had announced no address.

@@ -189,7 +189,7 @@ TEST(LastWords, AreCutAtTheirRoom) {
   EXPECT_EQ(rank.words().size(), StatusLayout::kWordsBytes);
 }
 
-// The handler before is run afterwards. (A program's own, set before it joins.)
+// The handler before is run afterwards. (A program's own, set before `init`.)
 TEST(LastWords, HandOverToTheHandlerBefore) {
   auto segment = create_status_page();
   ASSERT_TRUE(segment);

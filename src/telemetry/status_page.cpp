@@ -106,15 +106,15 @@ void StatusPage::name_kind(std::uint8_t kind, std::string_view name) noexcept {
   std::memcpy(layout_->kinds[kind], name.data(), length);
 }
 
-void StatusPage::begin_join(int size) noexcept {
-  if (mine()) layout_->joining.store(size);
+void StatusPage::begin_init(int size) noexcept {
+  if (mine()) layout_->forming.store(size);
 }
 
-void StatusPage::end_join(bool formed, std::int64_t epoch) noexcept {
+void StatusPage::end_init(bool formed, std::int64_t epoch) noexcept {
   if (!mine()) return;
   if (formed && epoch >= 0) layout_->formed_epoch.store(epoch);  // before `worlds` is increased
   if (formed) layout_->worlds.fetch_add(1);
-  layout_->joining.store(0);
+  layout_->forming.store(0);
 }
 
 void StatusPage::note_state() noexcept {

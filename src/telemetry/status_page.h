@@ -125,12 +125,12 @@ struct StatusLayout {
   static constexpr std::uint32_t kTellsStacks = 1;     ///< bit of `abilities`: SIGQUIT writes stacks
   static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< bit of `abilities`: needs time to save at a signal
   static constexpr std::int64_t kWarmSteps = 2;
-  static constexpr std::int32_t kToBeMember = -1;  ///< value of `joining`: waits to become a member
+  static constexpr std::int32_t kToBeMember = -1;  ///< value of `forming`: waits to become a member
 
   std::uint64_t magic;
   std::atomic<std::int32_t> pid;         ///< pid of the process that writes the page; 0: no process yet
   std::atomic<std::uint32_t> abilities;  ///< requests that the rank supports
-  std::atomic<std::int32_t> joining;     ///< size of the world being joined, or kToBeMember; 0: none
+  std::atomic<std::int32_t> forming;     ///< size of the world being formed, or kToBeMember; 0: none
   std::atomic<std::uint32_t> worlds;     ///< number of worlds that the rank has formed
   /// In an elastic job: the epoch of the rank's latest world; -1: no world yet.
   std::atomic<std::int64_t> formed_epoch{-1};
@@ -175,10 +175,10 @@ class StatusPage {
   GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
-  /// Records that this rank waits, until `end_join`, for the other ranks of a world of `size`.
-  void begin_join(int size) noexcept;
+  /// Records that this rank waits, until `end_init`, for the other ranks of a world of `size`.
+  void begin_init(int size) noexcept;
   /// `epoch`: the formed world's; -1 if this is no member of an elastic job.
-  void end_join(bool formed, std::int64_t epoch = -1) noexcept;
+  void end_init(bool formed, std::int64_t epoch = -1) noexcept;
   /// Records that this rank has the job's trained state.
   void note_state() noexcept;
   /// `samples`: this rank's in the step; 0: not known.

@@ -75,15 +75,15 @@ TEST(StatusPage, TellsOfWhichMembersTheWorldIsAndThatItHasTheState) {
   EXPECT_EQ(layout.has_state, 0U);
   const int status = in_child(segment->fd.get(), [] {
     StatusPage& page = StatusPage::own();
-    page.begin_join(3);
-    page.end_join(true, 0);
-    page.begin_join(3);
-    page.end_join(false, 1);  // the next members have not formed theirs,
-    page.begin_join(2);
-    page.end_join(true);  // and a part of them forms a world of its own
+    page.begin_init(3);
+    page.end_init(true, 0);
+    page.begin_init(3);
+    page.end_init(false, 1);  // the next members have not formed theirs,
+    page.begin_init(2);
+    page.end_init(true);  // and a part of them forms a world of its own
     if (page.layout().formed_epoch != 0 || page.layout().worlds != 2) return 1;
-    page.begin_join(3);
-    page.end_join(true, 2);
+    page.begin_init(3);
+    page.end_init(true, 2);
     page.note_state();
     ::_exit(page.layout().worlds == 3 ? 0 : 2);
   });

@@ -69,7 +69,7 @@ int main(int argc, char** arguments) {
   const double seconds = argc > 1 && !counted ? std::atof(arguments[1]) : 0;
   const std::uint32_t rounds = counted ? static_cast<std::uint32_t>(std::atoi(arguments[1] + 1)) : 0;
   try {
-    cohort::Communicator world = cohort::join();
+    cohort::Communicator world = cohort::init();
     const auto since = std::chrono::steady_clock::now();
     std::uint32_t salt = 1;
     for (std::uint32_t round = 0; round < rounds; ++round, salt += 10) once_round(world, salt);

@@ -166,7 +166,7 @@ class TestEnds(Launch):
 class TestElastic(Launch):
     """Jobs that go on (`--min-np`): ranks are shells that end once there is a file `end`."""
 
-    # As one that joins: it says by its status page (`StatusLayout::joining`) that it waits to be a member.
+    # As one that forms a world: it says by its status page (`StatusLayout::forming`) that it waits to be a member.
     PROGRAM = (
         "printf '\\377\\377\\377\\377' | dd of=/proc/self/fd/$COHORT_STATUS_FD bs=1 seek=16 conv=notrunc 2>/dev/null; "
         "echo worker $COHORT_WORKER up; while [ ! -e end ]; do sleep 0.1; done"

@@ -9,7 +9,7 @@ import unittest
 
 from launch_case import COHORT, PATIENCE, Launch, wait_until
 
-WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
+WORKER = os.environ.get("COHORT_INIT_WORKER", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 #: A program written for torchrun: the numbers by its variables, and a sum over all.
 SUM = """
@@ -29,7 +29,7 @@ FOUR = ["0 0/2 0/2 4 h1", "1 1/2 0/2 4 h1", "2 0/2 1/2 4 h2", "3 1/2 1/2 4 h2"]
 
 
 class Nodes(Launch):
-    needs = ("COHORT_COMMAND", "COHORT_JOIN_WORKER")
+    needs = ("COHORT_COMMAND", "COHORT_INIT_WORKER")
 
     @classmethod
     def setUpClass(cls):
@@ -67,8 +67,8 @@ class Nodes(Launch):
 
     def expect_world(self, job):
         out, err = self.ended(job, 0)
-        joined = re.findall(r"joined rank=(\d) size=4 local=(\d)/2 cross=(\d)/2 ", out)
-        self.assertEqual(sorted(joined), [("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")], out + err)
+        formed = re.findall(r"formed rank=(\d) size=4 local=(\d)/2 cross=(\d)/2 ", out)
+        self.assertEqual(sorted(formed), [("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")], out + err)
         self.assertNotIn("cohort warning", err)
 
     def launcher_of(self, host):

@@ -9,7 +9,7 @@ import unittest
 import boxes
 
 COHORT = os.environ.get("COHORT_COMMAND", "")
-WORKER = os.environ.get("COHORT_JOIN_WORKER", "")
+WORKER = os.environ.get("COHORT_INIT_WORKER", "")
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
 
 SUM = """
@@ -37,14 +37,14 @@ for said in cohort.run_on_threads(total, 2, across=cohort.world()):
 
 
 class Launchers(boxes.InBox):
-    needs = ("COHORT_JOIN_WORKER",)
+    needs = ("COHORT_INIT_WORKER",)
     wanted = ("who", "--slurm", "--hosts", "2")
 
     def expect_world(self, ranks, times, *command):
         done = self.box.run("h1", *command, timeout=90)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        joined = re.findall(r"^joined rank=(\d+) size=(\d+) local=\S+ cross=\d/2 ", done.stdout, re.M)
-        self.assertEqual(sorted(joined), sorted([(str(rank), str(ranks)) for rank in range(ranks)] * times),
+        formed = re.findall(r"^formed rank=(\d+) size=(\d+) local=\S+ cross=\d/2 ", done.stdout, re.M)
+        self.assertEqual(sorted(formed), sorted([(str(rank), str(ranks)) for rank in range(ranks)] * times),
                          done.stdout + done.stderr)
         self.assertNotIn("cohort warning", done.stderr)
 
@@ -82,7 +82,7 @@ class Launchers(boxes.InBox):
         ended = self.ranks_by_hand("COHORT_TRUST_NETWORK=1")
         for rank, (status, said) in enumerate(ended):
             self.assertEqual(status, 0, ended)
-            self.assertIn(f"joined rank={rank} size=2 local=0/1 cross={rank}/2", said)
+            self.assertIn(f"formed rank={rank} size=2 local=0/1 cross={rank}/2", said)
         self.assertIn("the network is trusted", ended[0][1])
 
     def test_a_secret_that_one_host_lacks_is_told_on_both(self):
@@ -91,7 +91,7 @@ class Launchers(boxes.InBox):
             secret.write_text("0" * 64 + "\n")
             secret.chmod(0o600)
             place = ("WORLD_SIZE=2", "MASTER_ADDR=h1", "MASTER_PORT=29502")
-            first = self.box.start("h1", "env", "RANK=0", *place, f"COHORT_SECRET_FILE={secret}", WORKER, "join_timeout_ms=8000")
+            first = self.box.start("h1", "env", "RANK=0", *place, f"COHORT_SECRET_FILE={secret}", WORKER, "init_timeout_ms=8000")
             second = self.box.start("h2", "env", "RANK=1", *place, WORKER)
             there, here = ("".join(process.communicate(timeout=60)) for process in (second, first))
             self.assertIn("COHORT_SECRET_FILE", there)
@@ -111,8 +111,8 @@ class Launchers(boxes.InBox):
 
     def expect_uneven(self, done):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        joined = re.findall(r"^joined rank=(\d) size=3 local=(\S+) cross=(\S+) ", done.stdout, re.M)
-        self.assertEqual(sorted(joined), self.UNEVEN, done.stdout + done.stderr)
+        formed = re.findall(r"^formed rank=(\d) size=3 local=(\S+) cross=(\S+) ", done.stdout, re.M)
+        self.assertEqual(sorted(formed), self.UNEVEN, done.stdout + done.stderr)
         self.assertNotIn("cohort warning", done.stderr)
 
     def test_a_heterogeneous_step_of_slurm(self):

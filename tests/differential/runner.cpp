@@ -2,7 +2,7 @@
 // answers with a line on stdout. What a program means is said by writer.py and source.py; cpp.py makes of each program
 // one that has nothing but what this knows.
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/torch/comm_hooks.h>
 #include <cohort/torch/local_sgd.h>
 #include <cohort/torch/nn.h>
@@ -543,7 +543,7 @@ json answer(const json& program, const cohort::Communicator& comm) {
 
 int main() {
   at::set_num_threads(1);
-  const cohort::Communicator comm = cohort::join();
+  const cohort::Communicator comm = cohort::init();
   for (std::string line; std::getline(std::cin, line);)
     std::cout << answer(json::parse(line), comm).dump(-1, ' ', false, json::error_handler_t::replace) << std::endl;
 }

@@ -152,6 +152,8 @@ class Writer:
         own = {name: value for name, value in self.options.items() if name not in ("hook", "feedback", "weighted", "sharding")}
         if self.method == "sharded":
             own["sharding"] = self.options["sharding"]
+        if "bucket_bytes" in own:  # C++'s name
+            own["bucket_cap_mb"] = own.pop("bucket_bytes") / 2**20
         samples = ", samples=lambda x: len(x)" if self.options.get("weighted") == "samples" else ""
         self.ours(f"{model} = cohort.nn.DistributedDataParallel({net}, world{arguments(own)}{samples})")
         self.hook(model)

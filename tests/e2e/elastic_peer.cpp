@@ -4,7 +4,7 @@
 #include "telemetry/status_page.h"
 
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <unistd.h>
 
@@ -25,8 +25,8 @@ int main() {
   std::thread([told] {
     try {
       while (true) {
-        const cohort::Communicator communicator = cohort::join();
-        while (cohort::status::StatusPage::own().announced_epoch() <= cohort::rendezvous::joined_epoch() ||
+        const cohort::Communicator communicator = cohort::init();
+        while (cohort::status::StatusPage::own().announced_epoch() <= cohort::rendezvous::formed_epoch() ||
                told("busy"))
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }

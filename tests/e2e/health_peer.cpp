@@ -2,12 +2,12 @@
 // "crossed" (by halves of the ranks, two groups in different orders), "joined" (the last one joins, rank 1 is away),
 // "stopped" (rank 1), "away" (rank 1, or the rank that follows), "dies" (rank 1), "lingers" (rank 1 leaves the world
 // and takes its time to end), "starts" (each lists the descriptors of a program that it starts), "absent" (rank 1 ends
-// before it has joined), "absent again" (before it has joined a second time), "prints" (and lives on), "asks" (rank 1
-// dies where the others ask whether to save). With "logging" as the last argument all ranks log meanwhile, and are
-// ready to be preempted.
+// before it has formed a world), "absent again" (before it has formed a second one), "prints" (and lives on), "asks"
+// (rank 1 dies where the others ask whether to save). With "logging" as the last argument all ranks log meanwhile, and
+// are ready to be preempted.
 #include <cohort/communicator.h>
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/preemption.h>
 #include <cohort/track.h>
 
@@ -30,7 +30,7 @@ int main(int argc, char** arguments) {
     const bool is_absent = std::string_view(std::getenv("RANK")) == "1";
     if (how == "absent" && is_absent) return 0;
     if (how == "prints") std::printf("printed before\n");
-    cohort::Communicator comm = cohort::join();
+    cohort::Communicator comm = cohort::init();
     if (how == "prints") {
       std::printf("printed after\n");
       std::this_thread::sleep_for(std::chrono::seconds(1000));
@@ -38,7 +38,7 @@ int main(int argc, char** arguments) {
     if (how == "absent again" && is_absent) return 0;
     if (how == "absent again") {
       comm = {};
-      comm = cohort::join();
+      comm = cohort::init();
     }
     std::array<float, 10> data{};
     comm.all_reduce(std::span(data)).wait();

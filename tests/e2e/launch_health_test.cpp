@@ -49,13 +49,13 @@ TEST_P(LaunchHealth, RanksThatWaitForEachOtherEndTheJob) {
       << finished.err;
 }
 
-TEST_P(LaunchHealth, ARankThatHasEndedBeforeItJoinedEndsTheJob) {
+TEST_P(LaunchHealth, ARankThatHasEndedBeforeItFormedItsWorldEndsTheJob) {
   for (const std::string how : {"absent", "absent again"}) {
     if (how == "absent again" && GetParam()[0] != '\0') continue;  // it takes 3 s
     const auto finished = run(job_of(how, {}));
     EXPECT_EQ(finished.status, 124) << finished.err;
     EXPECT_TRUE(says(finished.err,
-                     "cohort: rank 1 had ended with 0.* before it joined the world that ranks 0,2 wait for .*do all "
+                     "cohort: rank 1 had ended with 0.* before it formed the world that ranks 0,2 wait for .*do all "
                      "ranks call it\\?"))
         << finished.err;
   }

@@ -345,8 +345,8 @@ TEST(Launch, WhatTheCallerIgnoresStaysIgnored) {
   EXPECT_EQ(plain.out, "SigIgn:\t0000000000000000\n") << plain.err;
 }
 
-TEST(Launch, RanksThatNeverJoinAreDoubted) {
-  const char* const kDoubt = "cohort: 2 ranks ended without joining a world of Cohort's: 2 independent runs?";
+TEST(Launch, RanksThatNeverFormAWorldAreDoubted) {
+  const char* const kDoubt = "cohort: 2 ranks ended without forming a world of Cohort's: 2 independent runs?";
   const auto two = run({{"run", "-np", "2", "true"}});
   EXPECT_EQ(two.status, 0);
   EXPECT_NE(two.err.find(kDoubt), std::string::npos) << two.err;

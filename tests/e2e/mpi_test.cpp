@@ -82,10 +82,10 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
     EXPECT_NE(job.wait(), -1) << "mpirun does not end";
   }
 
-  static void expect_all_joined(Child& job, int ranks, int times = 1) {
+  static void expect_all_formed(Child& job, int ranks, int times = 1) {
     ASSERT_EQ(job.wait(), 0) << job.output();
     for (int rank = 0; rank < ranks; ++rank) {
-      const std::string line = fmt::format("joined rank={} size={} local={}/{} cross=0/1", rank, ranks, rank, ranks);
+      const std::string line = fmt::format("formed rank={} size={} local={}/{} cross=0/1", rank, ranks, rank, ranks);
       EXPECT_EQ(count(job.output(), line), times) << line << " in " << job.output();
     }
   }
@@ -95,33 +95,33 @@ class UnderMpi : public ::testing::TestWithParam<Mpi> {
 };
 
 TEST_P(UnderMpi, RanksMeetByThemselves) {
-  Child job = start(4, {COHORT_JOIN_WORKER, "times=2"});
-  expect_all_joined(job, 4, 2);
+  Child job = start(4, {COHORT_INIT_WORKER, "times=2"});
+  expect_all_formed(job, 4, 2);
   EXPECT_EQ(count(job.output(), "world: 4 ranks on 1 host ("), 1) << job.output();
 }
 
 TEST_P(UnderMpi, AShellMayStandBetween) {
-  Child job = start(3, {"/bin/sh", "-c", std::string(COHORT_JOIN_WORKER) + "; exit $?"});
-  expect_all_joined(job, 3);
+  Child job = start(3, {"/bin/sh", "-c", std::string(COHORT_INIT_WORKER) + "; exit $?"});
+  expect_all_formed(job, 3);
 }
 
 TEST_P(UnderMpi, TwoJobsOfOneUserDoNotMeet) {
-  Child first = start(2, {COHORT_JOIN_WORKER, "times=3"});
-  Child second = start(3, {COHORT_JOIN_WORKER, "times=3"});
-  expect_all_joined(first, 2, 3);
-  expect_all_joined(second, 3, 3);
+  Child first = start(2, {COHORT_INIT_WORKER, "times=3"});
+  Child second = start(3, {COHORT_INIT_WORKER, "times=3"});
+  expect_all_formed(first, 2, 3);
+  expect_all_formed(second, 3, 3);
 }
 
 TEST_P(UnderMpi, OnSeveralHostsTheLauncherCarriesTheSecret) {
-  Child job = start(3, with_env(GetParam().several_hosts, {COHORT_JOIN_WORKER, "times=2"}));
-  expect_all_joined(job, 3, 2);
+  Child job = start(3, with_env(GetParam().several_hosts, {COHORT_INIT_WORKER, "times=2"}));
+  expect_all_formed(job, 3, 2);
 }
 
 TEST_P(UnderMpi, ARankThatStaysAwayIsNamed) {
-  // Rank 1 never joins, and lives on until the others have said so.
+  // Rank 1 never comes, and lives on until the others have said so.
   const std::string script = fmt::format(
-      "case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in 1) exec sleep 20;; *) {} join_timeout_ms=3000;; esac; true",
-      COHORT_JOIN_WORKER);
+      "case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in 1) exec sleep 20;; *) {} init_timeout_ms=3000;; esac; true",
+      COHORT_INIT_WORKER);
   Child job = start(2, {"/bin/sh", "-c", script});
   ASSERT_TRUE(job.wait_for_output("Timeout: ")) << job.output();
   EXPECT_TRUE(job.wait_for_output("1 of 2 ranks did not come in time: 1")) << job.output();
@@ -130,8 +130,8 @@ TEST_P(UnderMpi, ARankThatStaysAwayIsNamed) {
 
 TEST_P(UnderMpi, ARankThatStaysAwayOnSeveralHostsEndsTheWait) {
   const std::string script = fmt::format(
-      "case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in 1) exec sleep 20;; *) {} join_timeout_ms=3000;; esac; true",
-      COHORT_JOIN_WORKER);
+      "case ${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} in 1) exec sleep 20;; *) {} init_timeout_ms=3000;; esac; true",
+      COHORT_INIT_WORKER);
   Child job = start(2, with_env(GetParam().several_hosts, {"/bin/sh", "-c", script}));
   ASSERT_TRUE(job.wait_for_output("Timeout: ")) << job.output();
   EXPECT_TRUE(job.wait_for_output("not all 2 processes came in time")) << job.output();
@@ -139,10 +139,10 @@ TEST_P(UnderMpi, ARankThatStaysAwayOnSeveralHostsEndsTheWait) {
 }
 
 TEST_P(UnderMpi, AWorldOfOneByHandIsRefused) {
-  Child job = start(2, with_env({"RANK=0", "WORLD_SIZE=1"}, {COHORT_JOIN_WORKER}));
+  Child job = start(2, with_env({"RANK=0", "WORLD_SIZE=1"}, {COHORT_INIT_WORKER}));
   EXPECT_NE(job.wait(), 0);
   EXPECT_NE(job.output().find("says that 2 processes were meant"), std::string::npos) << job.output();
-  Child alone = start(2, with_env({"COHORT_ALONE=1"}, {COHORT_JOIN_WORKER}));
+  Child alone = start(2, with_env({"COHORT_ALONE=1"}, {COHORT_INIT_WORKER}));
   EXPECT_EQ(alone.wait(), 0) << alone.output();
 }
 
@@ -192,15 +192,15 @@ TEST_P(UnderMpi, MpiMayBeUsedBesideIt) {
 TEST_P(UnderMpi, PmixAloneIsEnough) {
   if (GetParam().name.rfind("OpenMpi", 0) != 0) GTEST_SKIP() << "has no PMIx";
   const Words without = {"-u", "OMPI_COMM_WORLD_RANK", "-u", "OMPI_COMM_WORLD_SIZE"};
-  Child job = start(3, with_env(without, {COHORT_JOIN_WORKER, "times=2"}));
-  expect_all_joined(job, 3, 2);
+  Child job = start(3, with_env(without, {COHORT_INIT_WORKER, "times=2"}));
+  expect_all_formed(job, 3, 2);
   // Without its library it is refused, not alone.
   Words unloadable = without;
   unloadable.insert(unloadable.end(), {"-u", "PMIX_SERVER_URI2", "-u", "PMIX_SERVER_URI21", "-u", "PMIX_SERVER_URI3",
                                        "-u", "PMIX_SERVER_URI4", "-u", "PMIX_SERVER_URI41"});
-  Child lost = start(2, with_env(unloadable, {COHORT_JOIN_WORKER}));
+  Child lost = start(2, with_env(unloadable, {COHORT_INIT_WORKER}));
   EXPECT_NE(lost.wait(), 0);
-  EXPECT_EQ(lost.output().find("joined"), std::string::npos) << lost.output();
+  EXPECT_EQ(lost.output().find("formed"), std::string::npos) << lost.output();
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -112,7 +112,7 @@ class OverMpi : public ::testing::TestWithParam<Mpi> {
     return found;
   }
 
-  /// Nobody joins, and what is said names all of this.
+  /// Nobody forms a world, and what is said names all of this.
   void expect_refused(Child job, const Words& said) const {
     EXPECT_NE(job.wait(), 0) << job.output();
     EXPECT_EQ(job.output().find("over"), std::string::npos) << job.output();

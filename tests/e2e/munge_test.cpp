@@ -68,7 +68,7 @@ class ThroughMunge : public ::testing::Test {
 
   Child task(int rank, int size, const std::string& step, const std::vector<std::string>& words = {},
              std::optional<uid_t> user = {}) const {
-    std::vector<std::string> command = {COHORT_JOIN_WORKER};
+    std::vector<std::string> command = {COHORT_INIT_WORKER};
     command.insert(command.end(), words.begin(), words.end());
     return Child({std::move(command), variables(rank, size, step), user});
   }
@@ -96,21 +96,21 @@ TEST_F(ThroughMunge, RankZeroMayBeOnAnyHostWhereTheUserHasArranged) {
     environment["SLURM_STEP_NODELIST"] = "n1.invalid,localhost";
     environment["SLURM_NODEID"] = std::to_string(1 - rank);
     environment["SLURM_DISTRIBUTION"] = "arbitrary";
-    tasks.push_back(Child({{COHORT_JOIN_WORKER}, environment, {}}));
+    tasks.push_back(Child({{COHORT_INIT_WORKER}, environment, {}}));
   }
   for (Child& one : tasks) EXPECT_EQ(one.wait(), 0) << one.output();
 }
 
 TEST_F(ThroughMunge, ATaskThatStaysAwayIsNamed) {
-  Child first = task(0, 3, "2", {"join_timeout_ms=4000"});
-  Child second = task(1, 3, "2", {"join_timeout_ms=4000"});
+  Child first = task(0, 3, "2", {"init_timeout_ms=4000"});
+  Child second = task(1, 3, "2", {"init_timeout_ms=4000"});
   EXPECT_EQ(first.wait(), 3) << first.output();
   EXPECT_NE(first.output().find("1 of 3 ranks did not come in time: 2"), std::string::npos) << first.output();
   EXPECT_EQ(second.wait(), 3) << second.output();
 }
 
 TEST_F(ThroughMunge, RankZeroThatStaysAwayIsNamed) {
-  Child second = task(1, 2, "3", {"join_timeout_ms=2000"});
+  Child second = task(1, 2, "3", {"init_timeout_ms=2000"});
   EXPECT_EQ(second.wait(), 3) << second.output();
   EXPECT_NE(second.output().find("rank 0 did not answer at localhost"), std::string::npos) << second.output();
 }
@@ -118,8 +118,8 @@ TEST_F(ThroughMunge, RankZeroThatStaysAwayIsNamed) {
 TEST_F(ThroughMunge, AnotherUserIsNotTold) {
   if (::getuid() != 0) GTEST_SKIP() << "needs root to become another user";
   constexpr uid_t kNobody = 65534;
-  Child first = task(0, 2, "4", {"join_timeout_ms=5000"});
-  Child other = task(1, 2, "4", {"join_timeout_ms=3000"}, kNobody);
+  Child first = task(0, 2, "4", {"init_timeout_ms=5000"});
+  Child other = task(1, 2, "4", {"init_timeout_ms=3000"}, kNobody);
   const int status = other.wait();
   if (status == 126 || status == 127) GTEST_SKIP() << "the worker's program cannot be run by another user here";
   EXPECT_EQ(status, 3) << other.output();
@@ -147,7 +147,7 @@ TEST_F(ThroughMunge, ThoseWhoSayNothingHoldUpNobody) {
   const Environment own = variables(0, 3, "7");
   const auto said = rendezvous::detect(rendezvous::Environment(own.begin(), own.end()));
   ASSERT_TRUE(said) << said.error().what();
-  Child first = task(0, 3, "7", {"join_timeout_ms=60000"});
+  Child first = task(0, 3, "7", {"init_timeout_ms=60000"});
   std::vector<sys::UniqueFd> crowd;
   const auto limit = net::deadline_in(std::chrono::seconds(30));
   while (crowd.size() < 200 && !net::passed(limit)) {
@@ -161,8 +161,8 @@ TEST_F(ThroughMunge, ThoseWhoSayNothingHoldUpNobody) {
     }
   }
   ASSERT_EQ(crowd.size(), 200U);
-  Child second = task(1, 3, "7", {"join_timeout_ms=30000"});
-  Child third = task(2, 3, "7", {"join_timeout_ms=30000"});
+  Child second = task(1, 3, "7", {"init_timeout_ms=30000"});
+  Child third = task(2, 3, "7", {"init_timeout_ms=30000"});
   for (Child* const one : {&first, &second, &third}) EXPECT_EQ(one->wait(), 0) << one->output();
 }
 

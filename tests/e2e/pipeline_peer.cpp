@@ -1,6 +1,6 @@
 // A rank of a pipeline that trains until it ends: it says which process it is, and writes why it ended to error.RANK.
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/torch/pipeline.h>
 
 #include <torch/nn/modules/linear.h>
@@ -15,7 +15,7 @@
 int main() {
   std::signal(SIGTERM, SIG_IGN);  // what the command sends when another has died: first it is said why
   at::set_num_threads(1);
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   torch::nn::Sequential net;
   for (int i = 0; i < comm.size(); ++i) net->push_back(torch::nn::Linear(64, 64));
   cohort::nn::Pipeline pipeline(net, comm,

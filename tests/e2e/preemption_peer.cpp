@@ -4,7 +4,7 @@
 // of data are, that SIGTERM ends and that it needs until it has saved. usage:
 //   preemption_peer SAVE_MS [alone] [every=N] [leave] [helper]
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/preemption.h>
 
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ int train(int argc, char** arguments) {
   }
   try {
     cohort::Preemption preemption(options);
-    cohort::Communicator comm = cohort::join();
+    cohort::Communicator comm = cohort::init();
     for (int step = 1;; ++step) {
       float loss = 1;
       if (!alone) comm.all_reduce(std::span(&loss, 1)).wait();

@@ -2,7 +2,7 @@
 // (no step any more), "late" (rank 1, at each step), "slow" (all, from step 400 on), "fills" (the run's folder).
 #include <cohort/communicator.h>
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/track.h>
 
 #include "telemetry/status_page.h"
@@ -55,7 +55,7 @@ int main(int, char** arguments) {
       take_steps(100, milliseconds(80));
     }
     if (how == "late") {
-      cohort::Communicator comm = cohort::join();
+      cohort::Communicator comm = cohort::init();
       std::array<float, 10> data{};
       for (int step = 0; step < 200; ++step) {
         std::this_thread::sleep_for(milliseconds(comm.rank() == 1 ? 45 : 10));

@@ -5,8 +5,8 @@
 //
 // With COHORT_TEST_DEVICE=cuda what is reduced lies in a GPU's memory, and goes in pieces where it goes by the host's.
 //
-// It leaves in FOLDER pid.RANK ("pid store steps", written when it has joined) and struck.RANK (the monotonic clock's
-// nanoseconds when the fault came).
+// It leaves in FOLDER pid.RANK ("pid store steps", written when it has formed its world) and struck.RANK (the monotonic
+// clock's nanoseconds when the fault came).
 #include "base/files.h"
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
@@ -206,12 +206,12 @@ int run(const Place& at, int steps, const Fault& fault) {
     strike(fault, at);
   }
   {
-    cohort::Communicator world = cohort::join();
+    cohort::Communicator world = cohort::init();
     if (at.rank % 2 == 1) start_grandchild();
-    const std::string joined = fmt::format("{}/pid.{}", at.folder, at.rank);
-    std::ofstream(joined + ".new") << ::getpid() << ' ' << variable("COHORT_STORE") << ' ' << variable("COHORT_JOB_ID")
+    const std::string formed = fmt::format("{}/pid.{}", at.folder, at.rank);
+    std::ofstream(formed + ".new") << ::getpid() << ' ' << variable("COHORT_STORE") << ' ' << variable("COHORT_JOB_ID")
                                    << std::endl;
-    std::filesystem::rename(joined + ".new", joined);
+    std::filesystem::rename(formed + ".new", formed);
     for (int step = 0; step < steps; ++step) {
       strike_if(fault, "step", step, at);
       train_step(world, step);

@@ -139,14 +139,14 @@ int save_without_end(const std::vector<std::string>& arguments) {
   const DiskFault fault = cohort::testing::disk_fault_of(arguments.at(7));
   const std::int64_t at = std::stoll(arguments.at(8));
 
-  cohort::JoinOptions join;
-  join.init_method = "unix://" + arguments.at(1);
-  join.rank = rank;
-  join.world_size = ranks;
-  join.timeout = std::chrono::seconds(20);
-  Communicator comm = cohort::join(join);
+  cohort::InitOptions options;
+  options.init_method = "unix://" + arguments.at(1);
+  options.rank = rank;
+  options.world_size = ranks;
+  options.timeout = std::chrono::seconds(20);
+  Communicator comm = cohort::init(options);
   std::int64_t step = load_and_compare(comm, options);
-  say("joined");
+  say("formed");
   ck::BackgroundSaver saver(options);
   const auto save = [&] {
     const Content content(++step, rank, ranks);

@@ -156,7 +156,7 @@ TEST(Missing, RankIsNamedWhenTheWorldCannotForm) {
   for (const int rank : {0, 2}) {
     world.start_rank(rank, [&world, rank] {
       auto options = world.form_options(rank);
-      options.join_timeout = 2s;
+      options.init_timeout = 2s;
       Processes::form(options);
       return std::string("formed");
     });

@@ -129,7 +129,7 @@ class Processes {
       options.placement.cross_rank = layout.host;
       options.placement.cross_size = layout.hosts;
     }
-    options.join_timeout = 60s;
+    options.init_timeout = 60s;
     options.timeout = 60s;
     return options;
   }

@@ -14,7 +14,7 @@
 #include "comm/testing/gpu_folds.h"
 #include "comm/testing/reference_fold.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -353,7 +353,7 @@ int measure_calls(Communicator& comm) {
 
 int run(const std::string_view what, std::size_t bytes) {
   if (what == "staging") ::setenv("COHORT_NCCL", "off", 1);
-  Communicator comm = join();
+  Communicator comm = init();
   if (what == "bits") return compare_bits(comm, bytes);
   if (what == "folds") return try_kernels(comm, bytes);
   if (what == "calls") return measure_calls(comm);

@@ -92,10 +92,10 @@ std::string run_groups(cohort::Communicator& world) {
 int run(const Arguments& arguments) {
   std::optional<OwnMpi> own;
   if (const auto level = number(arguments, "begin")) own.emplace(arguments.at("library"), *level);
-  cohort::JoinOptions options;
-  options.join_timeout = std::chrono::seconds(60);
+  cohort::InitOptions options;
+  options.init_timeout = std::chrono::seconds(60);
   options.timeout = std::chrono::seconds(40);
-  cohort::Communicator world = cohort::join(options);
+  cohort::Communicator world = cohort::init(options);
   const int rank = world.rank();
   if (const auto every = number(arguments, "trials"))
     std::printf("rank %d: %s\n", rank, run_trials(world, *every).c_str());

@@ -58,7 +58,7 @@ std::string as_json(const std::vector<std::int64_t>& values) {
 
 int train(const std::string& folder, const std::string& attempt, std::map<std::string, std::int64_t> numbers) {
   cohort::Preemption preemption;
-  cohort::Communicator comm = cohort::join();
+  cohort::Communicator comm = cohort::init();
   torch::manual_seed(1);  // else libtorch draws a seed, and checkpoints hold the generator's state
   Counters net(numbers["size"]);
   cohort::data::DistributedSampler sampler(numbers["size"], comm, {.batch_size = numbers["batch"], .seed = 11});

@@ -2,7 +2,7 @@
 // backward() leaves the average gradient in every replica's parameters. Owns the gradients' memory, not the
 // communicator's world. One thread per rank calls it (forward, backward, join); ranks may be threads of one process.
 //
-//   cohort::Communicator comm = cohort::join();
+//   cohort::Communicator comm = cohort::init();
 //   Net net;                                                  // a module holder, or a shared_ptr to a module
 //   cohort::nn::DistributedDataParallel model(net, comm);
 //   torch::optim::SGD optimizer(model.parameters(), 0.1);
@@ -102,7 +102,7 @@ class DataParallelCore {
   /// called `join`. Then ranks that missed steps receive parameters and buffers of the lowest of the ranks that took
   /// the most steps (which all have the same). Optimizer states are not sent: if training goes on afterwards, use
   /// `step_without_samples` instead. Returns the rank whose model all ranks now have. Blocks as long as the others
-  /// train; the communicator's timeout applies to each single wait.
+  /// train; the communicator's timeout applies to each single wait. (Python's is a context manager around the loop.)
   int join();
 
   /// Overwrites all ranks' buffers with rank 0's; collective. Useful before an evaluation spread over the ranks, since

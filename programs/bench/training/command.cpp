@@ -8,7 +8,7 @@
 #include "bench/training/training.h"
 #include "shared/run_options.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -467,7 +467,7 @@ void add_training(CLI::App& bench) {
   rank->add_option("--wire-format", trainee->wire_format);
   rank->add_flag("--latency", trainee->latency);
   rank->callback([trainee] {
-    Communicator world = join();
+    Communicator world = init();
     if (trainee->latency) return tell_latency(world);
     train(world, trainee_of(*trainee));
   });

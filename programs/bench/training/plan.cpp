@@ -3,7 +3,7 @@
 #include "bench/training/training.h"
 #include "comm/kernels/codecs.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

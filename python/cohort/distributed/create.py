@@ -27,7 +27,7 @@ from cohort import _core, _torchrun
 from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 
-# The same as the default limits of torch's stores for a key, and of cohort.join for ranks.
+# The same as the default limits of torch's stores for a key, and of cohort.new_world for ranks.
 _LONGEST_MEETING = 300.0
 
 
@@ -43,11 +43,11 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
     if members is not None:
         communicator = members
     elif size == 1:
-        communicator = cohort.join(alone=True, timeout=timeout)
+        communicator = cohort.new_world(alone=True, timeout=timeout)
     elif elastic:
         patience = min(timeout, _LONGEST_MEETING)
         try:
-            communicator = _core.join_part(environment.MEMBERS, world.name_of_part(ranks), rank, size, patience, timeout)
+            communicator = _core.init_part(environment.MEMBERS, world.name_of_part(ranks), rank, size, patience, timeout)
         except cohort.Error as error:
             world.note_failure(error)
             raise
@@ -154,14 +154,14 @@ class _Meeting:
         address = self._call(number) if self.rank == 0 else self._hear(number)
         scheme, _, token = address.partition("://")
         name = f"torch {self.name}"[:150]
-        options: dict[str, Any] = dict(join_timeout=max(1.0, self._left()), timeout=timeout)
+        options: dict[str, Any] = dict(init_timeout=max(1.0, self._left()), timeout=timeout)
         if scheme == "launcher":
-            return cohort.join(group_name=name, **options)
+            return cohort.new_world(group_name=name, **options)
         options.update(rank=self.rank, world_size=self.size)
         if scheme == "store":
             share = _torchrun.through(self.store, self.rank)
-            return cohort.join(share=share, share_name="torch's store", group_name=f"{name} {token}", **options)
-        return cohort.join(address, group_name=name, **options)
+            return cohort.new_world(share=share, share_name="torch's store", group_name=f"{name} {token}", **options)
+        return cohort.new_world(address, group_name=name, **options)
 
     def _left(self) -> float:
         return self.until - time.monotonic()

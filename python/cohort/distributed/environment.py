@@ -26,7 +26,7 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
-# Name by which joins identify an elastic job's world.
+# Name by which worlds that are formed identify an elastic job's world.
 MEMBERS = "torch's members"
 
 _master: dict[str, Any] = {}  # the address of the store that `meet` has made
@@ -39,7 +39,7 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
     Without any sign of several ranks, a world of one, with a warning. Returns None if torch has to do it, or to report
     what is missing.
 
-    Raises InvalidArgument if the program or a variable contradicts the launcher, and the errors of cohort.join.
+    Raises InvalidArgument if the program or a variable contradicts the launcher, and the errors of cohort.new_world.
     """
     query = urllib.parse.parse_qs(urllib.parse.urlparse(url).query)
     if _core.is_elastic():
@@ -59,7 +59,7 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
             )
         return dist.HashStore(), 0, 1
     seconds = 300.0 if timeout is None else min(300.0, timeout.total_seconds())
-    world = cohort.join(group_name="torch's store", join_timeout=max(1.0, seconds))
+    world = cohort.new_world(group_name="torch's store", init_timeout=max(1.0, seconds))
     try:
         for (name, said), found in zip(given.items(), (world.rank(), world.size())):
             if said and int(said) != found:
@@ -86,13 +86,13 @@ def _meet_members(said: dict[str, str], timeout: Optional[datetime.timedelta]) -
     """Meets in the elastic job's latest epoch. The default group uses its world; the store is of this epoch only."""
     _forget_earlier_hook()
     while True:
-        world = cohort.join(group_name=MEMBERS, timeout=timeout)
+        world = cohort.new_world(group_name=MEMBERS, timeout=timeout)
         try:
             for name, found in (("rank", world.rank()), ("world_size", world.size())):
                 if int(said.get(name, found)) != found:
                     raise cohort.InvalidArgument(
                         f"{_INIT}: the program says that {name} is {said[name]}, and it is {found} in epoch "
-                        f"{_core.joined_epoch(MEMBERS)} of this elastic job -- leave rank and world_size away"
+                        f"{_core.formed_epoch(MEMBERS)} of this elastic job -- leave rank and world_size away"
                     )
             try:
                 store = _store(world, "", 0, 30.0)

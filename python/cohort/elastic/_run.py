@@ -49,7 +49,7 @@ class World:
 
 def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.PathLike, None] = None,
         save: Optional[Callable[[State, World], None]] = None,
-        join: Optional[Mapping[str, Any]] = None) -> Callable[..., Any]:  # fmt: skip
+        init: Optional[Mapping[str, Any]] = None) -> Callable[..., Any]:  # fmt: skip
     """Decorates train(state, world, ...), which is then called as train(state, ...): with one world after the other,
     until it returns in a world of which no rank is lost. Each call gets the current state, even one at its end, so
     loops have to begin where the state says.
@@ -63,7 +63,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
             SIGUSR1), and also while a job waits for more members: with a world of one, once, on the rank with the most
             steps. When the job has been told to end, the process then ends with 75 (SystemExit), or with 143 (128 +
             SIGTERM) if there is no `save`; with 75, too, if the job goes on without this process
-    join    arguments of `cohort.init`, for each world
+    init    arguments of `cohort.init`, for each world
 
     Each world becomes the process's default world, so `cohort.all_reduce`, `cohort.nn`, `hvd.init` and
     init_process_group("cohort") use it. `train` itself makes objects of one world, such as a DistributedDataParallel or
@@ -74,7 +74,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     `cohort run --min-np`) there is one world.
     """
     if train is None:
-        return functools.partial(run, ledger=ledger, save=save, join=join)
+        return functools.partial(run, ledger=ledger, save=save, init=init)
     function = train
     # Without a `save`, a restarted process would find nothing, so the status does not ask for a restart.
     told_to_end = REQUEUE_STATUS if save is not None else 128 + signal.SIGTERM
@@ -85,7 +85,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
         while True:
             world: Optional[World] = None
             try:
-                world = _enter(state, file, dict(join or {}))
+                world = _enter(state, file, dict(init or {}))
                 result = function(state, world, *args, **kwargs)
                 state._core.finish()  # before others can learn that this rank has ended
                 # Nobody has to wait for a rank that is lost in the last step: the others have ended that step, too.
@@ -96,7 +96,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 if cause is not None and world is None and _core.removed_from_job():
                     print(f"cohort: elastic: this process leaves the job after step {state.steps}: {cause}", file=sys.stderr)
                     raise SystemExit(REQUEUE_STATUS) from None
-                if cause is None or world is None and cause.operation == "join":
+                if cause is None or world is None and cause.operation == "init":
                     state._core.finish()
                     raise
                 if not state._core.leave(cause):
@@ -133,11 +133,11 @@ def _default_ledger() -> str:
     return os.path.join(folder, f"samples-{worker}.jsonl") if folder else ""
 
 
-def _enter(state: State, ledger: str, join: dict[str, Any]) -> World:
+def _enter(state: State, ledger: str, init: dict[str, Any]) -> World:
     if not _world.is_initialized():
-        _world.init(**join)
+        _world.init(**init)
     comm = _world.world()
-    epoch = _core.joined_epoch()
+    epoch = _core.formed_epoch()
     first_size = state._core.enter(comm, epoch, ledger)
     world = World(comm, epoch, first_size)
     if world.rank == 0 and world.size == first_size and state._policies:

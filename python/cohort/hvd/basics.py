@@ -74,9 +74,9 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
                 break
             except BaseException as error:
                 shutdown()
-                # A rank of an elastic job that is lost now will not be in the next world. (An error of `join` is final:
-                # `join` itself waits for the next world.)
-                if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "join":
+                # A rank of an elastic job that is lost now will not be in the next world. (An error of `init` is final:
+                # `init` itself waits for the next world.)
+                if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "init":
                     cohort.shutdown()
                     continue
                 if isinstance(error, Error) and not isinstance(error, ValueError):

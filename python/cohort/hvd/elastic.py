@@ -148,7 +148,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         skip_sync = False
         failures, commits = 0, state._commits
         while True:
-            epoch = _core.joined_epoch()
+            epoch = _core.formed_epoch()
             try:
                 # New processes have no state; of the others, one may have noticed a failure and another a change of
                 # hosts.
@@ -179,7 +179,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 print(f"cohort: elastic: this process leaves the job: {error}", file=sys.stderr)
                 raise SystemExit(REQUEUE_STATUS) from None
-            if _core.joined_epoch() != epoch:  # a process was lost or joined: not the program's fault
+            if _core.formed_epoch() != epoch:  # a process was lost or joined: not the program's fault
                 failures = 0
             state.on_reset()
 

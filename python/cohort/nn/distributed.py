@@ -164,8 +164,10 @@ class DistributedDataParallel(torch.nn.Module):
     module              dense, on the CPU or one GPU, its trainable parameters floating-point (types may be mixed)
     comm                the ranks that train together; None: the default world, or the group of
                         init_process_group("cohort") if only that was called
-    bucket_bytes        size of a gradient bucket, that is of one all_reduce; default 25 MiB
+    bucket_cap_mb       size of a gradient bucket, that is of one all_reduce, in MiB; default 25
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early; default 1 MiB
+    gradient_as_bucket_view
+                        True: gradients are views of buckets. False, by which torch copies them, is refused
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
     wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": format of float32 gradients between hosts
@@ -240,8 +242,8 @@ class DistributedDataParallel(torch.nn.Module):
     per rank calls it.
     """
 
-    def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_bytes: int = 25 << 20,
-                 first_bucket_bytes: int = 1 << 20, broadcast_buffers: bool = True,
+    def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_cap_mb: float = 25,
+                 first_bucket_bytes: int = 1 << 20, gradient_as_bucket_view: bool = True, broadcast_buffers: bool = True,
                  observer: Optional[Callable[[int, int], None]] = None,
                  wire_format: Union[torch.dtype, str, None] = None,
                  error_feedback: Optional[bool] = None, non_finite: str = "ignore",
@@ -260,9 +262,14 @@ class DistributedDataParallel(torch.nn.Module):
             )
         if comm is not None and process_group is not None:
             raise InvalidArgument("DistributedDataParallel: comm and process_group both say who trains -- give one")
+        if not gradient_as_bucket_view:
+            raise InvalidArgument(
+                "DistributedDataParallel: gradient_as_bucket_view=False -- gradients are always views of buckets in the "
+                "communicator's memory: leave it out, and clone() a gradient to keep it"
+            )
         comm = comm if comm is not None else communicator_of(process_group)
         self.options = DistributedDataParallelOptions(
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=int(bucket_cap_mb * (1 << 20)),
             first_bucket_bytes=first_bucket_bytes,
             broadcast_buffers=broadcast_buffers,
             observer=observer,
@@ -518,14 +525,25 @@ class DistributedDataParallel(torch.nn.Module):
         self._next_samples = None
         return self._begin_synchronising_pass(reducer).core.reduce_without_backward()
 
-    def join(self) -> int:
-        """Tells that this rank has no more input: takes others' steps with weight 0 until all ranks have called `join`.
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size: bool = False, enable: bool = True,
+             throw_on_early_termination: bool = False) -> Iterator[None]:  # fmt: skip
+        """`with model.join():` holds the loop: a rank that comes to its end has no more input, and takes others' steps
+        with weight 0 until all ranks have come there.
 
-        Unlike torch's, not a context manager: call it after the loop. Ranks that missed steps then receive parameters
-        and buffers of the lowest rank that took the most steps. Optimizer states are not sent: to continue training,
-        use step_without_samples. Returns the rank whose model all ranks have then. Blocks for as long as the others
-        train, each of its waits under the communicator's timeout.
+        Ranks that missed steps then receive parameters and buffers of the lowest rank that took the most steps, but not
+        its optimizer's state: to continue training, use step_without_samples. Averages are over ranks with input, as
+        torch's with divide_by_initial_world_size=False; True and throw_on_early_termination are refused. With
+        enable=False it does nothing. Blocks while others train, each wait under the communicator's timeout.
         """
+        if not enable:
+            yield
+            return
+        if divide_by_initial_world_size or throw_on_early_termination:
+            raise InvalidArgument(
+                "DistributedDataParallel.join: the ranks that have input train on, and averages are over them -- leave "
+                "out divide_by_initial_world_size and throw_on_early_termination"
+            )
         if self.options.sharding != "none":
             raise InvalidArgument(
                 "DistributedDataParallel.join: with sharding every rank is needed in every step -- step_without_samples() "
@@ -536,6 +554,8 @@ class DistributedDataParallel(torch.nn.Module):
                 "DistributedDataParallel.join: a hook on gradients is run by all ranks in every step -- "
                 "step_without_samples() takes the place of a forward and backward without input"
             )
+        self._attached.core.require_whole()
+        yield
         core = self._attached.core
         core.require_whole()
         self.communicator.join()
@@ -543,7 +563,6 @@ class DistributedDataParallel(torch.nn.Module):
         if steps is not None:
             broadcast_tensors(self.communicator, [tensor for _, tensor in self._named()], root=source)
             core.take_plan_of(source, steps)  # so that training may go on together
-        return source
 
     def parameters_written(self) -> None:
         """With sharding: tells that all ranks have written the same values to parameters (load_state_dict), in place or

@@ -7,7 +7,7 @@
 #include "net/store.h"
 #include "rendezvous/identity.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <fmt/ranges.h>
 
@@ -126,7 +126,7 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   std::once_flag once;
   std::promise<std::string> telling;
   const std::shared_future<std::string> told = telling.get_future();
-  JoinOptions options;
+  InitOptions options;
   options.share = [&](const std::string&, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
     // One thread of each process broadcasts: in rank 0's process the thread of rank 0, elsewhere the first that asks.
     if (mine || across.rank() != 0) {
@@ -151,9 +151,9 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   options.world_size = across.size() * threads;
   options.timeout = timeout;
   return form_each(threads, [&](int number) {
-    JoinOptions own = options;
+    InitOptions own = options;
     own.rank = across.rank() * threads + number;
-    return join(own);
+    return init(own);
   });
 }
 

@@ -16,7 +16,7 @@ using Request = comm::DeviceRequest;
 
 comm::DeviceCommunicator& need(const std::shared_ptr<comm::DeviceCommunicator>& impl) {
   if (!impl) {
-    raise(ErrorCode::InvalidArgument, "this Communicator belongs to no world -- form one with cohort::join() first");
+    raise(ErrorCode::InvalidArgument, "this Communicator belongs to no world -- form one with cohort::init() first");
   }
   return *impl;
 }

@@ -6,7 +6,7 @@
 #include "net/secret.h"
 #include "net/store.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include <cohort/communicator.h>
 
@@ -75,7 +75,7 @@ class OperationLabel {
 struct FormOptions {
   std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world, which may use any keys
   rendezvous::Placement placement;
-  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+  std::chrono::milliseconds init_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all ranks are on one host
   bool one_machine = false;                ///< the hosts are fake: loopback reaches all ranks

@@ -24,7 +24,7 @@ void QueueCommunicator::check_home() const {
   raise(
       ErrorCode::InvalidArgument,
       "rank {}'s communicator belongs to the process that formed it -- this is a forked child of it (pid {}) -- use it "
-      "in the parent only, or exec a program that joins a world of its own",
+      "in the parent only, or exec a program that forms a world of its own",
       placement_.rank, ::getpid());
 }
 

@@ -280,7 +280,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   FormOptions form;
   form.placement = placement_;
   form.placement.size = static_cast<int>(members.size());
-  form.join_timeout = timeout;
+  form.init_timeout = timeout;
   form.timeout = timeout_;
   form.background = background;
   form.one_machine = world.options().one_machine;

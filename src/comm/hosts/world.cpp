@@ -20,7 +20,7 @@ namespace cohort::comm::hosts {
 namespace {
 
 std::shared_ptr<mpi::Endpoint> endpoint_for(const FormOptions& options) {
-  return value_or_throw(mpi::Runtime::of_process().endpoint(net::deadline_in(options.join_timeout), options.timeout));
+  return value_or_throw(mpi::Runtime::of_process().endpoint(net::deadline_in(options.init_timeout), options.timeout));
 }
 
 /// Returns each rank's MPI process number.
@@ -161,7 +161,7 @@ void World::make_local(std::unique_ptr<local::Rendezvous> point, std::shared_ptr
   own.placement = options_.placement;
   own.placement.rank = own.placement.local_rank = layout_.local;
   own.placement.size = own.placement.local_size = layout_.locals;
-  own.join_timeout = options_.join_timeout;
+  own.init_timeout = options_.init_timeout;
   own.timeout = options_.timeout;
   own.label = label_;
   local_ = std::make_unique<local::LocalCommunicator>(own, std::move(point));
@@ -204,7 +204,7 @@ void World::form_from(Place& place) {
 
 // A host's leader fetches for its host: the store gets hosts x ranks requests, not ranks x ranks.
 void World::form_from_store() {
-  const Clock::time_point deadline = Clock::now() + options_.join_timeout;
+  const Clock::time_point deadline = Clock::now() + options_.init_timeout;
   transport::tcp::Listeners listeners(listening());
   transport::tcp::PeerInfo info = listeners.info();
   complete_info(info, options_);
@@ -229,7 +229,7 @@ void World::form_from_store() {
       }
       raise(ErrorCode::Timeout,
             "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
-            layout_.rank, options_.placement.host, options_.join_timeout.count(), missing.size() == 1 ? "" : "s",
+            layout_.rank, options_.placement.host, options_.init_timeout.count(), missing.size() == 1 ? "" : "s",
             to_ranges(missing));
     }
     codec::Writer out;
@@ -241,7 +241,7 @@ void World::form_from_store() {
     Request send;
     send.kind = Kind::Broadcast;
     send.dtype = DType::UInt8;
-    send.timeout = options_.join_timeout;
+    send.timeout = options_.init_timeout;
     send.input = send.output = &length;
     send.input_count = send.output_count = sizeof length;
     run_local(*this, send);

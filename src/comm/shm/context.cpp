@@ -129,7 +129,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
       distance(world),
       agreement(world.size()) {
   if (size == 1) return;
-  deadline().begin(Clock::now(), options.join_timeout);
+  deadline().begin(Clock::now(), options.init_timeout);
   waiters.attended = 1;  // this thread waits for the world to form
   note_cores();
   state(rank).reads_peers.store(world.try_reading_peers() ? 1 : 2);

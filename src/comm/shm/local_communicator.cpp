@@ -311,7 +311,7 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   FormOptions form;
   form.placement = placement_;
   form.placement.size = form.placement.local_size = static_cast<int>(members.size());
-  form.join_timeout = timeout;
+  form.init_timeout = timeout;
   form.timeout = timeout_;
   form.background = background;
   std::vector<std::string> entries;

@@ -261,7 +261,7 @@ class Gathering {
         point_(std::move(point)),
         rank_(options.placement.rank),
         size_(options.placement.size),
-        deadline_(Clock::now() + options.join_timeout),
+        deadline_(Clock::now() + options.init_timeout),
         self_(sys::own_process()),
         peers_(static_cast<std::size_t>(size_)),
         met_(static_cast<std::size_t>(size_)) {}
@@ -296,7 +296,7 @@ class Gathering {
     }
     if (Clock::now() < deadline_) return;
     raise(ErrorCode::Timeout, "cannot form the world -- rank {} on {} waited {} ms for {} -- were all ranks started?",
-          rank_, options_.placement.host, options_.join_timeout.count(), waiting_for);
+          rank_, options_.placement.host, options_.init_timeout.count(), waiting_for);
   }
 
   std::string get_key(int rank) {

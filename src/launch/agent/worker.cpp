@@ -240,7 +240,7 @@ bool Worker::saves_when_asked() const {
 }
 
 std::uint64_t Worker::meetings() const {
-  return page() == nullptr ? 0 : std::uint64_t{page()->worlds.load()} << 1 | (page()->joining.load() != 0 ? 1U : 0U);
+  return page() == nullptr ? 0 : std::uint64_t{page()->worlds.load()} << 1 | (page()->forming.load() != 0 ? 1U : 0U);
 }
 
 bool Worker::makes_room() const { return page() != nullptr && page()->preempted_by.load() != 0; }

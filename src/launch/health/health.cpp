@@ -66,7 +66,7 @@ void Health::report(RankReport report, Clock::time_point now) {
     rank.moved_cpu_ms = report.cpu_ms;
   }
   if (moved || !waits(report)) rank.waiting_at = now;
-  if (!rank.known || rank.report.joining != report.joining) rank.joining_at = now;
+  if (!rank.known || rank.report.forming != report.forming) rank.forming_at = now;
   if (report.state != 'T' && report.state != 't') {
     rank.stopped_at.reset();
     rank.stopped_told = false;
@@ -206,7 +206,7 @@ void Health::forgive_sleep(Clock::time_point now) {
   judged_at_ = now;
   if (!slept) return;
   for (Rank& rank : ranks_) {
-    rank.heard_at = rank.moved_at = rank.waiting_at = rank.joining_at = now;
+    rank.heard_at = rank.moved_at = rank.waiting_at = rank.forming_at = now;
     if (rank.stopped_at) rank.stopped_at = now;
   }
 }
@@ -298,7 +298,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   for (std::size_t i = 0; roles_.is_rank(static_cast<int>(i)); ++i) {
     const Rank& rank = ranks_[i];
     if (limits_.elastic && rank.report.worlds > 0) continue;  // the others go on, as Membership decides
-    if (rank.gone || rank.report.joining < members || now - rank.joining_at < limits_.absent) continue;
+    if (rank.gone || rank.report.forming < members || now - rank.forming_at < limits_.absent) continue;
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
@@ -312,7 +312,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
   absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
   const bool again = ranks_[static_cast<std::size_t>(waiting.front())].report.worlds > 0;
   findings.end = fmt::format(
-      "{} had ended {}before {} joined the world that {} {} for (cohort::join, init, init_process_group) -- do all "
+      "{} had ended {}before {} formed the world that {} {} for (init, init_process_group) -- do all "
       "ranks call it? (a script on stdin reaches rank 0 alone)",
       roles_.names_of(absent), again ? "with 0, after an earlier world, " : "with 0 ",
       absent.size() == 1 ? "it" : "they", roles_.names_of(waiting), waiting.size() == 1 ? "waits" : "wait");

@@ -152,7 +152,7 @@ class Health {
     bool silence_told = false;
     Clock::time_point moved_at{};    ///< last change of its counters, or use of its processor
     Clock::time_point waiting_at{};  ///< start of waiting for the current operation
-    Clock::time_point joining_at{};  ///< start of waiting for a world's ranks
+    Clock::time_point forming_at{};  ///< start of waiting for a world's ranks
     std::uint64_t moved_cpu_ms = 0;
     std::optional<Clock::time_point> stopped_at;
     bool stopped_told = false;

@@ -26,7 +26,7 @@ class Job {
       RankReport report;
       report.rank = rank;
       report.pid = 100 + rank;
-      report.joined = true;
+      report.has_page = true;
       report.state = 'S';
       GroupReport world;
       world.id = 7;
@@ -79,13 +79,13 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST(Health, AWorldOfAllWaitsForNobodyWhoHasEnded) {
   Job job(3);
-  job[0].joining = job[2].joining = 3;
+  job[0].forming = job[2].forming = 3;
   EXPECT_FALSE(job.pass(seconds(60)).end);  // rank 1 may come
   job.health().ended(1, job.now());
   job.mute(1);
   const auto end = job.pass(seconds(2)).end;
   ASSERT_TRUE(end);
-  EXPECT_NE(end->find("rank 1 had ended with 0 before it joined the world that ranks 0,2 wait for"), std::string::npos)
+  EXPECT_NE(end->find("rank 1 had ended with 0 before it formed the world that ranks 0,2 wait for"), std::string::npos)
       << *end;
 }
 
@@ -93,9 +93,9 @@ TEST(Health, WhoHasBeenInAWorldIsNotMissedThere) {
   Job job(2);
   job.mute(1);
   job.health().ended(1, job.now(), 1);
-  job[0].joining = 2;  // its report is older than that end
+  job[0].forming = 2;  // its report is older than that end
   EXPECT_FALSE(job.pass(seconds(60)).end);
-  job[0].worlds = 1;  // and it joins again
+  job[0].worlds = 1;  // and it waits again
   EXPECT_TRUE(job.pass(seconds(5)).end);
 }
 
@@ -103,7 +103,7 @@ TEST(Health, AWorldOfFewerMayNotNeedTheOneThatHasEnded) {
   Job job(3);
   job.mute(1);
   job.health().ended(1, job.now());
-  job[0].joining = job[2].joining = 2;
+  job[0].forming = job[2].forming = 2;
   EXPECT_FALSE(job.pass(seconds(60)).end);
 }
 

@@ -149,7 +149,7 @@ std::string to_string(const PostMortem& post_mortem) {
     text += fmt::format("cohort:   it had been started again {} time{}; the first time it had failed by: {}\n",
                         first.restarts, first.restarts == 1 ? "" : "s", first.first_cause);
   }
-  if (first.last.joined) {
+  if (first.last.has_page) {
     const char* const verb = has_left(first.last) ? "had" : "was";
     text += fmt::format("cohort:   it {} {}{}\n", verb, doing(first), at_step(first.last));
   }
@@ -463,13 +463,13 @@ Verdict judge(const JobEnd& end) {
 // (Workers of parameter servers need no world.)
 std::string doubt_about(const JobEnd& end, const Verdict& verdict) {
   const int ranks = end.roles.workers;
-  const bool joined = std::ranges::any_of(end.endings, [](const Ending& ending) {
+  const bool formed = std::ranges::any_of(end.endings, [](const Ending& ending) {
     return ending.role == Role::Worker && (ending.last.worlds > 0 || !ending.last.groups.empty());
   });
-  if (verdict.status != 0 || ranks < 2 || end.roles.servers > 0 || joined) return {};
+  if (verdict.status != 0 || ranks < 2 || end.roles.servers > 0 || formed) return {};
   return fmt::format(
-      "{0} ranks ended without joining a world of Cohort's: {0} independent runs? (cohort::join, cohort.init and "
-      "init_process_group form one; worlds of other libraries are not seen)",
+      "{0} ranks ended without forming a world of Cohort's: {0} independent runs? (init and init_process_group "
+      "form one; worlds of other libraries are not seen)",
       ranks);
 }
 

@@ -31,7 +31,7 @@ TEST(Verdict, AGoodEndSaysNothing) {
   EXPECT_FALSE(verdict.breakdown);
 }
 
-TEST(Verdict, RanksThatJoinedNothingAreDoubted) {
+TEST(Verdict, RanksThatFormedNothingAreDoubted) {
   JobEnd end = two_ranks(0, 0);
   EXPECT_NE(doubt_about(end, judge(end)).find("2 independent runs?"), std::string::npos);
   end.endings[1].last.worlds = 1;
@@ -188,7 +188,7 @@ TEST(Verdict, AServerThatFailsIsAFailureLikeARanks) {
   EXPECT_NE(verdict.text.find("full logs: runs/x/logs\n"), std::string::npos) << verdict.text;
   EXPECT_EQ(verdict.post_mortem->others.back(), "server 0: running");
   EXPECT_EQ(verdict.text.find("it was "), std::string::npos) << "it has not reported: " << verdict.text;
-  end.endings[2].last.joined = true;  // and has no world
+  end.endings[2].last.has_page = true;  // and has no world
   EXPECT_NE(judge(end).text.find("it was running, in no world, as servers are"), std::string::npos) << judge(end).text;
 }
 

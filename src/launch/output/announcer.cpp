@@ -142,7 +142,7 @@ std::string failure_event(const PostMortem& post_mortem) {
   Json out = begin("failure");
   add(out, first);
   out["out_of_memory"] = first.out_of_memory;
-  if (first.last.joined) {
+  if (first.last.has_page) {
     out["doing"] = doing(first);
     out["step"] = first.last.step;
     Json groups = Json::array();

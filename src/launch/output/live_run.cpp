@@ -39,7 +39,7 @@ std::uint64_t waiting_in(const RankReport& report) {
 std::string state_of(const RankReport& report) {
   if (report.state == 'T' || report.state == 't') return "stopped";
   if (report.preempted_by != 0) return "saving";
-  return waits(report) || report.joining == status::StatusLayout::kToBeMember ? "waiting" : "running";
+  return waits(report) || report.forming == status::StatusLayout::kToBeMember ? "waiting" : "running";
 }
 
 double share(double part, double whole) { return whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0; }

@@ -43,7 +43,7 @@ TEST(LiveRun, AGpuWhoseDriverTellsNothingIsNotIdle) {
 RankReport at(int rank, std::int64_t step, std::uint64_t waited_ms, std::uint64_t exposed_ms = 0) {
   RankReport report;
   report.rank = rank;
-  report.joined = true;
+  report.has_page = true;
   report.state = 'R';
   report.step = step;
   report.samples = static_cast<std::int64_t>(static_cast<std::uint64_t>(step) * 32);

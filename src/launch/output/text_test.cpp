@@ -234,7 +234,7 @@ TEST(EventsTest, AFailureHasWhatThePostMortemSays) {
   PostMortem post_mortem;
   post_mortem.first = killed(SIGSEGV);
   post_mortem.first.last_stderr = "one\ntwo\n";
-  post_mortem.first.last.joined = true;
+  post_mortem.first.last.has_page = true;
   post_mortem.first.last.step = 7;
   post_mortem.others = {"rank 0: waiting"};
   post_mortem.world_size = 4;

@@ -73,7 +73,7 @@ struct JobFacts {
 
 /// Returns "NAME=value" for the variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR, GROUP_RANK,
 /// TORCHELASTIC_RUN_ID, ...; names and meanings are torch.distributed.elastic's, local_elastic_agent.py) and for those
-/// that cohort::join reads. `rank` is a rank of the plan.
+/// that cohort::init reads. `rank` is a rank of the plan.
 std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& host, int rank, const JobFacts& facts);
 
 /// Returns the variables of a process of another role, by its number in `Plan::roles`: those that cohort::role() reads,

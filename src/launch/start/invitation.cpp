@@ -154,7 +154,7 @@ constexpr char kBad = '-';
 /// Runs in the child. Returns the tagged answer, and the exchange that goes on answering the others.
 std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
     const rendezvous::Detected& step, const rendezvous::Environment& environment,
-    const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
+    const std::optional<rendezvous::InitOffer>& mine, net::Deadline deadline) {
   const auto failed = [](const Error& error) {
     return (error.code() == ErrorCode::Timeout ? kTimeout : kBad) + std::string(error.what());
   };
@@ -200,8 +200,8 @@ Result<std::string> read_answer(int fd, net::Deadline deadline) {
 
 }  // namespace
 
-Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
-                                           const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline) {
+Result<rendezvous::InitOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
+                                           const std::optional<rendezvous::InitOffer>& mine, net::Deadline deadline) {
   auto pipe = make_pipe();
   if (!pipe) return tl::unexpected(pipe.error());
   auto& [from_child, to_parent] = *pipe;

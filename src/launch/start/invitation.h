@@ -56,7 +56,7 @@ inline constexpr std::string_view kInvitationEnd = "go\n";
 /// `mine`: task 0's offer for all others. Returns task 0's offer. For task 0 it may return before all others have
 /// asked: the child goes on answering until the deadline, or until this process ends. Fails with Unavailable or Timeout
 /// if they cannot find each other. To be called before this process has a second thread.
-Result<rendezvous::JoinOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
-                                           const std::optional<rendezvous::JoinOffer>& mine, net::Deadline deadline);
+Result<rendezvous::InitOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
+                                           const std::optional<rendezvous::InitOffer>& mine, net::Deadline deadline);
 
 }  // namespace cohort::launch

@@ -35,7 +35,7 @@ Membership::Options membership_options(const JobSetup& setup) {
 event::Reported reported_by(const Reports& reports) {
   event::Reported reported;
   for (const RankReport& report : reports.ranks) {
-    reported.workers.push_back({report.rank, report.joining != 0, report.joining == status::StatusLayout::kToBeMember,
+    reported.workers.push_back({report.rank, report.forming != 0, report.forming == status::StatusLayout::kToBeMember,
                                 report.formed_epoch, report.has_state});
   }
   return reported;

@@ -63,11 +63,11 @@ Place place_by_hand(const NodeRole& role) {
 }
 
 Place place_in_step(const NodeRole& role, net::Deadline deadline) {
-  std::optional<rendezvous::JoinOffer> mine;
+  std::optional<rendezvous::InitOffer> mine;
   std::optional<PortLease> port;
   if (role.rank == 0) {
     port = value_or_throw(PortLease::take(std::hash<std::string>{}(role.step->job)));
-    mine = rendezvous::JoinOffer{value_or_throw(net::Secret::generate()), {}};
+    mine = rendezvous::InitOffer{value_or_throw(net::Secret::generate()), {}};
     for (std::string& address : value_or_throw(net::offered_addresses()))
       mine->addresses.push_back({std::move(address), port->port()});
     if (mine->addresses.empty()) mine->addresses.push_back({"127.0.0.1", port->port()});

@@ -12,7 +12,7 @@
 #include "train/elastic/progress.h"
 
 #include <cohort/elastic.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/preemption.h>
 #include <cohort/track.h>
 
@@ -407,8 +407,8 @@ State::Wait State::await_members() {
   // After a rank has ended with 0, the job gets new members when all remaining ranks say that they wait.
   struct Waiting {
     status::StatusPage& page;
-    explicit Waiting(status::StatusPage& own) : page(own) { page.begin_join(status::StatusLayout::kToBeMember); }
-    ~Waiting() { page.end_join(false); }
+    explicit Waiting(status::StatusPage& own) : page(own) { page.begin_init(status::StatusLayout::kToBeMember); }
+    ~Waiting() { page.end_init(false); }
   } const waiting(page);
   const auto since = Clock::now();
   std::shared_ptr<store::Store> store;
@@ -433,7 +433,7 @@ State::Wait State::await_members() {
     } else if (told) {
       return Wait::End;
     } else if (late) {
-      break;  // `join` keeps waiting, or all ranks are present and form this epoch's world again
+      break;  // `init` keeps waiting, or all ranks are present and form this epoch's world again
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(page.announced_epoch() <= *self.epoch ? 2 : 20));
     }
@@ -444,8 +444,8 @@ State::Wait State::await_members() {
 namespace {
 
 World form(const Options& options) {
-  Communicator communicator = join(options.join);
-  return {std::move(communicator), rendezvous::joined_epoch()};
+  Communicator communicator = init(options.init);
+  return {std::move(communicator), rendezvous::formed_epoch()};
 }
 
 /// Returns false if the job has to end.

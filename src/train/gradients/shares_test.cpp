@@ -2,7 +2,7 @@
 
 #include <cohort/communicator.h>
 #include <cohort/error.h>
-#include <cohort/join.h>
+#include <cohort/init.h>
 
 #include <gtest/gtest.h>
 

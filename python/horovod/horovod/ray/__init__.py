@@ -18,7 +18,7 @@ class _Settings:
 
 
 class _Mailbox:
-    """Gives the other ranks the address of rank 0, and the secret for joining."""
+    """Gives the other ranks the address of rank 0, and the secret of the world."""
 
     def __init__(self) -> None:
         import asyncio
@@ -44,7 +44,7 @@ class _Worker:
 
         return ray.get_runtime_context().get_node_id(), [str(gpu) for gpu in ray.get_gpu_ids()]
 
-    def join(self, rank: int, size: int, env: Mapping[str, str], mailbox: Any, timeout: float, program: str) -> int:
+    def init(self, rank: int, size: int, env: Mapping[str, str], mailbox: Any, timeout: float, program: str) -> int:
         import ray
 
         import cohort
@@ -59,7 +59,7 @@ class _Worker:
             return text
 
         cohort.init(
-            rank=rank, world_size=size, share=share, share_name="Ray", join_timeout=timeout, program=program
+            rank=rank, world_size=size, share=share, share_name="Ray", init_timeout=timeout, program=program
         )
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(cohort.local_rank()),
@@ -122,7 +122,7 @@ class RayExecutor:
         nodes = list(dict.fromkeys(node for node, _ in places))
         order = sorted(range(self.num_workers), key=lambda one: nodes.index(places[one][0]))
         self._workers = [workers[one] for one in order]
-        joins = []
+        worlds = []
         program = f"RayExecutor {secrets.token_hex(8)}"
         for rank, one in enumerate(order):
             env = {str(name): str(value) for name, value in (extra_env_vars or {}).items()}
@@ -130,8 +130,8 @@ class RayExecutor:
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(
                     gpu for other in order if places[other][0] == places[one][0] for gpu in places[other][1]
                 )
-            joins.append(workers[one].join.remote(rank, self.num_workers, env, mailbox, self._timeout, program))
-        ray.get(joins)
+            worlds.append(workers[one].init.remote(rank, self.num_workers, env, mailbox, self._timeout, program))
+        ray.get(worlds)
         if executable_cls is not None:
             args, kwargs = tuple(executable_args or ()), dict(executable_kwargs or {})
             ray.get([worker.create.remote(executable_cls, args, kwargs) for worker in self._workers])

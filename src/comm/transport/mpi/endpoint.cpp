@@ -67,7 +67,7 @@ tl::unexpected<Error> late(const CohortMpi& mpi) {
   return fail(
       ErrorCode::Timeout,
       "MPI ({}): its processes did not all come in time -- every process that mpirun or srun has started has to "
-      "join with the transport mpi",
+      "init with the transport mpi",
       mpi.made_for);
 }
 
@@ -350,7 +350,7 @@ Result<std::shared_ptr<Endpoint>> Runtime::endpoint(net::Deadline deadline, std:
   if (!changed_.wait_until(lock, deadline, [&] { return outcome_.has_value(); })) {
     return fail(ErrorCode::Timeout,
                 "MPI ({}) did not begin in time: MPI_Init waits for all processes that mpirun or srun has started -- "
-                "did one of them end, or not join?",
+                "did one of them end, or not call init?",
                 plugin_.mpi->made_for);
   }
   return *outcome_;
@@ -395,13 +395,13 @@ Runtime::Outcome Runtime::begin(net::Deadline deadline) {
     return fail(ErrorCode::Unavailable, "MPI ({}) does not say whether it is initialized", mpi.made_for);
   if (state == COHORT_MPI_OVER) {
     return fail(ErrorCode::Unavailable,
-                "MPI ({}) has been finalized in this process and cannot begin again -- join before MPI_Finalize",
+                "MPI ({}) has been finalized in this process and cannot begin again -- call init before MPI_Finalize",
                 mpi.made_for);
   }
   if (state == COHORT_MPI_RUNNING && level < COHORT_MPI_MULTIPLE) {
     return fail(ErrorCode::Unavailable,
                 "the program has initialized MPI ({}) with {}, and the communicator's thread calls MPI beside the "
-                "program's -- call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave MPI to join",
+                "program's -- call MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave MPI to init",
                 mpi.made_for, level_name(level));
   }
   if (state == COHORT_MPI_NOT_BEGUN) {

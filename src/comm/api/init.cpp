@@ -9,14 +9,14 @@
 #include "rendezvous/detect.h"
 #include "rendezvous/epochs.h"
 #include "rendezvous/identity.h"
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 #include "rendezvous/meeting.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/place.h"
 #include "telemetry/last_words.h"
 #include "telemetry/status_page.h"
 
-#include <cohort/join.h>
+#include <cohort/init.h>
 #include <cohort/preemption.h>
 
 #include <unistd.h>
@@ -33,13 +33,13 @@
 namespace cohort {
 namespace {
 
-using rendezvous::JoinPlan;
+using rendezvous::InitPlan;
 using rendezvous::MeetingPlace;
 
-// A process may join again at the same place under the same name; each join is a meeting of its own. All ranks number
-// their meetings alike because they make the same joins. The numbers begin anew in each epoch of a job, so that members
-// of an earlier epoch and new processes meet. Counted by rank, since ranks may be threads of one process.
-std::string next_meeting(const JoinPlan& plan, const std::string& group, int epoch) {
+// A process may form worlds at one place under one name again and again; each has a meeting of its own. All ranks
+// number their meetings alike because they make the same calls. The numbers begin anew in each epoch of a job, so that
+// members of an earlier epoch and new processes meet. Counted by rank, since ranks may be threads of one process.
+std::string next_meeting(const InitPlan& plan, const std::string& group, int epoch) {
   static std::mutex mutex;
   static std::map<std::tuple<std::string, std::string, int, int>, int> meetings;
   const std::lock_guard lock(mutex);
@@ -48,9 +48,9 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
                            std::get<1>(earlier->first) == group && std::get<2>(earlier->first) == plan.rank;
   const int started_in = env::number(env::kRestart).value_or(epoch);
   // In an elastic job the membership determines which processes are ranks, so the attempt is not checked.
-  if (!comes_again && plan.place == JoinPlan::Place::Job && !plan.worker && started_in < epoch) {
+  if (!comes_again && plan.place == InitPlan::Place::Job && !plan.worker && started_in < epoch) {
     raise(ErrorCode::Unavailable,
-          "rank {} cannot join: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
+          "rank {} is refused: this process was started in attempt {} of the job, which is in attempt {} now -- it is "
           "left over from then: end it",
           plan.rank, started_in, epoch);
   }
@@ -58,7 +58,7 @@ std::string next_meeting(const JoinPlan& plan, const std::string& group, int epo
 }
 
 // Adds this process's rank, host and meeting place to errors.
-std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& meeting, net::Deadline deadline,
+std::shared_ptr<MeetingPlace> reach(const InitPlan& plan, const std::string& meeting, net::Deadline deadline,
                                     const std::string& host) {
   try {
     return rendezvous::go_to(plan, meeting, deadline);
@@ -66,9 +66,10 @@ std::shared_ptr<MeetingPlace> reach(const JoinPlan& plan, const std::string& mee
     ErrorContext context;
     context.rank = plan.rank;
     context.host = host;
-    context.operation = "join";
+    context.operation = "init";
     throw Error(error.code(),
-                fmt::format("rank {} of {} cannot join at {}: {}", plan.rank, plan.size, plan.place_name, error.what()),
+                fmt::format("rank {} of {} cannot form its world at {}: {}", plan.rank, plan.size, plan.place_name,
+                            error.what()),
                 std::move(context));
   }
 }
@@ -92,7 +93,7 @@ const comm::Backend& backend_named(std::string_view name) {
     if (backend.name == name) return backend;
   }
   raise(ErrorCode::Mismatch,
-        "join: the ranks chose the backend '{}', which this process does not have -- use the same build everywhere",
+        "init: the ranks chose the backend '{}', which this process does not have -- use the same build everywhere",
         name);
 }
 
@@ -103,11 +104,11 @@ std::string make_nonce() {
 
 /// Keeps local_rank() when ranks of a host leave and others come, so that no rank changes its GPU. Changes nothing if
 /// one host stands for several nodes, each of which numbers its ranks from 0.
-void keep_local_rank(const JoinPlan& plan, rendezvous::Placement& placement) {
+void keep_local_rank(const InitPlan& plan, rendezvous::Placement& placement) {
   if (plan.kept_local_rank && plan.local_size == placement.local_size) placement.local_rank = *plan.kept_local_rank;
 }
 
-Communicator form_alone(const JoinPlan& plan) {
+Communicator form_alone(const InitPlan& plan) {
   std::vector<std::string> available;
   (void)known_backends(available);
   if (available.empty()) {
@@ -115,19 +116,19 @@ Communicator form_alone(const JoinPlan& plan) {
     for (const comm::Backend& backend : comm::backends()) {
       reasons += fmt::format("{}{}: {}", reasons.empty() ? "" : "; ", backend.name, backend.probe().reason);
     }
-    raise(ErrorCode::Unavailable, "join: no backend is available in this process -- {}", reasons);
+    raise(ErrorCode::Unavailable, "init: no backend is available in this process -- {}", reasons);
   }
   comm::FormOptions form;
   form.store = store::make_in_process_store();
   form.placement.host = rendezvous::host_identity().name;
   form.placement.source = plan.source;
   keep_local_rank(plan, form.placement);
-  form.join_timeout = plan.join_timeout;
+  form.init_timeout = plan.init_timeout;
   form.timeout = plan.timeout;
   return Communicator(backend_named(available.front()).create(form));
 }
 
-void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& placement) {
+void compare_with_launcher(const InitPlan& plan, const rendezvous::Placement& placement) {
   const bool differs = (plan.local_rank && *plan.local_rank != placement.local_rank) ||
                        (plan.local_size && *plan.local_size != placement.local_size);
   if (!differs) return;
@@ -139,19 +140,19 @@ void compare_with_launcher(const JoinPlan& plan, const rendezvous::Placement& pl
       "using the latter",
       placement.rank, plan.local_rank.value_or(-1), plan.local_size.value_or(-1), placement.local_rank,
       placement.local_size);
-  if (plan.place == rendezvous::JoinPlan::Place::Job)
+  if (plan.place == rendezvous::InitPlan::Place::Job)
     log::debug("comm", "{}", text);
   else
     log::warn("comm", "{}", text);
 }
 
-// Reports the join to the launcher: if a rank has ended, ranks that wait for it here wait in vain.
-class Joining {
+// Reports the wait to the launcher: if a rank has ended, ranks that wait for it here wait in vain.
+class Forming {
  public:
-  explicit Joining(int size) { status::StatusPage::own().begin_join(size); }
-  ~Joining() { status::StatusPage::own().end_join(formed_, epoch_); }
-  Joining(const Joining&) = delete;
-  Joining& operator=(const Joining&) = delete;
+  explicit Forming(int size) { status::StatusPage::own().begin_init(size); }
+  ~Forming() { status::StatusPage::own().end_init(formed_, epoch_); }
+  Forming(const Forming&) = delete;
+  Forming& operator=(const Forming&) = delete;
   /// `epoch` is the epoch of an elastic job if this is the world of its members, else -1.
   void set_formed(std::int64_t epoch = -1) {
     formed_ = true;
@@ -164,7 +165,7 @@ class Joining {
 };
 
 // Rank 0 logs the process's first world. `cohort run` logs it itself if it has started the ranks.
-void say_what_was_formed(const JoinPlan& plan, std::string_view layout) {
+void say_what_was_formed(const InitPlan& plan, std::string_view layout) {
   static std::atomic<bool> said{false};
   if (plan.rank != 0) return;
   const auto detected = rendezvous::detect(rendezvous::current_environment());
@@ -188,7 +189,7 @@ struct Here {
 };
 
 /// Meets the other ranks of the plan in `store` and forms the communicator with them.
-Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingStore>& store, const JoinPlan& plan,
+Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingStore>& store, const InitPlan& plan,
                      const Here& here, const std::string& meeting, net::Deadline deadline) {
   rendezvous::MemberInfo info;
   info.rank = plan.rank;
@@ -209,7 +210,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
       info.no_transport = std::string_view(plugin.error().what()).substr(0, 4000);
   }
   rendezvous::MeetingOptions meet;
-  meet.prefix = "join/" + meeting;
+  meet.prefix = "init/" + meeting;
   meet.place = plan.place_name;
   meet.who_may_come = plan.who_may_come;
   meet.backends = known_backends(info.backends);
@@ -222,7 +223,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   form.store = store::make_prefix_store(meet.prefix + "/comm", store);
   form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
                     entry.cross_rank, entry.cross_size, here.host.name,   plan.source};
-  form.join_timeout =
+  form.init_timeout =
       std::max(std::chrono::milliseconds(1),
                std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   form.timeout = plan.timeout;
@@ -246,12 +247,12 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
 /// Why a process is no member of an epoch.
 enum class Absent : std::uint8_t { Removed, MaybeNeeded, NotYet };
 
-[[noreturn]] void raise_no_member(const JoinPlan& plan, const rendezvous::Membership& membership, Absent absent) {
+[[noreturn]] void raise_no_member(const InitPlan& plan, const rendezvous::Membership& membership, Absent absent) {
   ErrorContext context;
   context.host = rendezvous::host_identity().name;
-  context.operation = "join";
+  context.operation = "init";
   const std::size_t others = membership.members.size();
-  const double seconds = std::chrono::duration<double>(plan.join_timeout).count();
+  const double seconds = std::chrono::duration<double>(plan.init_timeout).count();
   const std::string why =
       absent == Absent::Removed ? "is no member of the job any more: its supervisor has removed it"
       : absent == Absent::NotYet
@@ -259,7 +260,7 @@ enum class Absent : std::uint8_t { Removed, MaybeNeeded, NotYet };
                         seconds)
           : fmt::format("was removed, and the others have formed no world without it within {:g} s", seconds);
   const std::string text =
-      fmt::format("join at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
+      fmt::format("init at {}: this process, worker {} on {}, {}, and epoch {} goes on with {} other{}{}{} -- end it",
                   plan.place_name, *plan.worker, context.host, why, membership.epoch, others, others == 1 ? "" : "s",
                   membership.cause.empty() ? "" : ": ", membership.cause);
   if (absent == Absent::Removed) throw rendezvous::Removed(text, context, membership.cause);
@@ -267,7 +268,7 @@ enum class Absent : std::uint8_t { Removed, MaybeNeeded, NotYet };
 }
 
 /// Sets this process's rank in an epoch. Returns false if the process has no rank yet, or none any more.
-bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
+bool become_member(InitPlan& plan, const rendezvous::Membership& membership) {
   const auto place = rendezvous::place_of(membership, *plan.worker);
   if (!place) return false;
   plan.rank = place->rank;
@@ -281,15 +282,15 @@ bool become_member(JoinPlan& plan, const rendezvous::Membership& membership) {
 
 /// Forms the world of the job's latest epoch. If a member is lost meanwhile, tries again in the next epoch, which the
 /// supervisor begins without that member.
-Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
+Communicator init_epoch(const InitOptions& options, InitPlan plan) {
   const std::string host = rendezvous::host_identity().name;
   for (std::uint64_t least = 0;;) {
-    const net::Deadline deadline = net::deadline_in(plan.join_timeout);  // begins anew in each epoch
+    const net::Deadline deadline = net::deadline_in(plan.init_timeout);  // begins anew in each epoch
     const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
     // A new process reports in its status page that it is here; the supervisor then begins an epoch with it.
     const bool member = become_member(plan, membership);
-    Joining joining(member ? plan.size : status::StatusLayout::kToBeMember);
+    Forming forming(member ? plan.size : status::StatusLayout::kToBeMember);
     if (!member) {
       // A process that was removed becomes a member again if the others are lost before they have formed a world
       // without it.
@@ -313,11 +314,11 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
         const std::string meeting = next_meeting(plan, options.group_name, epoch);
         communicator = form_at(*place, rendezvous::until_superseded(held, membership.epoch), plan,
                                Here(plan.rank, plan.size), meeting, deadline);
-        rendezvous::conclude(*place->store, "join/" + meeting, membership, plan.rank, deadline);
+        rendezvous::conclude(*place->store, "init/" + meeting, membership, plan.rank, deadline);
       }
       if (plan.rank == 0) rendezvous::note_formed(*place->store, membership.epoch);
-      joining.set_formed(epoch);
-      rendezvous::note_joined(membership, options.group_name);
+      forming.set_formed(epoch);
+      rendezvous::record_formed(membership, options.group_name);
       log::info("world", "epoch {}: rank {} of {} (worker {})", membership.epoch, plan.rank, plan.size, *plan.worker);
       return communicator;
     } catch (const Error& error) {
@@ -327,7 +328,7 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
     if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
       throw Error(ended->code(),
                   fmt::format("epoch {}: {} -- the job's supervisor began no later epoch within {:g} s", epoch,
-                              ended->what(), std::chrono::duration<double>(plan.join_timeout).count()),
+                              ended->what(), std::chrono::duration<double>(plan.init_timeout).count()),
                   ended->context());
     }
     log::debug("world", "epoch {} was not formed: {}", membership.epoch, ended->what());
@@ -337,44 +338,44 @@ Communicator join_epoch(const JoinOptions& options, JoinPlan plan) {
 
 }  // namespace
 
-Communicator join_part(const std::string& world, const JoinOptions& options) {
-  const auto epoch = rendezvous::joined_epoch(world);
-  if (!epoch) raise(ErrorCode::InvalidArgument, "join_part: this process is in no world '{}' of an elastic job", world);
-  JoinOptions of_world = options;
+Communicator init_part(const std::string& world, const InitOptions& options) {
+  const auto epoch = rendezvous::formed_epoch(world);
+  if (!epoch) raise(ErrorCode::InvalidArgument, "init_part: this process is in no world '{}' of an elastic job", world);
+  InitOptions of_world = options;
   of_world.rank = of_world.world_size = -1;
-  JoinPlan plan = value_or_throw(rendezvous::plan_join(of_world, rendezvous::current_environment()));
+  InitPlan plan = value_or_throw(rendezvous::plan_init(of_world, rendezvous::current_environment()));
   plan.rank = options.rank;
   plan.size = options.world_size;
   plan.local_rank = plan.local_size = std::nullopt;
   plan.source = fmt::format("group of {} in epoch {} of the job", plan.size, *epoch);
-  Joining joining(plan.size);
-  const net::Deadline deadline = net::deadline_in(options.join_timeout);
+  Forming forming(plan.size);
+  const net::Deadline deadline = net::deadline_in(options.init_timeout);
   const Here here(plan.rank, plan.size);
   const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, here.host.name);
   const std::shared_ptr<store::MeetingStore> held(place, place->store.get());
   Communicator part = form_at(*place, rendezvous::until_superseded(held, *epoch), plan, here,
                               next_meeting(plan, options.group_name, static_cast<int>(*epoch)), deadline);
-  joining.set_formed();
+  forming.set_formed();
   return part;
 }
 
-Communicator join(const JoinOptions& options) {
+Communicator init(const InitOptions& options) {
   status::keep_last_words();
   status::tell_stacks_when_asked();
   status::show_lines_at_once();
-  const JoinPlan plan = value_or_throw(rendezvous::plan_join(options, rendezvous::current_environment()));
+  const InitPlan plan = value_or_throw(rendezvous::plan_init(options, rendezvous::current_environment()));
   if (!plan.note.empty()) log::warn("comm", "{}", plan.note);
-  if (plan.worker) return join_epoch(options, plan);
-  Joining joining(plan.size);
-  if (plan.place == JoinPlan::Place::None) {
+  if (plan.worker) return init_epoch(options, plan);
+  Forming forming(plan.size);
+  if (plan.place == InitPlan::Place::None) {
     if (!options.alone) say_what_was_formed(plan, "this host");
     Communicator alone = form_alone(plan);
-    joining.set_formed();
+    forming.set_formed();
     return alone;
   }
-  const net::Deadline deadline = net::deadline_in(plan.join_timeout);
+  const net::Deadline deadline = net::deadline_in(plan.init_timeout);
   const Here here(plan.rank, plan.size);
-  const bool of_job = plan.place == JoinPlan::Place::Job;
+  const bool of_job = plan.place == InitPlan::Place::Job;
   std::string meeting = of_job ? std::string() : next_meeting(plan, options.group_name, 0);
   const std::shared_ptr<MeetingPlace> place = reach(plan, meeting, deadline, here.host.name);
   if (of_job) {
@@ -383,7 +384,7 @@ Communicator join(const JoinOptions& options) {
   }
   Communicator communicator =
       form_at(*place, std::shared_ptr<store::MeetingStore>(place, place->store.get()), plan, here, meeting, deadline);
-  joining.set_formed();
+  forming.set_formed();
   return communicator;
 }
 

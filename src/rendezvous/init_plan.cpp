@@ -1,4 +1,4 @@
-#include "rendezvous/join_plan.h"
+#include "rendezvous/init_plan.h"
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -8,7 +8,7 @@
 #include "rendezvous/exchange.h"
 #include "rendezvous/launchers.h"
 
-#include <cohort/join_options.h>
+#include <cohort/init_options.h>
 
 #include <unistd.h>
 
@@ -133,7 +133,7 @@ RendezvousMethod rendezvous_method(int rank, int size) {
   const auto said = rendezvous::detect(*environment);
   const bool torchrun = said && said->launcher == "torchrun";
   if (size < 0 && torchrun && said->size > 1 && said->local_size != said->size) return RendezvousMethod::TorchsStore;
-  if (const auto secret = rendezvous::find_secret({}, *environment, rendezvous::JoinPlan::Place::Shared);
+  if (const auto secret = rendezvous::find_secret({}, *environment, rendezvous::InitPlan::Place::Shared);
       secret && *secret) {
     return RendezvousMethod::Secret;
   }
@@ -164,19 +164,19 @@ constexpr milliseconds kLookAgain{200};
 
 constexpr std::string_view kHowToGiveASecret =
     "to meet over a network, give all ranks one secret: `cohort secret FILE` makes it, COHORT_SECRET_FILE=FILE or "
-    "JoinOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
-    "everybody on that network may join, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
+    "InitOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
+    "everybody on that network may be a rank, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
 // Returns the Unix name at which the ranks of one host meet without a port, computed from the address and run. With a
 // secret, no other user can compute and take it. (Without one, another user's rank finds the name, and is refused.)
-std::string unix_name(const JoinPlan& plan, std::string all) {
+std::string unix_name(const InitPlan& plan, std::string all) {
   if (plan.secret) {
     const net::Mac mac = net::hmac_sha256(plan.secret->bytes(), all);
     all.assign(mac.begin(), mac.end());
   }
   return "cohort-" + net::sha256_hex(all).substr(0, 24);
 }
-std::string unix_name(const JoinPlan& plan, std::string_view kind, const net::Address& address,
+std::string unix_name(const InitPlan& plan, std::string_view kind, const net::Address& address,
                       const Environment& environment) {
   const std::string host = net::is_loopback_name(address.host) ? "localhost" : address.host;
   return unix_name(
@@ -191,16 +191,16 @@ void wait_for_name(const net::Address& address, const Environment& environment, 
 
 // Sets the place for tcp:// and env://: with a secret, TCP at the address. Ranks that are surely on one host meet at a
 // Unix name, which needs no port (under torchrun, MASTER_PORT belongs to its agent).
-Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
+Result<void> settle_place(InitPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {
-  plan.place = JoinPlan::Place::Rank0;
+  plan.place = InitPlan::Place::Rank0;
   plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   if (!surely_one_host) wait_for_name(address, environment, deadline);
   if (!plan.secret && !surely_one_host && plan.trusts_network) {
     // Uses a secret that everybody can compute, so that all else works as with a real one.
     plan.secret = secret_of_trusted_network();
     if (plan.rank == 0) {
-      plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can join this world",
+      plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can be a rank",
                               net::to_string(address));
     }
   }
@@ -229,13 +229,13 @@ Result<void> settle_place(JoinPlan& plan, std::string_view kind, const net::Addr
 }
 
 // Sets the place for unix://, a name that the program chooses, for processes of one host and one user.
-void settle_name(JoinPlan& plan, const std::string& name) {
-  plan.place = JoinPlan::Place::Rank0;
+void settle_name(InitPlan& plan, const std::string& name) {
+  plan.place = InitPlan::Place::Rank0;
   plan.endpoint.unix_name = unix_name(plan, "unix://\n" + name);
   plan.place_name = "unix://" + name;
 }
 
-Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::Deadline deadline) {
+Result<void> settle_master(InitPlan& plan, const Environment& environment, net::Deadline deadline) {
   const std::string host = env::text(env::kMasterAddr, environment);
   if (host.empty() || !env::get(env::kMasterPort, environment)) {
     return fail(ErrorCode::InvalidArgument,
@@ -250,7 +250,7 @@ Result<void> settle_master(JoinPlan& plan, const Environment& environment, net::
                       deadline);
 }
 
-Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
+Result<void> settle_job(InitPlan& plan, const Environment& environment) {
   auto address = net::parse_address(env::text(env::kStore, environment));
   if (!address) {
     return fail(ErrorCode::InvalidArgument, "COHORT_STORE: {}", address.error().what());
@@ -261,7 +261,7 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
                 "in without its secret -- "
                 "keep COHORT_SECRET_FD in the environment and its descriptor open, or start by `cohort run`");
   }
-  plan.place = JoinPlan::Place::Job;
+  plan.place = InitPlan::Place::Job;
   plan.place_name = fmt::format("the job's store {}", net::to_string(*address));
   plan.endpoint.tcp = *std::move(address);
   return {};
@@ -269,7 +269,7 @@ Result<void> settle_job(JoinPlan& plan, const Environment& environment) {
 
 // Sets the place for Open MPI, PMI, Slurm and the like: on one host a name that only this job's ranks can compute; on
 // several the launcher's own meeting place.
-Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, const Environment& environment) {
+Result<void> settle_launcher(InitPlan& plan, const rendezvous::Detected& said, const Environment& environment) {
   if (said.local_size != said.size && said.nodes != 1) {
     Environment usable = environment;
     // Slurm lets a process begin PMI once, which MPI has to do here. So MUNGE carries the secret instead.
@@ -281,7 +281,7 @@ Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, c
                   "{} says rank {} of {}, but its {} says {} of {} -- they contradict each other", said.source,
                   said.rank, said.size, (*exchange)->name(), (*exchange)->rank(), (*exchange)->size());
     }
-    plan.place = JoinPlan::Place::Exchange;
+    plan.place = InitPlan::Place::Exchange;
     plan.place_name = fmt::format("{}'s meeting place ({})", said.launcher, (*exchange)->name());
     plan.exchange = *std::move(exchange);
     return {};
@@ -294,25 +294,25 @@ Result<void> settle_launcher(JoinPlan& plan, const rendezvous::Detected& said, c
                 "unix://NAME, with a new name for each job",
                 plan.source);
   }
-  plan.place = JoinPlan::Place::Rank0;
+  plan.place = InitPlan::Place::Rank0;
   plan.endpoint.unix_name = unix_name(plan, fmt::format("{}\n{}", said.launcher, job));
   plan.place_name = fmt::format("{}'s job on this host", said.launcher);
   return {};
 }
 
 // Sets rank and world size for an explicit address: from the options, else its query, else the launcher.
-Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitMethod& method,
+Result<void> settle_rank(InitPlan& plan, const InitOptions& options, const InitMethod& method,
                          const Environment& environment) {
   const auto choose = [](int option, const std::optional<int>& query) {
     return option >= 0 ? std::optional<int>(option) : query;
   };
   if (options.rank >= 0 && method.rank && *method.rank != options.rank) {
-    return fail(ErrorCode::InvalidArgument, "JoinOptions::rank is {} but init_method says rank={} -- give one of them",
+    return fail(ErrorCode::InvalidArgument, "InitOptions::rank is {} but init_method says rank={} -- give one of them",
                 options.rank, *method.rank);
   }
   if (options.world_size >= 0 && method.world_size && *method.world_size != options.world_size) {
     return fail(ErrorCode::InvalidArgument,
-                "JoinOptions::world_size is {} but init_method says world_size={} -- give one of them",
+                "InitOptions::world_size is {} but init_method says world_size={} -- give one of them",
                 options.world_size, *method.world_size);
   }
   const std::optional<int> rank = choose(options.rank, method.rank);
@@ -327,7 +327,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
   if (!detected) return tl::unexpected(detected.error());
   if (detected->launcher.empty()) {
     return fail(ErrorCode::InvalidArgument,
-                "'{}' needs rank and world_size, and {} is given -- set JoinOptions::rank and world_size, or write "
+                "'{}' needs rank and world_size, and {} is given -- set InitOptions::rank and world_size, or write "
                 "?rank=R&world_size=N behind the address",
                 options.init_method.empty() ? env::text(env::kInit, environment) : options.init_method,
                 rank   ? "only the rank"
@@ -342,7 +342,7 @@ Result<void> settle_rank(JoinPlan& plan, const JoinOptions& options, const InitM
   return {};
 }
 
-// Makes the program's own channel an Exchange, for the rest of a join.
+// Makes the program's own channel an Exchange, for the rest of an init.
 class SharedByTheProgram final : public Exchange {
  public:
   SharedByTheProgram(ShareFunction share, std::string name, int rank, int size)
@@ -364,8 +364,8 @@ class SharedByTheProgram final : public Exchange {
   const int size_;
 };
 
-void settle_share(JoinPlan& plan, const JoinOptions& options) {
-  plan.place = JoinPlan::Place::Shared;
+void settle_share(InitPlan& plan, const InitOptions& options) {
+  plan.place = InitPlan::Place::Shared;
   plan.exchange = std::make_shared<SharedByTheProgram>(options.share, options.share_name, plan.rank, plan.size);
   plan.place_name = options.share_name;
   if (plan.secret || plan.rank != 0) return;
@@ -374,7 +374,7 @@ void settle_share(JoinPlan& plan, const JoinOptions& options) {
   const std::lock_guard lock(mutex);
   if (!said.insert(options.share_name).second) return;
   plan.note = fmt::format(
-      "the secret of this world of {} ranks goes through {}: whoever can read that can join it. `cohort run` and "
+      "the secret of this world of {} ranks goes through {}: whoever can read that can be a rank. `cohort run` and "
       "COHORT_SECRET_FILE have a safer way",
       plan.size, options.share_name);
 }
@@ -385,20 +385,20 @@ net::Secret secret_of_trusted_network() {
   return *net::Secret::from_digits(net::sha256_hex("no secret: the network is trusted"));
 }
 
-Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const Environment& environment,
-                                               JoinPlan::Place place) {
+Result<std::optional<net::Secret>> find_secret(const InitOptions& options, const Environment& environment,
+                                               InitPlan::Place place) {
   // The job's store knows the launcher's secret and no other.
   const bool inherited =
-      env::get(env::kSecretFd, environment) && (place == JoinPlan::Place::Job || options.secret_file.empty());
+      env::get(env::kSecretFd, environment) && (place == InitPlan::Place::Job || options.secret_file.empty());
   const std::string file =
       !options.secret_file.empty() ? options.secret_file : env::text(env::kSecretFile, environment);
   Result<net::Secret> secret = fail(ErrorCode::Unavailable, "no secret");
-  if (inherited && (place == JoinPlan::Place::Job || file.empty())) {
+  if (inherited && (place == InitPlan::Place::Job || file.empty())) {
     const auto descriptor = env::number(env::kSecretFd, environment);
     if (!descriptor) return tl::unexpected(descriptor.error());
     secret = net::Secret::from_sealed_memfd(*descriptor);
     // Outside of a job, the variable is left over from one.
-    if (!secret && place != JoinPlan::Place::Job) return std::optional<net::Secret>();
+    if (!secret && place != InitPlan::Place::Job) return std::optional<net::Secret>();
     if (!secret && env::get(env::kRank, environment)) {
       return fail(
           secret.error().code(),
@@ -409,37 +409,37 @@ Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const
   } else if (!file.empty()) {
     secret = net::Secret::from_file(file);
   } else {
-    return place == JoinPlan::Place::Shared ? launchers_secret() : std::nullopt;
+    return place == InitPlan::Place::Shared ? launchers_secret() : std::nullopt;
   }
   if (!secret) return tl::unexpected(secret.error());
   return std::optional<net::Secret>(*secret);
 }
 
-Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given) {
+Result<InitPlan> plan_init(const InitOptions& options, const Environment& given) {
   Environment environment = given;
-  JoinPlan plan;
-  plan.join_timeout = options.join_timeout;
-  if (options.join_timeout <= milliseconds(0) || options.timeout < milliseconds(0)) {
-    return fail(ErrorCode::InvalidArgument, "join: a timeout of {} ms has no meaning -- give one above 0",
-                options.join_timeout <= milliseconds(0) ? options.join_timeout.count() : options.timeout.count());
+  InitPlan plan;
+  plan.init_timeout = options.init_timeout;
+  if (options.init_timeout <= milliseconds(0) || options.timeout < milliseconds(0)) {
+    return fail(ErrorCode::InvalidArgument, "init: a timeout of {} ms has no meaning -- give one above 0",
+                options.init_timeout <= milliseconds(0) ? options.init_timeout.count() : options.timeout.count());
   }
   if (options.group_name.empty() || options.group_name.size() > 200) {
-    return fail(ErrorCode::InvalidArgument, "join: group_name has {} bytes; it takes 1 to 200",
+    return fail(ErrorCode::InvalidArgument, "init: group_name has {} bytes; it takes 1 to 200",
                 options.group_name.size());
   }
   // Checks all variables now, since some are read later, when errors cannot be reported any more.
   if (const auto good = env::check(environment); !good) return tl::unexpected(good.error());
-  const net::Deadline deadline = net::deadline_in(options.join_timeout);
+  const net::Deadline deadline = net::deadline_in(options.init_timeout);
   plan.timeout = options.timeout == milliseconds(0) ? *env::seconds(env::kTimeout, environment) : options.timeout;
   const auto transport =
       parse_transport(options.transport.empty() ? env::text(env::kTransport, environment) : options.transport,
-                      "JoinOptions::transport");
+                      "InitOptions::transport");
   if (!transport) return tl::unexpected(transport.error());
   plan.transport = *transport;
   plan.program = !options.program.empty() ? options.program : env::text(env::kProgram, environment);
   plan.trusts_network = options.trust_network || *env::flag(env::kTrustNetwork, environment);
   if (options.alone || *env::flag(env::kAlone, environment)) {
-    plan.source = options.alone ? "JoinOptions::alone" : "COHORT_ALONE=1";
+    plan.source = options.alone ? "InitOptions::alone" : "COHORT_ALONE=1";
     return plan;
   }
   auto completed = with_pmix_keys(std::move(environment));
@@ -453,11 +453,11 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     method = *std::move(parsed);
   }
   if (options.share && !options.init_method.empty()) {
-    return fail(ErrorCode::InvalidArgument, "join: '{}' and JoinOptions::share both say where to meet -- give one",
+    return fail(ErrorCode::InvalidArgument, "init: '{}' and InitOptions::share both say where to meet -- give one",
                 options.init_method);
   }
   if (options.share && (options.rank < 0 || options.world_size < 0)) {
-    return fail(ErrorCode::InvalidArgument, "join: JoinOptions::share needs rank and world_size -- set both");
+    return fail(ErrorCode::InvalidArgument, "init: InitOptions::share needs rank and world_size -- set both");
   }
   const bool from_launcher = !options.share && (!method || method->kind == InitMethod::Kind::Env);
   rendezvous::Detected said;
@@ -465,7 +465,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
       options.rank >= 0 || options.world_size >= 0 || (method && (method->rank || method->world_size));
   if (!method && !options.share && rank_is_given) {
     return fail(ErrorCode::InvalidArgument,
-                "join: rank or world_size is given without an init_method -- say where to meet, as in tcp://HOST:PORT");
+                "init: rank or world_size is given without an init_method -- say where to meet, as in tcp://HOST:PORT");
   }
   if (options.share) {
     plan.rank = options.rank;
@@ -494,7 +494,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     if (from_launcher) said.meeting = rendezvous::Meeting::Master;
   }
   if (plan.size < 1 || plan.rank < 0 || plan.rank >= plan.size) {
-    return fail(ErrorCode::InvalidArgument, "join: there is no rank {} in a world of {} ({}) -- ranks count from 0",
+    return fail(ErrorCode::InvalidArgument, "init: there is no rank {} in a world of {} ({}) -- ranks count from 0",
                 plan.rank, plan.size, plan.source);
   }
   const bool job = from_launcher && said.meeting == rendezvous::Meeting::JobStore;
@@ -509,7 +509,7 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     if (!worker) return tl::unexpected(worker.error());
     plan.worker = static_cast<int>(*worker);
     // A job that has lost too many hosts waits for new ones, and its ranks wait for the epoch with those.
-    plan.join_timeout = std::max(plan.join_timeout, *env::seconds("COHORT_ELASTIC_TIMEOUT", environment) + kAfterHosts);
+    plan.init_timeout = std::max(plan.init_timeout, *env::seconds("COHORT_ELASTIC_TIMEOUT", environment) + kAfterHosts);
   }
   if (plan.size == 1 && !plan.worker) {
     auto meant = rendezvous::refuse_unmeant_world_of_one(environment, plan.size, plan.source);
@@ -517,15 +517,15 @@ Result<JoinPlan> plan_join(const JoinOptions& options, const Environment& given)
     return plan;
   }
   if (!options.share && !from_launcher && method->kind == InitMethod::Kind::File) {
-    plan.place = JoinPlan::Place::File;
+    plan.place = InitPlan::Place::File;
     plan.path = method->path;
     plan.place_name = "file://" + plan.path;
-    return plan;  // the file's owner and mode decide who may join
+    return plan;  // the file's owner and mode decide who may come
   }
   auto secret = find_secret(options, environment,
-                            job             ? JoinPlan::Place::Job
-                            : options.share ? JoinPlan::Place::Shared
-                                            : JoinPlan::Place::Rank0);
+                            job             ? InitPlan::Place::Job
+                            : options.share ? InitPlan::Place::Shared
+                                            : InitPlan::Place::Rank0);
   if (!secret) return tl::unexpected(secret.error());
   plan.secret = *std::move(secret);
   if (options.share) {

@@ -1,7 +1,7 @@
-// plan_join: plans a `join` from its options and the environment: rank, size and meeting place. Uses only the secret
+// plan_init: plans an `init` from its options and the environment: rank, size and meeting place. Uses only the secret
 // (its file or descriptor), the name service, /proc and the launcher's meeting place.
 // keep_launchers_secret: a secret that the ranks of a world share after they met through their launcher. Any thread.
-// (`rendezvous_method` is in cohort/join_options.h.)
+// (`rendezvous_method` is in cohort/init_options.h.)
 #pragma once
 
 #include "base/result.h"
@@ -10,7 +10,7 @@
 #include "rendezvous/detect.h"
 #include "rendezvous/exchange.h"
 
-#include <cohort/join_options.h>
+#include <cohort/init_options.h>
 
 #include <chrono>
 #include <cstdint>
@@ -41,7 +41,7 @@ enum class TransportKind : std::uint8_t { Tcp, Mpi };
 
 constexpr std::string_view name_of(TransportKind kind) noexcept { return kind == TransportKind::Mpi ? "mpi" : "tcp"; }
 
-struct JoinPlan {
+struct InitPlan {
   enum class Place {
     None,      ///< a world of one
     Job,       ///< meets in the store of `cohort run`, at `endpoint`
@@ -55,7 +55,7 @@ struct JoinPlan {
   std::optional<int> local_rank;  ///< from the launcher
   std::optional<int> local_size;
   std::string source;   ///< the source of rank and size
-  std::string program;  ///< from JoinOptions or COHORT_PROGRAM; empty if not given
+  std::string program;  ///< from InitOptions or COHORT_PROGRAM; empty if not given
   std::string note;     ///< a possible mistake, for a warning
   bool trusts_network = false;
   std::optional<int> worker;           ///< number in an elastic job, whose membership overrides rank and size
@@ -65,22 +65,22 @@ struct JoinPlan {
   std::optional<net::Secret> secret;
   std::string path;
   std::shared_ptr<Exchange> exchange;
-  std::string who_may_come;  ///< why only ranks of this host can join; empty if all can
-  std::string place_name;    ///< for messages; equal for all joins at this place
+  std::string who_may_come;  ///< why only ranks of this host can come; empty if all can
+  std::string place_name;    ///< for messages; equal for all worlds of this place
   TransportKind transport = TransportKind::Tcp;
-  std::chrono::milliseconds join_timeout{0};
+  std::chrono::milliseconds init_timeout{0};
   std::chrono::milliseconds timeout{0};
 };
 
 /// Returns the secret for forming a world at such a place; nullopt if this process has none.
-Result<std::optional<net::Secret>> find_secret(const JoinOptions& options, const rendezvous::Environment& environment,
-                                               JoinPlan::Place place);
+Result<std::optional<net::Secret>> find_secret(const InitOptions& options, const rendezvous::Environment& environment,
+                                               InitPlan::Place place);
 
 /// Returns the secret used with COHORT_TRUST_NETWORK=1, which everybody can compute.
 net::Secret secret_of_trusted_network();
 
-/// Fails with the errors of `cohort::join` about its arguments, the environment and the secret.
-Result<JoinPlan> plan_join(const JoinOptions& options, const rendezvous::Environment& environment);
+/// Fails with the errors of `cohort::init` about its arguments, the environment and the secret.
+Result<InitPlan> plan_init(const InitOptions& options, const rendezvous::Environment& environment);
 
 /// Derives, from the meeting's secret, one that the ranks share from now on for worlds formed later.
 void keep_launchers_secret(const net::Secret& of_the_meeting);

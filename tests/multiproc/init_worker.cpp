@@ -1,7 +1,8 @@
-// Joins as its arguments (name=value) say and tells on standard output what came of it: "joined ..." and exit status 0,
-// or "CODE: message" and exit status 3. With threads=N its N threads are then ranks of a world over all processes.
-// With share=FOLDER rank 0 tells the others by files there. With until=FILE it joins for a second time once there is
-// such a file. With beat=1 it meets the others again and again until one is lost, says so, and joins again.
+// Forms a world as its arguments (name=value) say and tells on standard output what came of it: "formed ..." and exit
+// status 0, or "CODE: message" and exit status 3. With threads=N its N threads are then ranks of a world over all
+// processes. With share=FOLDER rank 0 tells the others by files there. With until=FILE it forms a second world once
+// there is such a file. With beat=1 it meets the others again and again until one is lost, says so, and forms another
+// world.
 #include <cohort/cohort.h>
 
 #include <unistd.h>
@@ -64,8 +65,8 @@ void sum_on_threads(const cohort::Communicator& processes, int threads) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  cohort::JoinOptions options;
-  options.join_timeout = std::chrono::seconds(40);
+  cohort::InitOptions options;
+  options.init_timeout = std::chrono::seconds(40);
   int times = 1;
   std::optional<int> threads;
   bool hold = false;
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
     if (name == "secret") options.secret_file = value;
     if (name == "share") options.share = through(value);
     if (name == "group") options.group_name = value;
-    if (name == "join_timeout_ms") options.join_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
+    if (name == "init_timeout_ms") options.init_timeout = std::chrono::milliseconds(std::atoi(value.c_str()));
     if (name == "alone") options.alone = true;
     if (name == "times") times = std::atoi(value.c_str());
     if (name == "threads") threads = std::atoi(value.c_str());
@@ -95,9 +96,9 @@ int main(int argc, char** argv) {
     for (int i = 0; i < times; ++i) {
       while (i > 0 && !until.empty() && !std::filesystem::exists(until))
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      cohort::Communicator world = cohort::join(options);
+      cohort::Communicator world = cohort::init(options);
       if (meet_all) world.barrier().wait();
-      std::printf("joined rank=%d size=%d local=%d/%d cross=%d/%d timeout_ms=%lld\n", world.rank(), world.size(),
+      std::printf("formed rank=%d size=%d local=%d/%d cross=%d/%d timeout_ms=%lld\n", world.rank(), world.size(),
                   world.local_rank(), world.local_size(), world.cross_rank(), world.cross_size(),
                   static_cast<long long>(world.timeout().count()));
       std::fflush(stdout);

@@ -43,7 +43,7 @@ class Job {
 
   /// Until a rank has come to the meeting of an epoch.
   void await_rank(int epoch, int rank) {
-    (void)store_->get(fmt::format("join/world#{}.1/card/{}", epoch, rank), net::deadline_in(std::chrono::seconds(60)));
+    (void)store_->get(fmt::format("init/world#{}.1/card/{}", epoch, rank), net::deadline_in(std::chrono::seconds(60)));
   }
 
   Child start(int worker, std::map<std::string, std::string> environment = {}) {
@@ -54,7 +54,7 @@ class Job {
                         {"COHORT_WORKER", std::to_string(worker)},
                         {"COHORT_STORE", net::to_string(server_.endpoint())},
                         {"COHORT_SECRET_FD", std::to_string(memory_.get())}});
-    return Child({{COHORT_JOIN_WORKER, "times=9", "beat=1"}, std::move(environment), {}});
+    return Child({{COHORT_INIT_WORKER, "times=9", "beat=1"}, std::move(environment), {}});
   }
 
  private:
@@ -64,12 +64,12 @@ class Job {
   std::shared_ptr<store::MeetingStore> store_;
 };
 
-void expect_joined(Child& child, int rank, int size) {
-  EXPECT_TRUE(child.wait_for_output(fmt::format("joined rank={} size={} ", rank, size))) << child.output();
+void expect_formed(Child& child, int rank, int size) {
+  EXPECT_TRUE(child.wait_for_output(fmt::format("formed rank={} size={} ", rank, size))) << child.output();
 }
 
 // On one host and on two, which this machine pretends to be.
-class ElasticJoin : public ::testing::TestWithParam<const char*> {
+class ElasticInit : public ::testing::TestWithParam<const char*> {
  protected:
   Child start(int worker) {
     return job_.start(worker, *GetParam() == '\0'
@@ -79,30 +79,30 @@ class ElasticJoin : public ::testing::TestWithParam<const char*> {
   Job job_;
 };
 
-TEST_P(ElasticJoin, SurvivorsFormTheNextWorldAndNewcomersJoinIt) {
+TEST_P(ElasticInit, SurvivorsFormTheNextWorldWithNewcomers) {
   job_.begin(0, {0, 1, 2});
   Child first = start(0), second = start(1), third = start(2);
-  expect_joined(first, 0, 3);
-  expect_joined(second, 1, 3);
-  expect_joined(third, 2, 3);
+  expect_formed(first, 0, 3);
+  expect_formed(second, 1, 3);
+  expect_formed(third, 2, 3);
   second.kill(SIGKILL);
   EXPECT_TRUE(first.wait_for_output("ended by PeerLost")) << first.output();
   job_.begin(1, {0, 2}, "rank 1 was killed by signal 9");
-  expect_joined(first, 0, 2);
-  expect_joined(third, 1, 2);
+  expect_formed(first, 0, 2);
+  expect_formed(third, 1, 2);
   // One goes and two come.
   third.kill(SIGKILL);
   job_.begin(2, {0, 3, 4});
   Child newcomer = start(3), another = start(4);
-  expect_joined(newcomer, 1, 3);
-  expect_joined(another, 2, 3);
+  expect_formed(newcomer, 1, 3);
+  expect_formed(another, 2, 3);
   newcomer.kill(SIGKILL);
   another.kill(SIGKILL);
   job_.begin(3, {0});
-  expect_joined(first, 0, 1);
+  expect_formed(first, 0, 1);
 }
 
-TEST_P(ElasticJoin, WhoDiesWhileAWorldIsFormedHoldsNobody) {
+TEST_P(ElasticInit, WhoDiesWhileAWorldIsFormedHoldsNobody) {
   job_.begin(0, {0, 1, 2, 3});
   // Worker 3 never comes, worker 2 dies while all wait for it.
   Child first = start(0), second = start(1), third = start(2);
@@ -111,11 +111,11 @@ TEST_P(ElasticJoin, WhoDiesWhileAWorldIsFormedHoldsNobody) {
   job_.begin(1, {0, 1, 4});
   for (int rank = 0; rank < 2; ++rank) job_.await_rank(1, rank);
   job_.begin(2, {0, 1});
-  expect_joined(first, 0, 2);
-  expect_joined(second, 1, 2);
+  expect_formed(first, 0, 2);
+  expect_formed(second, 1, 2);
 }
 
-TEST_P(ElasticJoin, EpochsThatBeginWhileAWorldIsFormed) {
+TEST_P(ElasticInit, EpochsThatBeginWhileAWorldIsFormed) {
   job_.begin(0, {0, 1, 2});
   Child first = start(0), second = start(1), third = start(2);
   for (std::uint64_t epoch = 1; epoch <= 200; ++epoch) {
@@ -125,16 +125,16 @@ TEST_P(ElasticJoin, EpochsThatBeginWhileAWorldIsFormed) {
   // Whichever they formed, they formed the same.
   third.kill(SIGKILL);
   job_.begin(201, {1, 0});
-  expect_joined(first, 1, 2);
-  expect_joined(second, 0, 2);
+  expect_formed(first, 1, 2);
+  expect_formed(second, 0, 2);
 }
 
-TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
+TEST_P(ElasticInit, WhoWasRemovedIsTold) {
   job_.begin(0, {0, 1});
   job_.begin(1, {0}, "host b was drained");
   Child removed = start(1);
   Child left = start(0);
-  expect_joined(left, 0, 1);
+  expect_formed(left, 0, 1);
   EXPECT_EQ(removed.wait(), 3);
   EXPECT_CONTAINS(removed.output(), "Aborted: ");
   EXPECT_CONTAINS(removed.output(), "worker 1 on ");
@@ -142,27 +142,27 @@ TEST_P(ElasticJoin, WhoWasRemovedIsTold) {
 }
 
 // The others are lost before they have formed a world without it.
-TEST_P(ElasticJoin, WhoWasRemovedIsAMemberAgainWhereItIsNeeded) {
+TEST_P(ElasticInit, WhoWasRemovedIsAMemberAgainWhereItIsNeeded) {
   job_.begin(0, {0, 1});
   job_.begin(1, {0}, "host b was drained");
   Child removed = start(1);
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   job_.begin(2, {1}, "worker 0 was killed");
-  expect_joined(removed, 0, 1);
+  expect_formed(removed, 0, 1);
 }
 
 // A process may be started, and import what it needs, before the others learn of it.
-TEST_P(ElasticJoin, WhoIsNoMemberYetWaitsForAnEpochWithIt) {
+TEST_P(ElasticInit, WhoIsNoMemberYetWaitsForAnEpochWithIt) {
   job_.begin(0, {0});
   Child newcomer = start(2);
   Child first = start(0);
-  expect_joined(first, 0, 1);
+  expect_formed(first, 0, 1);
   job_.begin(1, {0});
   job_.begin(2, {2});
-  expect_joined(newcomer, 0, 1);
+  expect_formed(newcomer, 0, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(OnHosts, ElasticJoin, ::testing::Values("", "2"),
+INSTANTIATE_TEST_SUITE_P(OnHosts, ElasticInit, ::testing::Values("", "2"),
                          [](const auto& one) { return *one.param == '\0' ? "One" : "Two"; });
 
 TEST(ElasticJobs, ThatAreNoneAreRefused) {

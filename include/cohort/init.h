@@ -1,9 +1,9 @@
-// Makes a process a rank: finds out its rank, meets the other ranks, and forms the communicator. `join` may be called
-// from several threads at once; each call makes its own communicator.
+// Forms a world: finds out this process's rank, meets the other ranks, and makes their communicator. `init` keeps no
+// global state: each call, from any thread, forms a world of its own.
 #pragma once
 
 #include <cohort/communicator.h>
-#include <cohort/join_options.h>
+#include <cohort/init_options.h>
 
 #include <string>
 
@@ -15,11 +15,11 @@ namespace cohort {
 /// rank dies meanwhile. In an elastic job (`cohort run --min-np`) the job's membership determines this process's rank
 /// and the world's size. There, a rank that dies meanwhile is no error, since the others form the next epoch's world;
 /// Aborted means that the job has removed this process.
-Communicator join(const JoinOptions& options = {});
+Communicator init(const InitOptions& options = {});
 
-/// In an elastic job, forms a group of some members of the epoch whose world this process has joined last under the
-/// group_name `world`. Only those members call join_part; `options` has world_size, this process's rank in the group, a
-/// group_name that no other group has, and timeouts. Throws what `join` does, and Aborted when a later epoch begins.
-Communicator join_part(const std::string& world, const JoinOptions& options);
+/// In an elastic job, forms a group of some members of the epoch whose world this process has formed last under the
+/// group_name `world`. Only those members call init_part; `options` has world_size, this process's rank in the group, a
+/// group_name that no other group has, and timeouts. Throws what `init` does, and Aborted when a later epoch begins.
+Communicator init_part(const std::string& world, const InitOptions& options);
 
 }  // namespace cohort

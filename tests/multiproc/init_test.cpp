@@ -32,7 +32,7 @@ using Environment = std::map<std::string, std::string>;
 struct Folder {
   std::filesystem::path path;
   Folder() {
-    std::string pattern = ::testing::TempDir() + "cohort-join-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "cohort-init-XXXXXX";
     path = ::mkdtemp(pattern.data());
     ::chmod(path.c_str(), 0755);
   }
@@ -50,7 +50,7 @@ std::uint16_t free_port() {
 std::string tcp_place() { return fmt::format("tcp://127.0.0.1:{}", free_port()); }
 
 Child worker(std::vector<std::string> arguments, Environment environment = {}, std::optional<uid_t> uid = {}) {
-  arguments.insert(arguments.begin(), COHORT_JOIN_WORKER);
+  arguments.insert(arguments.begin(), COHORT_INIT_WORKER);
   return Child({std::move(arguments), std::move(environment), uid});
 }
 
@@ -67,22 +67,22 @@ std::string new_secret(const Folder& folder, const std::string& name = "secret")
 
 #define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << "in: " << (text)
 
-void expect_all_join(std::vector<Child>& children) {
+void expect_all_formed(std::vector<Child>& children) {
   for (std::size_t rank = 0; rank < children.size(); ++rank) {
     EXPECT_EQ(children[rank].wait(), 0) << children[rank].output();
-    EXPECT_CONTAINS(children[rank].output(), fmt::format("joined rank={} size={} local={}/{} cross=0/1", rank,
+    EXPECT_CONTAINS(children[rank].output(), fmt::format("formed rank={} size={} local={}/{} cross=0/1", rank,
                                                          children.size(), rank, children.size()));
   }
 }
 
-TEST(Join, OverTcpAddressWithoutASecret) {
+TEST(Init, OverTcpAddressWithoutASecret) {
   const std::string place = tcp_place();
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank) children.push_back(worker(as_rank(place, rank, 3)));
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
-TEST(Join, OverTcpAddressWithASecret) {
+TEST(Init, OverTcpAddressWithASecret) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const std::string place = tcp_place();
@@ -93,11 +93,11 @@ TEST(Join, OverTcpAddressWithASecret) {
   for (int rank = 1; rank < 3; ++rank) others.push_back(worker(as_rank(place, rank, 3, {"secret=" + secret})));
   children.push_back(worker(as_rank(place, 0, 3), {{"COHORT_SECRET_FILE", secret}}));
   for (Child& child : others) children.push_back(std::move(child));
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
 // One machine plays several hosts: the ranks of each are beside each other, and a barrier goes between them.
-TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
+TEST(Init, AsRanksOfSeveralHostsWithAndWithoutASecret) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   for (const bool with_secret : {true, false}) {
@@ -114,7 +114,7 @@ TEST(Join, AsRanksOfSeveralHostsWithAndWithoutASecret) {
       // Rank 4 is the only one with the local rank 2.
       constexpr const char* kPlaces[] = {"local=0/2 cross=0/2", "local=1/2 cross=0/2", "local=0/3 cross=1/2",
                                          "local=1/3 cross=1/2", "local=2/3 cross=0/1"};
-      EXPECT_CONTAINS(child.output(), fmt::format("joined rank={} size=5 {}", rank, kPlaces[rank]));
+      EXPECT_CONTAINS(child.output(), fmt::format("formed rank={} size=5 {}", rank, kPlaces[rank]));
     }
   }
 }
@@ -132,7 +132,7 @@ std::vector<std::pair<int, std::string>> endings(const std::vector<std::vector<s
   return all;
 }
 
-TEST(Join, ThroughAChannelOfTheProgramsOwn) {
+TEST(Init, ThroughAChannelOfTheProgramsOwn) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   for (const bool with_secret : {true, false}) {
@@ -145,8 +145,8 @@ TEST(Join, ThroughAChannelOfTheProgramsOwn) {
     }
     for (const auto& [status, output] : endings(ranks, {{"COHORT_PRETEND_HOSTS", "2,1"}})) {
       EXPECT_EQ(status, 0) << output;
-      const bool is_first = output.find("joined rank=0") != std::string::npos;
-      // Once, though it joins twice.
+      const bool is_first = output.find("formed rank=0") != std::string::npos;
+      // Once, though it forms two worlds.
       const std::string_view warning =
           "the secret of this world of 3 ranks goes through a channel of the program's own";
       const std::size_t at = output.find(warning);
@@ -165,24 +165,24 @@ TEST(Join, ThroughAChannelOfTheProgramsOwn) {
   }
 }
 
-TEST(Join, RanksWithAndWithoutASecretAreToldSo) {
+TEST(Init, RanksWithAndWithoutASecretAreToldSo) {
   const Folder folder;
   const std::string secret = "secret=" + new_secret(folder);
   const std::string share = "share=" + folder.path.string();
-  const auto ended = endings({{share, "rank=0", "size=2", secret, "join_timeout_ms=3000"},
-                              {share, "rank=1", "size=2", "join_timeout_ms=3000"}});
+  const auto ended = endings({{share, "rank=0", "size=2", secret, "init_timeout_ms=3000"},
+                              {share, "rank=1", "size=2", "init_timeout_ms=3000"}});
   EXPECT_EQ(ended[1].first, 3);
   EXPECT_CONTAINS(ended[1].second, "rank 0 has a secret and this rank has none");
   EXPECT_EQ(ended[0].first, 3);
 }
 
-TEST(Join, WhatTheProgramsOwnChannelThrowsComesThrough) {
+TEST(Init, WhatTheProgramsOwnChannelThrowsComesThrough) {
   const Folder folder;
-  const auto ended = endings({{"share=" + folder.path.string(), "rank=1", "size=2", "join_timeout_ms=200"}});
+  const auto ended = endings({{"share=" + folder.path.string(), "rank=1", "size=2", "init_timeout_ms=200"}});
   EXPECT_EQ(ended[0], std::pair(5, std::string("own: nobody has told\n")));
 }
 
-TEST(Join, AnAddressIsOpenToAllWhereTheNetworkIsTrusted) {
+TEST(Init, AnAddressIsOpenToAllWhereTheNetworkIsTrusted) {
   const Folder folder;
   const std::string place = tcp_place();
   const Environment trusts = {{"COHORT_TRUST_NETWORK", "1"}};
@@ -193,24 +193,24 @@ TEST(Join, AnAddressIsOpenToAllWhereTheNetworkIsTrusted) {
   // A secret counts for more than the word.
   const std::string secret = new_secret(folder);
   Child keeper = worker(as_rank(place, 0, 2, {"secret=" + secret}), trusts);
-  Child stranger = worker(as_rank(place, 1, 2, {"join_timeout_ms=3000"}), trusts);
+  Child stranger = worker(as_rank(place, 1, 2, {"init_timeout_ms=3000"}), trusts);
   EXPECT_EQ(stranger.wait(), 3) << stranger.output();
   Child friendly = worker(as_rank(place, 1, 2, {"secret=" + secret}));
   EXPECT_EQ(friendly.wait(), 0) << friendly.output();
   EXPECT_EQ(keeper.wait(), 0) << keeper.output();
 }
 
-TEST(Join, OverAFileThatIsGoneAfterwards) {
+TEST(Init, OverAFileThatIsGoneAfterwards) {
   const Folder folder;
   const std::string path = folder.file("meeting");
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank)
     children.push_back(worker({fmt::format("init=file://{}?rank={}&world_size=3", path, rank)}));
-  expect_all_join(children);
+  expect_all_formed(children);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path));
 }
 
-TEST(Join, ByTheVariablesThatTorchrunSets) {
+TEST(Init, ByTheVariablesThatTorchrunSets) {
   // MASTER_PORT is held by another process's store, as under torchrun.
   const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
   const auto port = value_or_throw(net::local_endpoint(held.get())).tcp.port;
@@ -224,28 +224,28 @@ TEST(Join, ByTheVariablesThatTorchrunSets) {
                                    {"MASTER_PORT", std::to_string(port)},
                                    {"TORCHELASTIC_RUN_ID", "none"}}));
   }
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
-TEST(Join, AtTheStoreOfALauncher) {
+TEST(Init, AtTheStoreOfALauncher) {
   const auto secret = value_or_throw(net::Secret::generate());
   const auto memory = value_or_throw(secret.to_sealed_memfd());
   ASSERT_EQ(::fcntl(memory.get(), F_SETFD, 0), 0);  // inherited, as a launcher does it
   const store::StoreServer server({.secret = secret});
   std::vector<Child> children;
   for (int rank = 0; rank < 2; ++rank) {
-    // Several joins one after the other: the descriptor is read each time.
+    // Several worlds one after the other: the descriptor is read each time.
     children.push_back(worker({"times=3"}, {{"RANK", std::to_string(rank)},
                                             {"WORLD_SIZE", "2"},
                                             {"COHORT_STORE", net::to_string(server.endpoint())},
                                             {"COHORT_SECRET_FD", std::to_string(memory.get())},
                                             {"COHORT_TIMEOUT", "12.5"}}));
   }
-  expect_all_join(children);
+  expect_all_formed(children);
   EXPECT_CONTAINS(children[0].output(), "timeout_ms=12500");
 }
 
-TEST(Join, WhoWasInAnEarlierEpochOfAJobMeetsWhoIsStartedInALaterOne) {
+TEST(Init, WhoWasInAnEarlierEpochOfAJobMeetsWhoIsStartedInALaterOne) {
   const Folder folder;
   const auto secret = value_or_throw(net::Secret::generate());
   const auto memory = value_or_throw(secret.to_sealed_memfd());
@@ -272,7 +272,7 @@ TEST(Join, WhoWasInAnEarlierEpochOfAJobMeetsWhoIsStartedInALaterOne) {
   EXPECT_EQ(survivor.wait(), 0) << survivor.output();
 }
 
-TEST(Join, TwiceAtTheSamePlace) {
+TEST(Init, TwiceAtTheSamePlace) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   for (const std::string& place : {tcp_place(), tcp_place() + "?world_size=3", "file://" + folder.file("meeting")}) {
@@ -281,17 +281,17 @@ TEST(Join, TwiceAtTheSamePlace) {
     for (int rank = 0; rank < 3; ++rank) {
       children.push_back(worker(as_rank(place, rank, 3, {"times=4", with_secret ? "secret=" + secret : "secret="})));
     }
-    expect_all_join(children);
+    expect_all_formed(children);
   }
 }
 
-TEST(Join, AWorldOfOneNeedsNobody) {
+TEST(Init, AWorldOfOneNeedsNobody) {
   Child plain = worker({});
   EXPECT_EQ(plain.wait(), 0) << plain.output();
-  EXPECT_CONTAINS(plain.output(), "joined rank=0 size=1 local=0/1 cross=0/1 timeout_ms=1800000");
+  EXPECT_CONTAINS(plain.output(), "formed rank=0 size=1 local=0/1 cross=0/1 timeout_ms=1800000");
 }
 
-TEST(Join, AWorldOfOneWhereSeveralWereMeantIsRefused) {
+TEST(Init, AWorldOfOneWhereSeveralWereMeantIsRefused) {
   struct Case {
     std::vector<std::string> arguments;
     Environment environment;
@@ -318,7 +318,7 @@ TEST(Join, AWorldOfOneWhereSeveralWereMeantIsRefused) {
     alone["COHORT_ALONE"] = "1";
     Child meant = worker(one.arguments, alone);
     EXPECT_EQ(meant.wait(), 0) << meant.output();
-    EXPECT_CONTAINS(meant.output(), "joined rank=0 size=1");
+    EXPECT_CONTAINS(meant.output(), "formed rank=0 size=1");
   }
 }
 
@@ -335,7 +335,7 @@ Environment as_task(int rank, int size, const std::string& job) {
           {"SLURM_STEP_NODELIST", "n1"}};
 }
 
-TEST(Join, TasksOfSlurmNeedNoAddress) {
+TEST(Init, TasksOfSlurmNeedNoAddress) {
   // Two jobs at once: each finds its own.
   const std::string job = std::to_string(::getpid());
   std::vector<Child> first;
@@ -344,23 +344,23 @@ TEST(Join, TasksOfSlurmNeedNoAddress) {
     first.push_back(worker({"times=2"}, as_task(rank, 3, job + "1")));
     second.push_back(worker({"times=2"}, as_task(rank, 3, job + "2")));
   }
-  expect_all_join(first);
-  expect_all_join(second);
+  expect_all_formed(first);
+  expect_all_formed(second);
 }
 
-TEST(Join, ThreadsOfAllProcessesAreOneWorld) {
+TEST(Init, ThreadsOfAllProcessesAreOneWorld) {
   const std::string place = tcp_place();
   std::vector<Child> children;
   for (int rank = 0; rank < 2; ++rank)
     children.push_back(worker(as_rank(place, rank, 2, {"threads=2", "times=2"}), {{"COHORT_TIMEOUT", "77"}}));
-  expect_all_join(children);
+  expect_all_formed(children);
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_CONTAINS(children[static_cast<std::size_t>(rank / 2)].output(),
                     fmt::format("thread rank={} size=4 local={}/4 cross=0/1 sum=right timeout_ms=77000", rank, rank));
   }
 }
 
-TEST(Join, ProcessesThatGiveDifferentNumbersOfThreadsAreTold) {
+TEST(Init, ProcessesThatGiveDifferentNumbersOfThreadsAreTold) {
   for (const auto& [second, said] :
        {std::pair("threads=1", "Mismatch: run_on_threads: the processes give [0, 1] threads"),
         std::pair("threads=0", "InvalidArgument: form_thread_world: a world of 0 ranks")}) {
@@ -375,7 +375,7 @@ TEST(Join, ProcessesThatGiveDifferentNumbersOfThreadsAreTold) {
   }
 }
 
-TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
+TEST(Init, TasksOfSlurmOnSeveralNodesNeedAPlace) {
   const Folder folder;
   std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";
   std::vector<Child> children;
@@ -395,10 +395,10 @@ TEST(Join, TasksOfSlurmOnSeveralNodesNeedAPlace) {
     task["COHORT_INIT"] = "file://" + folder.file("meeting");
     children.push_back(worker({}, task));
   }
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
-TEST(Join, TasksWhoseLauncherHasNoPlaceMeetWhereTorchsVariablesSay) {
+TEST(Init, TasksWhoseLauncherHasNoPlaceMeetWhereTorchsVariablesSay) {
   const Folder folder;
   std::ofstream(folder.file("slurm.conf")) << "AuthInfo=socket=" << folder.file("no-munged") << "\n";
   const std::string port = std::to_string(free_port());
@@ -424,10 +424,10 @@ TEST(Join, TasksWhoseLauncherHasNoPlaceMeetWhereTorchsVariablesSay) {
     task["COHORT_SECRET_FILE"] = secret;
     children.push_back(worker({}, task));
   }
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
-TEST(Join, TasksOfTfConfigMeetAtTheChief) {
+TEST(Init, TasksOfTfConfigMeetAtTheChief) {
   const std::string port = std::to_string(free_port());
   std::vector<Child> children;
   for (int rank = 0; rank < 3; ++rank) {
@@ -437,30 +437,30 @@ TEST(Join, TasksOfTfConfigMeetAtTheChief) {
                                                              R"("worker":["localhost:1","localhost:2"]}},"task":{}}})",
                                                              port, task)}}));
   }
-  expect_all_join(children);
+  expect_all_formed(children);
 }
 
-TEST(Join, ABatchScriptIsAloneAndSaysSo) {
+TEST(Init, ABatchScriptIsAloneAndSaysSo) {
   Child script = worker({}, {{"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}});
   EXPECT_EQ(script.wait(), 0) << script.output();
-  EXPECT_CONTAINS(script.output(), "joined rank=0 size=1");
+  EXPECT_CONTAINS(script.output(), "formed rank=0 size=1");
   EXPECT_CONTAINS(script.output(), "none of its tasks");
 }
 
-TEST(Join, OneProcessForSeveralGpusSaysSo) {
+TEST(Init, OneProcessForSeveralGpusSaysSo) {
   Child alone = worker({}, {{"SM_NUM_GPUS", "4"}});
   EXPECT_EQ(alone.wait(), 0) << alone.output();
-  EXPECT_CONTAINS(alone.output(), "joined rank=0 size=1");
+  EXPECT_CONTAINS(alone.output(), "formed rank=0 size=1");
   EXPECT_CONTAINS(alone.output(), "SM_NUM_GPUS=4 says that 4 GPUs are there");
 }
 
-TEST(Join, EnvMeansTheFourVariables) {
+TEST(Init, EnvMeansTheFourVariables) {
   Child task = worker({"init=env://"}, as_task(0, 2, "9"));
   EXPECT_EQ(task.wait(), 3) << task.output();
   EXPECT_CONTAINS(task.output(), "Slurm started this process");
 }
 
-TEST(Join, AWrongSecretIsRefusedByName) {
+TEST(Init, AWrongSecretIsRefusedByName) {
   const Folder folder;
   const std::string right = new_secret(folder, "right");
   const std::string wrong = new_secret(folder, "wrong");
@@ -476,7 +476,7 @@ TEST(Join, AWrongSecretIsRefusedByName) {
   EXPECT_EQ(second.wait(), 0) << second.output();
 }
 
-TEST(Join, AnotherUserNeedsASecret) {
+TEST(Init, AnotherUserNeedsASecret) {
   if (::getuid() != 0) GTEST_SKIP() << "needs root to become another user";
   constexpr uid_t kNobody = 65534;
   const std::string place = tcp_place();
@@ -494,7 +494,7 @@ TEST(Join, AnotherUserNeedsASecret) {
   EXPECT_EQ(second.wait(), 0) << second.output();
 }
 
-TEST(Join, ASecretThatOthersMayReadIsRefused) {
+TEST(Init, ASecretThatOthersMayReadIsRefused) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   ::chmod(secret.c_str(), 0640);
@@ -503,7 +503,7 @@ TEST(Join, ASecretThatOthersMayReadIsRefused) {
   EXPECT_CONTAINS(child.output(), "chmod 600 " + secret);
 }
 
-TEST(Join, AClosedSecretDescriptorIsExplained) {
+TEST(Init, AClosedSecretDescriptorIsExplained) {
   Child child =
       worker({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}, {"COHORT_SECRET_FD", "200"}});
   EXPECT_EQ(child.wait(), 3);
@@ -512,7 +512,7 @@ TEST(Join, AClosedSecretDescriptorIsExplained) {
   EXPECT_CONTAINS(child.output(), "torchrun");
 }
 
-TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
+TEST(Init, DifferentWorldSizesAreRefusedOnAllRanks) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const std::string place = tcp_place();
@@ -528,11 +528,11 @@ TEST(Join, DifferentWorldSizesAreRefusedOnAllRanks) {
   }
 }
 
-TEST(Join, AnotherProgramIsRefusedUnlessItIsMeant) {
+TEST(Init, AnotherProgramIsRefusedUnlessItIsMeant) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const std::string copy = folder.file("other_worker");  // the same build id under another name
-  std::filesystem::copy_file(COHORT_JOIN_WORKER, copy);
+  std::filesystem::copy_file(COHORT_INIT_WORKER, copy);
   const auto run_both = [&](const Environment& environment) {
     const std::string place = tcp_place();
     auto second = as_rank(place, 1, 2, {"secret=" + secret});
@@ -546,14 +546,14 @@ TEST(Join, AnotherProgramIsRefusedUnlessItIsMeant) {
   for (Child& child : refused) {
     EXPECT_EQ(child.wait(), 3) << child.output();
     EXPECT_CONTAINS(child.output(), "Mismatch: ");
-    EXPECT_CONTAINS(child.output(), "is the program 'join_worker (");
+    EXPECT_CONTAINS(child.output(), "is the program 'init_worker (");
     EXPECT_CONTAINS(child.output(), "is 'other_worker (");
   }
   auto meant = run_both({{"COHORT_PROGRAM", "both"}});
-  expect_all_join(meant);
+  expect_all_formed(meant);
 }
 
-TEST(Join, ARankThatIsClaimedTwiceBelongsToTheFirst) {
+TEST(Init, ARankThatIsClaimedTwiceBelongsToTheFirst) {
   const Folder folder;
   for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
     Child first = worker(as_rank(place, 1, 3), {{"COHORT_LOG", "comm=debug"}});
@@ -572,11 +572,11 @@ TEST(Join, ARankThatIsClaimedTwiceBelongsToTheFirst) {
   }
 }
 
-TEST(Join, RanksThatDoNotComeAreNamed) {
+TEST(Init, RanksThatDoNotComeAreNamed) {
   const Folder folder;
   for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
-    Child zero = worker(as_rank(place, 0, 5, {"join_timeout_ms=6000"}));
-    Child three = worker(as_rank(place, 3, 5, {"join_timeout_ms=6000"}));
+    Child zero = worker(as_rank(place, 0, 5, {"init_timeout_ms=6000"}));
+    Child three = worker(as_rank(place, 3, 5, {"init_timeout_ms=6000"}));
     for (Child* child : {&zero, &three}) {
       EXPECT_EQ(child->wait(), 3) << child->output();
       EXPECT_CONTAINS(child->output(), "Timeout: ");
@@ -586,7 +586,7 @@ TEST(Join, RanksThatDoNotComeAreNamed) {
   }
 }
 
-TEST(Join, ARankThatIsKilledMeanwhileIsNamed) {
+TEST(Init, ARankThatIsKilledMeanwhileIsNamed) {
   const Folder folder;
   for (const std::string& place : {tcp_place(), "file://" + folder.file("meeting")}) {
     const Environment talking = {{"COHORT_LOG", "comm=debug"}};
@@ -603,7 +603,7 @@ TEST(Join, ARankThatIsKilledMeanwhileIsNamed) {
   }
 }
 
-TEST(Join, APortThatIsTakenNamesItsHolder) {
+TEST(Init, APortThatIsTakenNamesItsHolder) {
   const Folder folder;
   const std::string secret = new_secret(folder);
   const auto held = value_or_throw(net::listen_on(net::any_loopback_port()));
@@ -614,14 +614,14 @@ TEST(Join, APortThatIsTakenNamesItsHolder) {
   EXPECT_CONTAINS(child.output(), fmt::format("held by pid {} (", ::getpid()));
 }
 
-TEST(Join, ANameThatDoesNotResolveIsSaid) {
+TEST(Init, ANameThatDoesNotResolveIsSaid) {
   Child child = worker(as_rank("tcp://no-such-host.invalid:29500", 1, 2));
   EXPECT_EQ(child.wait(), 3);
   EXPECT_CONTAINS(child.output(), "Unavailable: ");
   EXPECT_CONTAINS(child.output(), "no-such-host.invalid");
 }
 
-TEST(Join, AnotherHostNeedsASecret) {
+TEST(Init, AnotherHostNeedsASecret) {
   // 192.0.2.0/24 is for documentation: nobody's address, so not this host's.
   Child child = worker(as_rank("tcp://192.0.2.1:29500", 1, 2));
   EXPECT_EQ(child.wait(), 3);
@@ -629,7 +629,7 @@ TEST(Join, AnotherHostNeedsASecret) {
   EXPECT_CONTAINS(child.output(), "COHORT_SECRET_FILE");
 }
 
-TEST(Join, AFileLeftByAnEarlierJobIsRefused) {
+TEST(Init, AFileLeftByAnEarlierJobIsRefused) {
   const Folder folder;
   const std::string place = "file://" + folder.file("meeting");
   Child dead = worker(as_rank(place, 1, 2), {{"COHORT_LOG", "comm=debug"}});
@@ -646,7 +646,7 @@ TEST(Join, AFileLeftByAnEarlierJobIsRefused) {
   }
 }
 
-TEST(Join, SixtyFourProcessesJoin) {
+TEST(Init, SixtyFourProcessesFormAWorld) {
   constexpr int kRanks = 64;
   const Folder folder;
   const std::string secret = new_secret(folder);
@@ -658,10 +658,10 @@ TEST(Join, SixtyFourProcessesJoin) {
       children.push_back(
           worker(as_rank(place, rank, kRanks, {"barrier=0", with_secret ? "secret=" + secret : "secret="})));
     }
-    for (Child& child : children) ASSERT_TRUE(child.wait_for_output("joined ")) << child.output();
+    for (Child& child : children) ASSERT_TRUE(child.wait_for_output("formed ")) << child.output();
     const double seconds_taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     for (Child& child : children) EXPECT_EQ(child.wait(), 0) << child.output();
-    fmt::print("64 processes, {}: joined within {:.2f} s of the first one's start\n", with_secret ? "TLS" : "same user",
+    fmt::print("64 processes, {}: formed within {:.2f} s of the first one's start\n", with_secret ? "TLS" : "same user",
                seconds_taken);
     RecordProperty(with_secret ? "seconds_tls" : "seconds_same_user", fmt::format("{:.3f}", seconds_taken));
     // The aim is 2 s on a quiet machine of 2 cores; the tests' machine may not be quiet.
