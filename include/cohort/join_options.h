@@ -63,10 +63,4 @@ enum class RendezvousMethod {
 /// programs that choose one method for all ranks before they `join`. Leaves errors in the environment to `join`.
 RendezvousMethod rendezvous_method(int rank = -1, int size = -1);
 
-/// The names of these before 0.2; the release after 0.2 removes them.
-using WayToMeet [[deprecated("RendezvousMethod")]] = RendezvousMethod;
-[[deprecated("rendezvous_method")]] inline RendezvousMethod way_to_meet(int rank = -1, int size = -1) {
-  return rendezvous_method(rank, size);
-}
-
 }  // namespace cohort
