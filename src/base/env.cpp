@@ -68,10 +68,6 @@ constexpr Variable kVariables[] = {
      "is staged through host memory"},
     {kGpuSums, one_of("fast or exact"), "fast",
      "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits; the same on all ranks"},
-    {kGpuIpc, kFlag, "0",
-     "1, on all ranks: where NCCL does not serve ranks of one host, small sums of a GPU's memory are folded out of "
-     "what "
-     "GPUs share with other processes (CUDA IPC); it has not been tried on a GPU yet"},
     {kShares, "even, measured or N,N,...", "even",
      "which part of a step's samples each rank gets, where a DistributedSampler says nothing else and "
      "DistributedDataParallel is given it: as much as the others, by measured speed, or by these numbers, one for each "
