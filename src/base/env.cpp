@@ -82,8 +82,6 @@ constexpr Variable kVariables[] = {
     {kPageToken, "text", "", "the token of the page that `cohort watch HOST:PORT` asks, or the page's whole address"},
     {kMlflow, kFlag, "1 under cohort.run",
      "1: rank 0 alone writes to MLflow, into the run of the driver if it has one; 0: MLflow is left alone"},
-    {"COHORT_TENSORFLOW_OP", kFlag, "1",
-     "read by cohort.tensorflow: 0 has graphs call Python for operations, as where its op library cannot be loaded"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
     {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},
