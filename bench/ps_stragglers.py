@@ -22,7 +22,6 @@ from cohort import ps
 
 RULES = {
     "Sync": ps.Sync(),
-    "Sync(backup_workers=1)": ps.Sync(backup_workers=1),
     "Bounded(4)": ps.Bounded(4),
     "Async": ps.Async(),
 }
@@ -68,7 +67,7 @@ def speed(options, rule, trouble, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=10, help="of each of the twelve runs of a round")
+    parser.add_argument("--seconds", type=float, default=10, help="of each of the nine runs of a round")
     parser.add_argument("--rounds", type=int, default=3, help="shares are taken within a round; medians (least to most)")
     parser.add_argument("--step", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--every", type=int, default=8, help="steps from one burst to the next")

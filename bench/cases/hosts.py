@@ -21,7 +21,7 @@ from lib import boxes, groups, records
 
 ROUNDS = 9
 PEERS = ["openmpi", "gloo", "mpich"]
-OURS = ["cohort", *(f"cohort/{name}" for name in ("bfloat16", "int8", "int4", "float8_e4m3")), "cohort/encrypted", "cohort/plain", "cohort/mpi"]
+OURS = ["cohort", *(f"cohort/{name}" for name in ("bfloat16", "int8", "int4")), "cohort/encrypted", "cohort/plain", "cohort/mpi"]
 WAYS = {"encrypted": ["--env", "COHORT_ENCRYPT=1"], "plain": ["--env", "COHORT_INTEGRITY=0"]}
 
 

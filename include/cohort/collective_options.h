@@ -36,10 +36,9 @@ struct AllReduceOptions {
   /// all ranks get the same bits. NaN and infinities stay what they are. Sum and Average of float32 only; the same on
   /// all ranks. On one host nothing is rounded.
   WireFormat wire_format = WireFormat::None;
-  /// Error feedback, with Int8, Int4 and Float8E4M3: as many floats as the sum has elements, zero at first, which the
-  /// caller keeps from step to step for the same sum. Each operation stores the rounding error of its result on this
-  /// rank there, and the next operation adds it; weights and `postscale` may change meanwhile. On one host the floats
-  /// stay as they are.
+  /// Error feedback, with Int8 and Int4: as many floats as the sum has elements, zero at first, which the caller keeps
+  /// from step to step for the same sum. Each operation stores the rounding error of its result on this rank there, and
+  /// the next operation adds it; weights and `postscale` may change meanwhile. On one host the floats stay as they are.
   float* residual = nullptr;
   /// Makes `Work::finite()` say whether the result is free of NaN and infinities. On one host that costs next to
   /// nothing: each rank checks the part of the result that it makes. Ranks may differ in this option; only those that

@@ -31,13 +31,12 @@ inline constexpr int kDTypeCount = 15;
 /// Format in which float32 travels between hosts, in sums and averages. The numbers are part of fingerprints: never
 /// change one, only append. Formats with blocks have a scale for each block of consecutive elements of the sum.
 enum class WireFormat : std::uint8_t {
-  None = 0,        ///< as it is, 32 bits
-  BFloat16 = 1,    ///< upper half of a float32, 16 bits: 8 binary digits of each value
-  Int8 = 2,        ///< blocks of 256, 8.125 bits: multiples of the block's largest magnitude / 127
-  Int4 = 3,        ///< blocks of 128, 4.125 bits: multiples of (the block's largest magnitude, or a little more) / 7
-  Float8E4M3 = 4,  ///< blocks of 256, 8.125 bits: 4 binary digits of each value, down to 1/28672 of the block's largest
+  None = 0,      ///< as it is, 32 bits
+  BFloat16 = 1,  ///< upper half of a float32, 16 bits: 8 binary digits of each value
+  Int8 = 2,      ///< blocks of 256, 8.125 bits: multiples of the block's largest magnitude / 127
+  Int4 = 3,      ///< blocks of 128, 4.125 bits: multiples of (the block's largest magnitude, or a little more) / 7
 };
-inline constexpr int kWireFormatCount = 5;
+inline constexpr int kWireFormatCount = 4;
 
 /// Reductions. The numbers are part of fingerprints: never change one, only append. Average divides the sum, folded as
 /// in all_reduce, once by the number of ranks; with unequal weights, it folds each value times its rank's share of the
@@ -93,7 +92,7 @@ std::string_view to_string(DType dtype) noexcept;
 /// "sum", "average", "min", "max", "product", "bit_and", "bit_or", "bit_xor".
 std::string_view to_string(ReduceOp op) noexcept;
 
-/// "none", "bfloat16", "int8", "int4", "float8_e4m3".
+/// "none", "bfloat16", "int8", "int4".
 std::string_view to_string(WireFormat format) noexcept;
 
 /// The DType of a C++ arithmetic type; ill-formed for types that have none.

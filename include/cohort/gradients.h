@@ -52,7 +52,7 @@ struct DistributedDataParallelOptions {
   /// sum; `residuals()` returns it for a checkpoint. A rank without samples in a step adds nothing to the error, and in
   /// an elastic job a new world begins without errors. A step that is refused on all ranks, or whose averages are not
   /// finite, leaves no error for the next one. A program that skips a step for another reason calls
-  /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8, Int4 and Float8E4M3.
+  /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8 and Int4.
   std::optional<bool> error_feedback = {};
   /// Raise: if any rank has a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
   /// NonFiniteError on every rank, which names the first such value: rank, host, parameter, element, value and step.

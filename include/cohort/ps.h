@@ -220,23 +220,19 @@ class Client {
   /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then makes them
   /// count. Returns the new clock. A worker that is 16 clocks ahead of the slowest one (more if a `Bounded` table
   /// allows that), because it never pulls, waits for the slowest. If this process dies meanwhile, the servers agree
-  /// whether the clock has ended. With backup workers, waits until the clock has ended, with or without this worker,
-  /// and returns the clock at which this worker continues; other threads' pushes wait meanwhile. May be called again
-  /// after Timeout.
+  /// whether the clock has ended. May be called again after Timeout.
   std::int64_t clock();
   std::int64_t now() const noexcept;
-  /// Number of clocks that ended without this worker (SyncOptions), whose pushes for them were dropped.
-  std::int64_t late_clocks() const noexcept;
   /// Waits until all workers have called `barrier` as often as this one. After Timeout, another call waits for the same
   /// one.
   void barrier();
   /// Saves all tables and variables in a new checkpoint in the folder, which all servers have to see at the same path;
   /// returns the checkpoint's own folder. The checkpoint appears as a whole or not at all. With Mode::Sync it has
-  /// exactly the pushes of clocks before this worker's present clock. In other modes, and with backup workers, it is
-  /// consistent only if no worker ends a clock, or pushes to tables of Mode::Async, before all servers have begun it:
-  /// call it between two barriers. One worker calls it. Servers go on serving while they write: rows that change
-  /// meanwhile take their memory twice, and pushes wait if memory is short. The write has to end within the client's
-  /// `timeout`. Throws Io, Unavailable (another process is saving there), Timeout.
+  /// exactly the pushes of clocks before this worker's present clock. In other modes it is consistent only if no worker
+  /// ends a clock, or pushes to tables of Mode::Async, before all servers have begun it: call it between two barriers.
+  /// One worker calls it. Servers go on serving while they write: rows that change meanwhile take their memory twice,
+  /// and pushes wait if memory is short. The write has to end within the client's `timeout`. Throws Io, Unavailable
+  /// (another process is saving there), Timeout.
   std::string snapshot(const std::string& folder, const SnapshotOptions& options = {});
   /// Loads all rows of the newest snapshot in the folder whose files are sound, written by any number of servers, and
   /// creates missing tables. One worker calls it, before any pushes. Clocks do not change; returns the snapshot's

@@ -84,22 +84,19 @@ enum class Mode : std::uint8_t {
             ///< `staleness` clocks behind
   Async,    ///< each push takes effect when it arrives; a pull waits for nobody
 };
-struct SyncOptions {
-  /// A clock ends as soon as all workers but this many have ended it. Pushes of later workers are dropped as a whole,
-  /// on all servers (`Client::late_clocks` counts these clocks), and those workers go on at the clock of the others. A
-  /// worker whose pushes count has read, before them, exactly the counted pushes of earlier clocks. Has to be the same
-  /// for all tables of a job, which all are Mode::Sync then, and less than the number of workers.
-  std::int64_t backup_workers = 0;
-};
 struct Consistency {
   Mode mode = Mode::Sync;
-  std::int64_t staleness = 0;       ///< Bounded
-  std::int64_t backup_workers = 0;  ///< Sync: SyncOptions
+  std::int64_t staleness = 0;  ///< Bounded
 
-  static Consistency sync(const SyncOptions& options = {}) { return {Mode::Sync, 0, options.backup_workers}; }
-  static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness, 0}; }
-  static Consistency async() { return {Mode::Async, 0, 0}; }
+  static Consistency sync() { return {Mode::Sync, 0}; }
+  static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness}; }
+  static Consistency async() { return {Mode::Async, 0}; }
 };
+}
+static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness, 0}; }
+static Consistency async() { return {Mode::Async, 0, 0}; }
+}
+;
 
 /// Selects the rows to evict. An evicted row that is pushed again comes back with its initial values.
 struct Eviction {

@@ -16,7 +16,6 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import json
-import os
 import pathlib
 import re
 import shlex
@@ -655,7 +654,6 @@ def main() -> int:
         print(table(given.kind))
         return 0
     if given.kind == "horovod":
-        os.environ["COHORT_TENSORFLOW_OP"] = "0"
         sys.meta_path.insert(0, _Finder())
     sys.path.insert(0, str(pathlib.Path(given.cohort).resolve().parents[1] / "share/cohort/as-horovod"))
     program = Program(given.kind, given.cohort)

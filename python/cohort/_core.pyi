@@ -342,13 +342,12 @@ class PsInitializer:
 
 class PsConsistency:
     @staticmethod
-    def sync(backup_workers: int) -> PsConsistency: ...
+    def sync() -> PsConsistency: ...
     @staticmethod
     def bounded(staleness: int) -> PsConsistency: ...
     @staticmethod
     def asynchronous() -> PsConsistency: ...
     adds_workers: Final[bool]
-    backup_workers: Final[int]
 
 class PsWork:
     def wait(self) -> tuple[int, int, int]: ...
@@ -375,7 +374,6 @@ class PsClient:
     worker: Final[int]
     workers: Final[int]
     now: Final[int]
-    late_clocks: Final[int]
     def table(self, name: str, dim: int, initializer: PsInitializer,
               optimizer: Union[PsSgd, PsAdagrad, PsRowAdagrad, PsAdam, PsAdamW, PsFtrl], consistency: PsConsistency,
               admission: int, max_age: int, max_rows: int, victim: str, seed: int) -> PsTable: ...

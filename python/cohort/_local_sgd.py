@@ -600,7 +600,7 @@ class LocalSGD(LocalSteps):
     optimizer      any torch optimizer of its parameters. Its state stays each rank's own
     sync_every     steps from one synchronisation to the next
     warm_up_steps  number of first steps that are all synchronised
-    wire_format    "bfloat16", "int8", "int4" or "float8_e4m3": format between hosts of differences from the last
+    wire_format    "bfloat16", "int8" or "int4": format between hosts of differences from the last
                    synchronised parameters
     comm           default: the default world, or in an elastic job each of its worlds
 
@@ -642,7 +642,7 @@ class DiLoCo(LocalSteps):
     fragment_update_alpha  fraction of this rank's own parameters in the result, 0 to 1: 0 uses the synchronised
                            parameters alone, and drops the changes by the steps of the delay. Streaming DiLoCo uses 0.5
                            with a delay
-    wire_format            "bfloat16", "int8", "int4" or "float8_e4m3": format of pseudo-gradients between hosts
+    wire_format            "bfloat16", "int8" or "int4": format of pseudo-gradients between hosts
     comm                   default: the default world, or in an elastic job each of its worlds
 
     Outer parameters are float32, or float64 if a parameter is, whatever the parameters' types. Otherwise like LocalSGD.

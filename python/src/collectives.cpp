@@ -317,7 +317,7 @@ void bind_collectives(py::class_<PyCommunicator>& communicator) {
           kSums, kTimeout, kAsync,
           "Reduces `data` over all ranks: in place, or into `output`. A list of arrays is reduced in place, as one "
           "operation. With op='average', `weight` is this rank's (its number of samples): sum(weight * x) / "
-          "sum(weight). wire_format='bfloat16', 'int8', 'int4' or 'float8_e4m3': what float32 travels as between hosts "
+          "sum(weight). wire_format='bfloat16', 'int8' or 'int4': what float32 travels as between hosts "
           "(sums and averages; each host's sum is rounded, beyond two hosts the result as well). `residual`: as many "
           "float32, zero at first, which get what rounding loses; it is added to the next sum with the same residual. "
           "check_finite=True: `finite()` of the Work says "

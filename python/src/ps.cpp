@@ -221,12 +221,9 @@ void bind_options(py::module_& module) {
       .def_static("uniform", &ps::Initializer::uniform, py::arg("low"), py::arg("high"))
       .def_static("normal", &ps::Initializer::normal, py::arg("mean"), py::arg("deviation"));
   py::class_<ps::Consistency>(module, "PsConsistency")
-      .def_static(
-          "sync", [](std::int64_t backup_workers) { return ps::Consistency::sync({.backup_workers = backup_workers}); },
-          py::arg("backup_workers"))
+      .def_static("sync", &ps::Consistency::sync)
       .def_static("bounded", &ps::Consistency::bounded, py::arg("staleness"))
       .def_static("asynchronous", &ps::Consistency::async)
-      .def_readonly("backup_workers", &ps::Consistency::backup_workers)
       .def_property_readonly("adds_workers",
                              [](const ps::Consistency& consistency) { return consistency.mode == ps::Mode::Sync; });
 }
@@ -256,7 +253,6 @@ void bind_ps(py::module_& module) {
       .def_property_readonly("worker", &ps::Client::worker)
       .def_property_readonly("workers", &ps::Client::workers)
       .def_property_readonly("now", &ps::Client::now)
-      .def_property_readonly("late_clocks", &ps::Client::late_clocks)
       .def(
           "table",
           [](const ClientPtr& client, const std::string& name, std::int64_t dim, const ps::Initializer& initializer,

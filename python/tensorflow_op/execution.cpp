@@ -243,8 +243,7 @@ void Kernel::run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent
     const Status status(tf.NewStatus());
     tf.SetStatus(status.get(), Code::FailedPrecondition,
                  "HorovodInternalError: the op library of cohort.tensorflow -- this TensorFlow's std::function is not "
-                 "libstdc++'s, so an operation cannot tell when it is done -- set COHORT_TENSORFLOW_OP=0: graphs call "
-                 "back into Python");
+                 "libstdc++'s, so an operation cannot tell when it is done -- install TensorFlow from PyPI");
     tf.OpKernelContext_Failure(context, status.get());
     tf.RunAsyncOpKernelDoneCallback(lent);
     return;

@@ -137,7 +137,7 @@ class Collectives(unittest.TestCase):
 
     def test_narrow_formats_between_hosts(self):
         for kind in KINDS:
-            for name in ("int8", "int4", "float8_e4m3"):
+            for name in ("int8", "int4"):
                 residual = kind.make([0.0] * 20000, "float32")
                 data = kind.make([1.5 * (self.rank + 1)] * 20000, "float32")
                 self.world.all_reduce(data, wire_format=name, residual=residual)

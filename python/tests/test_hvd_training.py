@@ -198,8 +198,7 @@ class Training(Case):
         loose = {"rtol": 0.02, "atol": 0.02}
         self.train(lambda model: {"compression": hvd.Compression.fp16}, tolerance=loose)
         self.train(lambda model: {"compression": hvd.Compression.bf16, "groups": 2}, tolerance=loose)
-        self.train(lambda model: {"compression": hvd.Compression.int8}, tolerance=loose)
-        self.train(lambda model: {"compression": hvd.Compression.fp8, "groups": 2}, tolerance={"rtol": 0.1, "atol": 0.1})
+        self.train(lambda model: {"compression": hvd.Compression.int8, "groups": 2}, tolerance=loose)
         self.train(lambda model: {"compression": hvd.Compression.int4}, tolerance={"rtol": 0.3, "atol": 0.3})
 
     def test_clipping_between(self):

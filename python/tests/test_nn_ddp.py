@@ -96,7 +96,7 @@ class Averages(Ranks):
     def test_gradients_in_other_formats_between_hosts(self):
         samples = [3] * self.size
         # Each host's sum is rounded, and the result perhaps once more; of int4 by a seventh of the largest of a block.
-        for wire_format, tolerance in ((torch.bfloat16, 2e-2), ("int8", 2e-2), ("float8_e4m3", 0.1), ("int4", None)):
+        for wire_format, tolerance in ((torch.bfloat16, 2e-2), ("int8", 2e-2), ("int4", None)):
             net = with_values(Mlp(hidden=17)).float()
             model = DistributedDataParallel(net, wire_format=wire_format, **SMALL)
             reference = with_values(Mlp(hidden=17)).float()

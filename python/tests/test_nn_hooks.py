@@ -136,7 +136,7 @@ class Hooks(Case):
         for hook, state, places in (
             (comm_hooks.int8_compress_hook, None, 0.02),
             (comm_hooks.int8_compress_hook, comm_hooks.WireState(error_feedback=True), 0.02),
-            (comm_hooks.fp8_compress_hook, dist.group.WORLD, 0.05),
+            (comm_hooks.int8_compress_hook, dist.group.WORLD, 0.02),
             (comm_hooks.int4_compress_hook, comm_hooks.WireState(dist.group.WORLD), 0.1),
         ):
             for make in (self.model, self.torch_model):

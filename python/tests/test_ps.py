@@ -223,33 +223,6 @@ class Arrays(Case):
             thread.join()
         self.assertEqual(results, {0: 60.0, 1: 60.0, 2: 60.0})
 
-    def test_a_backup_worker_that_sleeps_is_late_and_told(self):
-        rule = ps.Sync(backup_workers=1)
-
-        def push(table, value):
-            table.push([5], numpy.full((1, 1), -value, numpy.float32))
-
-        def work(worker):
-            with self.connect(worker, 3) as client:
-                table = client.table("t", 1, optimizer=ps.Sgd(lr=1.0), consistency=rule)
-                for _ in range(10):
-                    push(table, 1)
-                    client.clock()
-                self.assertEqual((client.now, client.late_clocks), (10, 0))
-
-        with self.connect(2, 3) as sleeps:
-            its = sleeps.table("t", 1, optimizer=ps.Sgd(lr=1.0), consistency=rule)
-            push(its, 100)
-            threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            self.assertEqual((sleeps.clock(), sleeps.late_clocks), (10, 1))
-            self.assertEqual(float(its.pull([5])[0, 0]), 20.0)
-            with self.assertRaisesRegex(InvalidArgument, "all tables have to be Sync with as many"):
-                sleeps.table("u", 1)
-
 
 @unittest.skipIf(torch is None, "no torch")
 class Optimizers(Case):

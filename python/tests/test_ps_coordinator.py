@@ -1,4 +1,4 @@
-"""Functions that a coordinator schedules on workers, some of which are killed in their midst; ps-lite's and MXNet's names."""
+"""Functions that a coordinator schedules on workers, some of which are killed in their midst."""
 
 import itertools
 import os
@@ -6,14 +6,12 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 
 from support import numpy
 
 from cohort import ps
 from cohort.errors import InvalidArgument
-from cohort.ps import compat
 
 NAMES = (f"@cohort-coordinator-{os.getpid()}-{number}" for number in itertools.count())
 
@@ -176,79 +174,6 @@ class Scheduled(unittest.TestCase):
             ps.serve_functions()
         with self.assertRaisesRegex(InvalidArgument, "no function that a ClusterCoordinator"):
             ps.current_client()
-
-
-@unittest.skipIf(numpy is None, "no NumPy")
-class Names(unittest.TestCase):
-    def setUp(self):
-        self.servers = [ps.Server(next(NAMES)) for _ in range(2)]
-
-    def tearDown(self):
-        for server in self.servers:
-            server.close()
-
-    def connect(self, worker=0, workers=1):
-        return ps.connect([server.endpoint for server in self.servers], worker, workers)
-
-    def test_kv_worker(self):
-        with self.connect() as client:
-            worker = compat.KVWorker(0, client=client)
-            keys, ones, out = [1, 3, 2**63], numpy.ones(6), numpy.empty(6, numpy.float32)
-            for _ in range(3):
-                worker.Push(keys, ones)
-            worker.Wait(worker.Pull(keys, out))
-            self.assertEqual(out.tolist(), [3.0] * 6)
-            worker.Wait(worker.PushPull(keys, ones, out))
-            self.assertEqual(out.tolist(), [4.0] * 6)
-            worker.Finalize()
-            for wrong in ([3, 1], [1, 1]):
-                with self.assertRaisesRegex(InvalidArgument, "unique and ascending"):
-                    worker.Push(wrong, [1, 1])
-            with self.assertRaisesRegex(InvalidArgument, "as many for each key"):
-                worker.Push([1, 2], [1, 2, 3])
-            with self.assertRaisesRegex(InvalidArgument, "float32"):
-                worker.Pull([1, 2], [1, 2])
-            del worker
-
-    def test_kv_of_mxnet(self):
-        for kind, expected in (("dist_sync", 1 - 0.1 * 3 * 5), ("dist_async", 1 - 0.1 * 3 * 5)):
-            with self.subTest(kind):
-                results = {}
-
-                def work(rank, kind=kind, results=results):
-                    with self.connect(rank, 2) as client:
-                        kv = compat.create(kind, client)
-                        kv.set_optimizer(ps.Sgd(lr=0.1))
-                        kv.init([f"{kind} a", f"{kind} b"], [numpy.full((2, 3), 1.0 - rank), numpy.ones(5)])
-                        out = numpy.empty((2, 3), numpy.float32)
-                        for _ in range(5):
-                            kv.push(f"{kind} a", [numpy.full((2, 3), 0.5 * (rank + 1))] * 2)
-                            kv.pull(f"{kind} a", out=out)
-                        kv.barrier()
-                        kv.pull(f"{kind} a", out=out)
-                        results[rank] = out.copy()
-                        self.assertEqual((kv.rank, kv.num_workers), (rank, 2))
-
-                threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-                for rank in range(2):
-                    numpy.testing.assert_allclose(results[rank], numpy.full((2, 3), expected), rtol=1e-5)
-                for server in self.servers:  # workers of the next kind come anew
-                    server.close()
-                self.servers = [ps.Server(next(NAMES)) for _ in range(2)]
-
-    def test_what_kv_has_not(self):
-        with self.connect() as client:
-            with self.assertRaisesRegex(InvalidArgument, "'nccl' -- there are"):
-                compat.create("nccl", client)
-            kv = compat.create("dist_sync", client)
-            with self.assertRaisesRegex(InvalidArgument, "set_optimizer first"):
-                kv.init(0, numpy.ones(2))
-            with self.assertRaisesRegex(InvalidArgument, "key 0 has not been made"):
-                kv.push(0, numpy.ones(2))
 
 
 if __name__ == "__main__":

@@ -196,10 +196,6 @@ class Steps(Case):
             make(self.dense, [self.embedding])
         with self.assertRaisesRegex(InvalidArgument, "GradScaler"):
             optimizer.step(grad_scaler=object())
-        with ps.Server(next(NAMES)) as server, ps.connect([server.endpoint], 0, 2) as client:
-            table = client.table("t", 4, consistency=ps.Sync(backup_workers=1))
-            with self.assertRaisesRegex(InvalidArgument, "table 't' has backup workers"):
-                make(self.dense, [self.modules.Embedding(table)])
 
 
 class WithoutMemory(Case):

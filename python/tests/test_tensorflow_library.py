@@ -21,7 +21,7 @@ def batches():
 class Library(Case):
     def setUp(self):
         super().setUp()
-        self.assertIsNotNone(_library.loaded())
+        _library.loaded()
 
     def test_operations_of_constants_are_carried_out_each_time(self):
         for operation in (lambda: hvd.allreduce(tf.ones([2])), lambda: hvd.allgather(tf.ones([2])),

@@ -68,10 +68,6 @@ constexpr Variable kVariables[] = {
      "is staged through host memory"},
     {kGpuSums, one_of("fast or exact"), "fast",
      "reductions of a GPU's memory: fast by NCCL, where it is used, or with the CPU's bits; the same on all ranks"},
-    {kGpuIpc, kFlag, "0",
-     "1, on all ranks: where NCCL does not serve ranks of one host, small sums of a GPU's memory are folded out of "
-     "what "
-     "GPUs share with other processes (CUDA IPC); it has not been tried on a GPU yet"},
     {kShares, "even, measured or N,N,...", "even",
      "which part of a step's samples each rank gets, where a DistributedSampler says nothing else and "
      "DistributedDataParallel is given it: as much as the others, by measured speed, or by these numbers, one for each "
@@ -86,8 +82,6 @@ constexpr Variable kVariables[] = {
     {kPageToken, "text", "", "the token of the page that `cohort watch HOST:PORT` asks, or the page's whole address"},
     {kMlflow, kFlag, "1 under cohort.run",
      "1: rank 0 alone writes to MLflow, into the run of the driver if it has one; 0: MLflow is left alone"},
-    {"COHORT_TENSORFLOW_OP", kFlag, "1",
-     "read by cohort.tensorflow: 0 has graphs call Python for operations, as where its op library cannot be loaded"},
     {"PET_NNODES", "N", "", "torchrun's, as --nnodes of `cohort run` where that is not given; ranks' own are not read"},
     {"PET_NODE_RANK", "R", "", "likewise --node-rank"},
     {"PET_MASTER_ADDR", "HOST", "", "likewise --master-addr"},

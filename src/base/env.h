@@ -35,7 +35,6 @@ inline constexpr std::string_view kTransport = "COHORT_TRANSPORT";
 inline constexpr std::string_view kMpiPlugin = "COHORT_MPI_PLUGIN";
 inline constexpr std::string_view kNccl = "COHORT_NCCL";
 inline constexpr std::string_view kGpuSums = "COHORT_GPU_SUMS";
-inline constexpr std::string_view kGpuIpc = "COHORT_GPU_IPC";
 inline constexpr std::string_view kTimes = "COHORT_TIMES";
 inline constexpr std::string_view kShares = "COHORT_SHARES";
 inline constexpr std::string_view kKubeflowServer = "KUBEFLOW_TRAINER_SERVER_URL";

@@ -42,7 +42,7 @@ std::string_view to_string(DType dtype) noexcept {
 }
 
 std::string_view to_string(WireFormat format) noexcept {
-  constexpr std::string_view kNames[kWireFormatCount] = {"none", "bfloat16", "int8", "int4", "float8_e4m3"};
+  constexpr std::string_view kNames[kWireFormatCount] = {"none", "bfloat16", "int8", "int4"};
   const auto number = static_cast<std::size_t>(format);
   return number < kWireFormatCount ? kNames[number] : "?";
 }

@@ -113,8 +113,7 @@ double ratio_of(WireFormat format) noexcept {
   switch (format) {
     case WireFormat::None: break;
     case WireFormat::BFloat16: return 0.5;
-    case WireFormat::Int8:
-    case WireFormat::Float8E4M3: return 8.125 / 32;
+    case WireFormat::Int8: return 8.125 / 32;
     case WireFormat::Int4: return 4.125 / 32;
   }
   return 1;

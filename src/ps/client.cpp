@@ -82,63 +82,24 @@ void Client::Impl::stop_keeping() {
 void Client::Impl::wait_for_slower() {
   const std::int64_t waits_for = clock - most_ahead;
   if (most_ahead == 0 || waits_for < ended_by_all) return;
-  ended_by_all = await(waits_for).quorum.clocks;
+  Link& first = links.front();
+  const Heard heard = first.finish(first.send(Method::Await, pack(Await{waits_for, first.patience_ms()})));
+  ended_by_all = value_or_throw(codec::decode<Ended>(heard.payload())).clocks;
 }
 
-Concluded Client::Impl::await(std::int64_t clock_ended) {
-  Link& decides = links.front();
-  const Heard heard = decides.finish(decides.send(Method::Await, pack(Await{clock_ended, decides.patience_ms()})));
-  return value_or_throw(codec::decode<Concluded>(heard.payload()));
-}
-
-void Client::Impl::ask_all(const std::function<Link::RequestPtr(std::size_t)>& ask, const Take& take,
-                           std::size_t first) {
+void Client::Impl::ask_all(const std::function<Link::RequestPtr(std::size_t)>& ask, const Take& take) {
   std::vector<Link::RequestPtr> asked;
-  for (std::size_t server = first; server < links.size(); ++server) asked.push_back(ask(server));
+  for (std::size_t server = 0; server < links.size(); ++server) asked.push_back(ask(server));
   std::optional<Error> failed;
-  for (std::size_t server = first; server < links.size(); ++server) {
+  for (std::size_t server = 0; server < links.size(); ++server) {
     try {
-      const Heard heard = links[server].finish(asked[server - first]);
+      const Heard heard = links[server].finish(asked[server]);
       if (take) take(server, heard);
     } catch (const Error& error) {
       if (!failed) failed = error;
     }
   }
   if (failed) throw *failed;
-}
-
-void Client::Impl::conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum) {
-  const auto build = [&](const Order& order) { return pack(Conclude{order, next, quorum}); };
-  change_all(Method::Conclude, build, {}, first_link);
-  clock = next;
-}
-
-/// Called after the first table has been opened: other workers may already be training, and clocks may have ended since
-/// this one joined.
-void Client::Impl::begin_with_backup_workers() {
-  const std::unique_lock lock(ending);
-  if (has_backup_workers) return;
-  const Quorum quorum = await(-1).quorum;
-  conclude(0, quorum.clocks, quorum);
-  has_backup_workers = true;
-}
-
-std::int64_t Client::Impl::end_clock_with_backup_workers() {
-  const std::unique_lock lock(ending);
-  for (Link& link : links) link.drain();
-  if (!proposed) {
-    Link& decides = links.front();
-    const auto told = decides.send_change(Method::Propose, [&](const Order& order) {
-      return pack(Commit{order, clock});
-    });
-    proposed = true;
-    decides.finish(told);
-  }
-  const Concluded ended = await(clock);
-  conclude(1, ended.clock, ended.quorum);
-  proposed = false;
-  if (ended.late) ++late;
-  return clock;
 }
 
 Client::Client(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -201,7 +162,6 @@ Client::~Client() {
 int Client::worker() const noexcept { return impl_->options.worker; }
 int Client::workers() const noexcept { return impl_->options.workers; }
 std::int64_t Client::now() const noexcept { return impl_->clock; }
-std::int64_t Client::late_clocks() const noexcept { return impl_->late; }
 
 namespace {
 
@@ -222,7 +182,6 @@ std::shared_ptr<Table::Impl> open(const std::shared_ptr<Client::Impl>& client, s
       [&](std::size_t, const Heard& heard) {
         table->numbers.push_back(value_or_throw(codec::decode<Opened>(heard.payload())).table);
       });
-  if (options.consistency.backup_workers > 0) client->begin_with_backup_workers();
   if (options.consistency.mode != Mode::Async)
     client->most_ahead = std::max({client->most_ahead.load(), kMostAhead, options.consistency.staleness + 1});
   return table;
@@ -248,7 +207,6 @@ Variable Client::variable(std::string_view name, const VariableOptions& options)
 
 std::int64_t Client::clock() {
   impl_->demand_here("clock");
-  if (impl_->has_backup_workers) return impl_->end_clock_with_backup_workers();
   impl_->wait_for_slower();
   for (Link& link : impl_->links) link.drain();
   impl_->change_all(Method::Commit, [&](const Order& order) { return pack(Commit{order, impl_->clock}); });
@@ -269,8 +227,7 @@ std::string Client::snapshot(const std::string& folder, const SnapshotOptions& o
   auto writer = value_or_throw(formats::CheckpointWriter::open(std::filesystem::absolute(folder).string()));
   formats::Manifest manifest;
   manifest.generation = writer.newest() + 1;
-  // With backup workers, other workers may have ended clocks meanwhile.
-  manifest.step = impl_->has_backup_workers ? impl_->await(-1).quorum.clocks : impl_->clock.load();
+  manifest.step = impl_->clock;
   manifest.created = formats::utc_now();
   manifest.program = "cohort parameter servers";
   manifest.world_size = impl_->options.workers;

@@ -27,7 +27,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -167,32 +166,17 @@ struct Client::Impl {
   std::mutex rates_mutex;
   std::map<std::uint32_t, std::pair<std::int64_t, double>> rates;  // by table: the last clock with a push, and its rate
 
-  // With backup workers. A clock ends first at the first server, then at the others. Pushes wait until it has, so that
-  // all servers assign them to the same clock.
-  std::shared_mutex ending;
-  std::atomic<bool> has_backup_workers{false};
-  bool proposed = false;  // under the mutex: the first server knows that the clock has ended, the others do not yet
-  std::atomic<std::int64_t> late{0};
-
   /// Bounds how far a worker that only pushes runs ahead: servers hold the pushes of its clocks in memory.
   void wait_for_slower();
   std::atomic<std::int64_t> most_ahead{0};  // clocks; 0: no table of this client waits for other workers
   std::int64_t ended_by_all = 0;            // clocks, at the last request
 
-  /// Sends requests to all servers from `first` on, passes each answer to `take`, and only then throws the first
-  /// failure.
+  /// Sends requests to all servers, passes each answer to `take`, and only then throws the first failure.
   using Take = std::function<void(std::size_t server, const Heard&)>;
-  void ask_all(const std::function<Link::RequestPtr(std::size_t server)>& ask, const Take& take = {},
-               std::size_t first = 0);
-  void change_all(Method method, const std::function<std::string(const Order&)>& build, const Take& take = {},
-                  std::size_t first = 0) {
-    ask_all([&](std::size_t server) { return links[server].send_change(method, build); }, take, first);
+  void ask_all(const std::function<Link::RequestPtr(std::size_t server)>& ask, const Take& take = {});
+  void change_all(Method method, const std::function<std::string(const Order&)>& build, const Take& take = {}) {
+    ask_all([&](std::size_t server) { return links[server].send_change(method, build); }, take);
   }
-
-  void begin_with_backup_workers();
-  std::int64_t end_clock_with_backup_workers();
-  Concluded await(std::int64_t clock_ended);
-  void conclude(std::size_t first_link, std::int64_t next, const Quorum& quorum);
 
   // Connections that break while there are no requests are made again, since a server takes a disconnected worker for
   // lost.

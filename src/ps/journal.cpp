@@ -64,7 +64,7 @@ std::optional<Command> next_record(std::string_view& bytes, std::optional<Error>
 
 namespace {
 
-constexpr std::string_view kJournalMagic = "cohort ps journal 3\n";
+constexpr std::string_view kJournalMagic = "cohort ps journal 4\n";
 constexpr std::size_t kVersion = kJournalMagic.size() - 2;  // position of the version digit
 constexpr std::size_t kCopied = std::size_t{1} << 20;       // bytes copied in one step
 

@@ -77,7 +77,7 @@ Result<void> Primary::serve(const ClientPtr& client, const Call& call) {
   switch (static_cast<Method>(call.method)) {
     case Method::Pull: return pull(client, call);
     case Method::Barrier: return barrier(client, session, call);
-    case Method::Await: return await(client, session, call);
+    case Method::Await: return await(client, call);
     case Method::Snapshot: return snapshot(client, call);
     case Method::Stats: return stats(client, call);
     default: return change(client, session, call);
@@ -238,11 +238,11 @@ Result<void> Primary::barrier(const ClientPtr& client, const Session& session, c
   return {};
 }
 
-Result<void> Primary::await(const ClientPtr& client, const Session& session, const Call& call) {
+Result<void> Primary::await(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Await>(call.body);
   if (!opened) return tl::unexpected(opened.error());
   if (state_.settled() > opened->record.clock) {
-    answer(client, call.id, answer_of(state_.concluded(session.worker)));
+    answer(client, call.id, answer_of(Ended{state_.settled()}));
   } else {
     park(client, call, opened->record.wait_ms);
   }
@@ -520,11 +520,8 @@ std::string Primary::why_late(const Parked& late) const {
     why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
   } else if (late.method == Method::Await) {
     const std::int64_t clock = unpack<Await>(late.body)->record.clock;
-    const std::int64_t backups = state_.backup_workers();
-    why = fmt::format(
-        "clock {}{} waits for {}", clock,
-        backups > 0 ? fmt::format(", with {} backup workers,", backups) : ", ended long ago by this worker,",
-        state_.workers().behind(clock + 1));
+    why =
+        fmt::format("clock {}, ended long ago by this worker, waits for {}", clock, state_.workers().behind(clock + 1));
   } else if (late.method == Method::Snapshot) {
     const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
     why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
@@ -551,7 +548,7 @@ void Primary::wake() {
       answer(here->client, here->id, pack(Answer{}));
     } else if (here->method == Method::Await) {
       if (state_.settled() <= unpack<Await>(here->body)->record.clock) continue;
-      answer(here->client, here->id, answer_of(state_.concluded(here->worker)));
+      answer(here->client, here->id, answer_of(Ended{state_.settled()}));
     } else if (here->method == Method::Snapshot) {
       const auto asked = unpack<Snapshot>(here->body);
       if (state_.settled() < asked->record.clock) continue;

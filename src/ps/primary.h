@@ -157,7 +157,7 @@ class Primary {
   Result<void> pull(const ClientPtr& client, const Call& call);
   void answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked);
   Result<void> barrier(const ClientPtr& client, const Session& session, const Call& call);
-  Result<void> await(const ClientPtr& client, const Session& session, const Call& call);
+  Result<void> await(const ClientPtr& client, const Call& call);
   Result<void> snapshot(const ClientPtr& client, const Call& call);
   void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked);
   void written(const std::string& folder, const std::string& file, std::string answer_to_it);

@@ -6,10 +6,8 @@
 
 #include <cohort/ps_options.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -32,11 +30,7 @@ void visit_fields(auto& m, auto& a, const Initializer*) {
   a(codec::below(m.kind, 3, "an initializer of an unknown kind"), m.a, m.b);
 }
 void visit_fields(auto& m, auto& a, const Consistency*) {
-  // Messages and snapshots have one number, whose meaning depends on the mode, as before there were backup workers.
-  std::int64_t number = m.mode == Mode::Sync ? m.backup_workers : m.staleness;
-  a(codec::below(m.mode, 3, "an unknown consistency"), number);
-  if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
-    (m.mode == Mode::Sync ? m.backup_workers : m.staleness) = number;
+  a(codec::below(m.mode, 3, "an unknown consistency"), m.staleness);
 }
 void visit_fields(auto& m, auto& a, const Eviction*) {
   std::int64_t age = m.age.count();
@@ -80,21 +74,14 @@ enum class Method : std::uint8_t {
   Adopt,    ///< likewise: takes over rows of a snapshot
   Piece,    ///< likewise: a piece of a state's image, with which a new state begins
   Verify,   ///< likewise: the digest that some rows must have now
-  // With backup workers, in place of Commit.
-  Await,     ///< sent to the first server only
-  Propose,   ///< a change, sent to the first server only
-  Conclude,  ///< a change
+  Await,    ///< a call, sent to the first server only
 };
 /// True for calls of workers and servers; the other methods are commands only (journals, copies).
 constexpr bool is_call(Method method) noexcept {
-  return (method >= Method::Hello && method <= Method::Leave) ||
-         (method >= Method::Await && method <= Method::Conclude);
+  return (method >= Method::Hello && method <= Method::Leave) || method == Method::Await;
 }
 /// True for changes, which carry their number in the worker's order.
-constexpr bool is_change(Method method) noexcept {
-  return (method >= Method::Start && method <= Method::Leave) || method == Method::Propose ||
-         method == Method::Conclude;
-}
+constexpr bool is_change(Method method) noexcept { return method >= Method::Start && method <= Method::Leave; }
 
 /// The first call of a connection. With incarnation 0 it only asks what the server knows of the worker.
 struct Hello {
@@ -168,52 +155,24 @@ void visit_fields(auto& m, auto& a, const Change*) {
   a.demand(!m.lr || (*m.lr >= 0 && std::isfinite(*m.lr)), "a learning rate that is none");
 }
 
-/// Ends the worker's clock number `clock`. With Method::Propose the worker's pushes do not count if it comes too late.
+/// Ends the worker's clock number `clock`.
 struct Commit {
   Order order;
   std::int64_t clock = 0;
 };
 void visit_fields(auto& m, auto& a, const Commit*) { a(m.order, m.clock); }
 
-/// The workers whose pushes count in a clock. With backup workers, the first server chooses them as soon as enough
-/// workers have ended the clock.
-struct Quorum {
-  std::int64_t clocks = 0;                  ///< number of clocks that have ended
-  std::vector<std::uint32_t> workers = {};  ///< pushes of these count in the last clock; ascending; empty: all
-};
-void visit_fields(auto& m, auto& a, const Quorum*) {
-  a(m.clocks, codec::most(m.workers, kMostWorkers));
-  a.demand(m.clocks >= 0 && m.clocks < (std::int64_t{1} << 62) && (m.workers.empty() || m.clocks > 0),
-           "a clock that has not ended");
-  a.demand(std::adjacent_find(m.workers.begin(), m.workers.end(), std::greater_equal<>()) == m.workers.end(),
-           "workers that do not ascend");
-}
-
-/// Asks the first server for the quorum of a clock. Answered when the clock has ended.
+/// Asks the first server how many clocks all workers have ended. Answered when this clock is one of them.
 struct Await {
-  std::int64_t clock = 0;  ///< below 0: answered immediately
+  std::int64_t clock = 0;
   std::uint32_t wait_ms = 0;
 };
 void visit_fields(auto& m, auto& a, const Await*) { a(m.clock, m.wait_ms); }
 /// Its answer.
-struct Concluded {
-  Quorum quorum;
-  std::int64_t clock = 0;  ///< clock at which the worker continues
-  bool late = false;       ///< whether the worker's latest pushes have been dropped
+struct Ended {
+  std::int64_t clocks = 0;
 };
-void visit_fields(auto& m, auto& a, const Concluded*) { a(m.quorum, m.clock, m.late); }
-
-/// Tells a server the first server's decision. A worker sends it before anything else of its new clock.
-struct Conclude {
-  Order order;
-  std::int64_t clock = 0;  ///< clock at which the worker continues
-  Quorum quorum;
-};
-void visit_fields(auto& m, auto& a, const Conclude*) {
-  a(m.order, m.clock, m.quorum);
-  a.demand(m.clock >= 0 && m.clock <= m.quorum.clocks, "a clock beyond those that have ended");
-  a.demand(m.quorum.workers.empty() == (m.quorum.clocks == 0), "an ended clock in which nobody counts");
-}
+void visit_fields(auto& m, auto& a, const Ended*) { a(m.clocks); }
 
 /// Restores the server's rows from a snapshot. The worker's clock does not change.
 struct Restore {

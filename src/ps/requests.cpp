@@ -9,7 +9,6 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <variant>
@@ -268,15 +267,6 @@ std::vector<Part> Requests::parts(const std::vector<std::uint64_t>& unique, std:
 void Requests::change(Method method, const std::vector<std::uint64_t>& unique, std::span<const float> rows,
                       std::optional<double> lr) {
   const std::size_t bytes = method == Method::Erase ? 0 : table_.dim() * sizeof(float);
-  std::shared_lock ending(table_.client->ending, std::defer_lock);
-  if (method == Method::Push && table_.client->has_backup_workers) {
-    ending.lock();
-    if (table_.client->proposed) {
-      raise(ErrorCode::InvalidArgument,
-            "push to table \"{}\": worker {} has not heard yet whether clock {} has ended -- call `clock` again first",
-            table_.name, table_.client->options.worker, state_->clock);
-    }
-  }
   if (method == Method::Push && !unique.empty()) table_.client->demand_one_rate(table_, lr);
   const std::string_view all(reinterpret_cast<const char*>(rows.data()), rows.size_bytes());
   for (const Part& part : parts(unique, kChange)) {

@@ -194,20 +194,15 @@ Result<void> check(const TableOptions& options) {
                 options.eviction.age.count(), options.eviction.rows);
   if (options.consistency.staleness < 0)
     return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks -- from 0 on", options.consistency.staleness);
-  if (options.consistency.backup_workers < 0)
-    return fail(ErrorCode::InvalidArgument, "{} backup workers -- from 0 on", options.consistency.backup_workers);
-  if (options.consistency.backup_workers > 0 && options.consistency.mode != Mode::Sync)
-    return fail(ErrorCode::InvalidArgument,
-                "{} backup workers without Sync -- with Bounded and Async no clock waits for all workers",
-                options.consistency.backup_workers);
+  if (options.consistency.staleness > 0 && options.consistency.mode != Mode::Bounded)
+    return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks without Bounded", options.consistency.staleness);
   return check(options.optimizer);
 }
 
 std::string described(const Consistency& consistency) {
   if (consistency.mode == Mode::Async) return "Async()";
   if (consistency.mode == Mode::Bounded) return fmt::format("Bounded({})", consistency.staleness);
-  return consistency.backup_workers == 0 ? "Sync()"
-                                         : fmt::format("Sync(backup_workers={})", consistency.backup_workers);
+  return "Sync()";
 }
 
 SparseTable::SparseTable(std::string name, const TableOptions& options)

@@ -82,20 +82,12 @@ Result<void> State::check(const Command& command, std::size_t limit) {
     case Method::Commit: {
       const auto commit = unpack<Commit>(command.body);
       if (auto ok = whole(commit); !ok) return ok;
-      if (backup_workers() > 0) {
-        return fail(ErrorCode::InvalidArgument,
-                    "the tables have backup workers, and worker {} ends a clock without having opened any -- all "
-                    "workers have to open them before they end a clock",
-                    command.worker);
-      }
       const std::int64_t ended = workers_.at(command.worker).committed;
       if (commit->record.clock != ended)
         return fail(ErrorCode::Corrupt, "worker {} ends clock {} after it has ended {}", command.worker,
                     commit->record.clock, ended);
       return {};
     }
-    case Method::Propose: return check_propose(command);
-    case Method::Conclude: return check_conclude(command);
     case Method::Open: {
       const auto open = unpack<Open>(command.body);
       if (auto ok = whole(open); !ok) return ok;
@@ -123,7 +115,6 @@ Result<void> State::check_open(const Open& open, std::size_t limit) const {
                 "workers, or take another name",
                 open.name, differ);
   }
-  if (auto ok = check_backup_workers(open); !ok) return ok;
   if (tables_.size() >= 4096) return fail(ErrorCode::Unavailable, "more than 4096 tables");
   if (bytes() + SparseTable(open.name, open.options).bytes_with(1) > limit)
     return fail(ErrorCode::Unavailable,
@@ -196,8 +187,6 @@ SparseTable::Effort State::effort(const Command& command) const {
     }
     case Method::Start:
     case Method::Commit:
-    case Method::Propose:
-    case Method::Conclude:
     case Method::Leave:
     case Method::Lost: {  // this may end a clock
       SparseTable::Effort all;
@@ -226,7 +215,7 @@ void State::run(const Command& command) {
       introduced_ = hello;
       if (workers_.count() == 0) workers_.expect(hello.workers);
       Worker& worker = workers_.at(command.worker);
-      withdraw(command.worker);
+      drop_staged(command.worker);
       const bool first = worker.phase == Worker::Phase::Expected;
       worker.earlier[worker.incarnation] = worker.committed;
       while (worker.earlier.size() > kMostEarlier) worker.earlier.erase(worker.earlier.begin());
@@ -279,31 +268,19 @@ void State::run(const Command& command) {
       this->commit(command.worker, commit.clock + 1, command.now);
       break;
     }
-    case Method::Propose: {
-      const auto ended = opened<Commit>(command).record;
-      advance(ended.order);
-      propose(command.worker, ended.clock, command.now);
-      break;
-    }
-    case Method::Conclude: {
-      const auto told = opened<Conclude>(command).record;
-      advance(told.order);
-      conclude(command.worker, told, command.now);
-      break;
-    }
     case Method::Restore: advance(opened<Restore>(command).record.order); break;
     case Method::Adopt: adopt(command); break;
     case Method::Leave: {
       advance(opened<Leave>(command).record.order);
-      withdraw(command.worker);
+      drop_staged(command.worker);
       workers_.at(command.worker).phase = Worker::Phase::Gone;
       settle(command.now);
       break;
     }
     case Method::Lost: {
       const auto decided = opened<Settled>(command).record;
-      if (backup_workers() == 0) commit(command.worker, decided.committed, command.now);
-      withdraw(command.worker);
+      commit(command.worker, decided.committed, command.now);
+      drop_staged(command.worker);
       Worker& worker = workers_.at(command.worker);
       worker.phase = Worker::Phase::Gone;
       settle(command.now);
@@ -416,7 +393,6 @@ void State::push(const Command& command, const Change& change, std::string_view 
     return;
   }
   const std::int64_t clock = workers_.at(command.worker).committed;
-  if (clock < settled_ && backup_workers() > 0) return;  // the push comes too late
   stage({command.worker, clock, change.table, change.lr, change.count, std::make_shared<const std::string>(payload),
          change.count});
 }
@@ -449,7 +425,6 @@ void State::make_committed(std::uint32_t worker, std::uint32_t now) {
 }
 
 void State::settle(std::uint32_t now) {
-  if (backup_workers() > 0) return seek_quorum(now);
   const std::int64_t until = workers_.least().value_or(workers_.most());
   for (; settled_ < until; ++settled_) {
     std::int64_t next = until;  // clocks without a push are skipped

@@ -44,7 +44,6 @@ struct Worker {
   std::uint64_t nonce = 0;
   std::uint64_t mark = 0;
   std::int64_t committed = 0;  ///< clocks that this worker has ended
-  bool late = false;           ///< with backup workers: the last clock had ended without this worker
   std::uint64_t barrier = 0;
   std::uint64_t banned = 0;                            ///< incarnations up to this number are not let in any more
   std::map<std::uint64_t, std::int64_t> earlier = {};  ///< clocks that earlier incarnations had ended, by incarnation
@@ -109,8 +108,8 @@ class FrozenState {
     FrozenTable table;
     std::int64_t elements;
   };
-  FrozenState(std::optional<Hello> introduced, Workers workers, std::int64_t settled, std::vector<std::uint32_t> quorum,
-              std::vector<Table> tables, std::deque<Staged> staged, Views views);
+  FrozenState(std::optional<Hello> introduced, Workers workers, std::int64_t settled, std::vector<Table> tables,
+              std::deque<Staged> staged, Views views);
   ~FrozenState() { views_->fetch_sub(1, std::memory_order_acq_rel); }
   FrozenState(const FrozenState&) = delete;
   FrozenState& operator=(const FrozenState&) = delete;
@@ -118,7 +117,6 @@ class FrozenState {
   const std::optional<Hello> introduced;
   const Workers workers;
   const std::int64_t settled;
-  const std::vector<std::uint32_t> quorum;
   const std::vector<Table> tables;
   const std::deque<Staged> staged;
 
@@ -151,12 +149,8 @@ class State {
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Number of clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
-  /// Number of workers that a clock may end without: the same for all tables.
-  std::int64_t backup_workers() const noexcept;
   /// Clock at which a returning worker begins.
-  std::int64_t next_clock() const noexcept { return backup_workers() > 0 ? settled_ : workers_.most(); }
-  /// With backup workers: returns whose pushes counted in the last settled clock.
-  Concluded concluded(std::uint32_t worker) const;
+  std::int64_t next_clock() const noexcept { return workers_.most(); }
 
   /// Checks whether a worker may join with this greeting. Fails with InvalidArgument, Mismatch or Aborted.
   Result<void> may_join(const Hello& hello) const;
@@ -221,9 +215,8 @@ class State {
   void commit(std::uint32_t worker, std::int64_t clocks, std::uint32_t now);
   void fence(const Settle& asked);
   void stage(Staged staged);
-  void drop_staged(std::uint32_t worker);
   /// Drops the pushes of clocks that the worker has not ended, when it is lost, has left, or comes again.
-  void withdraw(std::uint32_t worker);
+  void drop_staged(std::uint32_t worker);
   /// Removes the staged pushes for which `taken` returns true.
   template <class Taken>
   void unstage(Taken&& taken);
@@ -232,16 +225,6 @@ class State {
   void settle(std::uint32_t now);
   /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
   void step_staged(std::uint32_t now);
-
-  // state_quorum.cpp: with backup workers
-  bool decides() const noexcept { return introduced_ && introduced_->server == 0; }
-  Result<void> check_backup_workers(const Open& open) const;
-  Result<void> check_propose(const Command& command) const;
-  Result<void> check_conclude(const Command& command) const;
-  void propose(std::uint32_t worker, std::int64_t clock, std::uint32_t now);
-  void conclude(std::uint32_t worker, const Conclude& told, std::uint32_t now);
-  void seek_quorum(std::uint32_t now);
-  void end_clock(std::uint32_t now);
 
   static KeyedRows rows_of(std::string_view payload, std::size_t count) noexcept;
 
@@ -254,7 +237,6 @@ class State {
   std::size_t frozen_staged_ = 0;  // staged pushes when the latest view was made
   Views views_ = std::make_shared<std::atomic<int>>(0);
   std::int64_t settled_ = 0;
-  std::vector<std::uint32_t> quorum_;  // with backup workers: those whose pushes counted in the last settled clock
   KeyedSum sum_;
 };
 

@@ -19,10 +19,9 @@ struct Beginning {
   std::optional<Hello> introduced = {};
   std::uint32_t workers = 0;
   std::int64_t settled = 0;
-  std::vector<std::uint32_t> quorum = {};
 };
 void visit_fields(auto& m, auto& a, const Beginning*) {
-  a(m.introduced, m.workers, m.settled, codec::most(m.quorum, kMostWorkers));
+  a(m.introduced, m.workers, m.settled);
   a.demand(m.workers <= kMostWorkers, "more workers than there may be");
 }
 
@@ -41,7 +40,7 @@ void visit_fields(auto& m, auto& a, const OfWorker*) {
   std::vector<Earlier> earlier;
   for (const auto& [incarnation, ended] : w.earlier) earlier.push_back({incarnation, ended});
   a(m.number, codec::below(w.phase, 4, "a worker in an unknown phase"), w.fenced, w.incarnation, w.nonce, w.mark,
-    w.committed, w.late, w.barrier, w.banned, earlier, codec::longest(w.host, 300));
+    w.committed, w.barrier, w.banned, earlier, codec::longest(w.host, 300));
   if constexpr (!std::is_const_v<std::remove_reference_t<decltype(m)>>)
     for (const Earlier& one : earlier) w.earlier.emplace(one.incarnation, one.ended);
 }
@@ -94,12 +93,10 @@ std::string piece_of(Kind kind, const T& record) {
 void visit_fields(auto& m, auto& a, const TableShape*) { a(m.end, m.first_free, m.hand, m.seen, m.counts); }
 
 FrozenState::FrozenState(std::optional<Hello> introduced_by, Workers of_workers, std::int64_t clocks,
-                         std::vector<std::uint32_t> of_quorum, std::vector<Table> of_tables, std::deque<Staged> pushes,
-                         Views views)
+                         std::vector<Table> of_tables, std::deque<Staged> pushes, Views views)
     : introduced(std::move(introduced_by)),
       workers(std::move(of_workers)),
       settled(clocks),
-      quorum(std::move(of_quorum)),
       tables(std::move(of_tables)),
       staged(std::move(pushes)),
       views_(std::move(views)) {
@@ -111,12 +108,11 @@ std::shared_ptr<const FrozenState> State::freeze() {
   tables.reserve(tables_.size());
   for (Served& served : tables_) tables.push_back({served.table.freeze(views_), served.elements});
   frozen_staged_ = staged_bytes_;
-  return std::make_shared<const FrozenState>(introduced_, workers_, settled_, quorum_, std::move(tables), staged_,
-                                             views_);
+  return std::make_shared<const FrozenState>(introduced_, workers_, settled_, std::move(tables), staged_, views_);
 }
 
 Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
-  ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled, of_->quorum}));
+  ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled}));
   for (std::uint32_t number = 0; number < of_->workers.count(); ++number) {
     const Worker& worker = of_->workers.at(number);
     ready_.push_back(piece_of(Kind::Worker, OfWorker{number, worker}));
@@ -191,7 +187,6 @@ Result<void> State::load(std::string_view piece) {
     introduced_ = opened->record.introduced;
     workers_.expect(opened->record.workers);
     settled_ = opened->record.settled;
-    quorum_ = opened->record.quorum;
     loading_ = true;
     return {};
   }

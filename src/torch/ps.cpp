@@ -28,9 +28,7 @@ DistributedOptimizer::DistributedOptimizer(Client& client,
     raise(ErrorCode::InvalidArgument, "DistributedOptimizer: there are no parameters");
   }
   const auto& consistency = options.consistency;
-  if (consistency.mode == Mode::Sync) {
-    scale_ = 1.0 / static_cast<double>(std::max<std::int64_t>(1, client.workers() - consistency.backup_workers));
-  }
+  if (consistency.mode == Mode::Sync) scale_ = 1.0 / static_cast<double>(client.workers());
   for (const auto& [name, parameter] : named_parameters.pairs()) {
     if (parameter.scalar_type() != at::kFloat || parameter.layout() != at::kStrided || !parameter.is_contiguous() ||
         !parameter.is_cpu()) {

@@ -116,7 +116,7 @@ def optimizer_of(draw: random.Random, dtype: str) -> dict[str, Any]:
 def options_of(draw: random.Random, made: Program) -> dict[str, Any]:
     """Options of the wrapper."""
     method, options = made["method"], {}
-    lossy = draw.choice(["bfloat16", "int8", "int4", "float8_e4m3"]) if draw.random() < 0.2 else None
+    lossy = draw.choice(["bfloat16", "int8", "int4"]) if draw.random() < 0.2 else None
     uneven = len(set(made["sizes"])) > 1
     if method == "ddp":
         if draw.random() < 0.4:
@@ -130,7 +130,7 @@ def options_of(draw: random.Random, made: Program) -> dict[str, Any]:
             options["compare_parameters_every"] = draw.choice([1, 3])
         if draw.random() < 0.3:
             options["hook"] = draw.choice(["allreduce", "bf16_compress", "fp16_compress", "int8_compress", "int4_compress",
-                                           "fp8_compress", "powerSGD"])  # fmt: skip
+                                           "powerSGD"])  # fmt: skip
             options["feedback"] = draw.choice([None, True, False])
         elif lossy:
             options["wire_format"] = lossy
@@ -183,7 +183,7 @@ def options_of(draw: random.Random, made: Program) -> dict[str, Any]:
     elif method == "torch_ddp":
         if draw.random() < 0.5:
             options["hook"] = draw.choice(["allreduce", "bf16_compress", "fp16_compress", "int8_compress", "int4_compress",
-                                           "fp8_compress", "powerSGD"])  # fmt: skip
+                                           "powerSGD"])  # fmt: skip
             options["feedback"] = draw.choice([None, True, False])
             if options["hook"] == "bf16_compress":  # torch takes no hook of this name without NCCL
                 options["hook"] = "fp16_compress"
@@ -267,7 +267,7 @@ def change_of(draw: random.Random, made: Program) -> dict[str, Any]:
     return event
 
 
-LOSSY_HOOKS = ("int8_compress", "int4_compress", "fp8_compress", "powerSGD")
+LOSSY_HOOKS = ("int8_compress", "int4_compress", "powerSGD")
 
 
 def is_lossy(made: Program) -> bool:

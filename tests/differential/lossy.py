@@ -8,8 +8,8 @@ import numpy
 import torch
 
 # Off by at most so much of the largest value of a block, each time (docs/reference/comm-hooks.md).
-STEP = {"bfloat16": 1 / 256, "int8": 1 / 253, "float8_e4m3": 1 / 16, "int4": 1 / 13.8}
-HOOKS = {"int8_compress": "int8", "int4_compress": "int4", "fp8_compress": "float8_e4m3"}
+STEP = {"bfloat16": 1 / 256, "int8": 1 / 253, "int4": 1 / 13.8}
+HOOKS = {"int8_compress": "int8", "int4_compress": "int4"}
 
 
 def hosts_of(text: str, ranks: int) -> list[range]:

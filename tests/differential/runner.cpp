@@ -96,10 +96,7 @@ TORCH_MODULE(Net);
 cohort::WireFormat wire_format_of(const json& name) {
   using cohort::WireFormat;
   if (name.is_null()) return WireFormat::None;
-  return name == "bfloat16" ? WireFormat::BFloat16
-         : name == "int8"   ? WireFormat::Int8
-         : name == "int4"   ? WireFormat::Int4
-                            : WireFormat::Float8E4M3;
+  return name == "bfloat16" ? WireFormat::BFloat16 : name == "int8" ? WireFormat::Int8 : WireFormat::Int4;
 }
 
 template <class T>

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from pieces import CLASSES, MAKES, SECOND
 
-HOOKS_WITH_STATE = ("int8_compress", "int4_compress", "fp8_compress")
+HOOKS_WITH_STATE = ("int8_compress", "int4_compress")
 
 
 def arguments(options: dict[str, Any]) -> str:

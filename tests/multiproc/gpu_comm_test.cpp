@@ -141,36 +141,6 @@ TEST(GpuProcesses, WhoDoesNotWaitDoesNotLeaveBeforeTheOthersAreDone) {
   for (const int rank : {0, 1}) EXPECT_EQ(world.collect(rank).said, "");
 }
 
-/// Output of three ranks that share a GPU about a small sum, with this value for FAKE_CUDA_IPC.
-std::vector<std::string> sum_at_peers(const char* ipc) {
-  Processes world(3);
-  ::setenv("FAKE_CUDA_IPC", ipc, 1);
-  world.start([](Communicator comm) -> std::string {
-    ::setenv("COHORT_NCCL", "off", 1);
-    ::setenv("COHORT_GPU_IPC", "1", 1);
-    bool right = true;
-    for (float turn = 1; turn <= 50; ++turn) {
-      const Floats sum(comm, {turn, turn * static_cast<float>(comm.rank())});
-      comm.all_reduce(sum.buffer()).wait();
-      right = right && sum.values() == std::vector<float>{3 * turn, 3 * turn};
-    }
-    const int folds = comm::testing::of_driver<int()>("fake_cuda_folds")();
-    return fmt::format("{}, {} folds", right ? "right" : "wrong", folds);
-  });
-  ::unsetenv("FAKE_CUDA_IPC");
-  std::vector<std::string> said;
-  for (int rank = 0; rank < 3; ++rank) said.push_back(world.collect(rank).said);
-  return said;
-}
-
-TEST(GpuProcesses, FoldSmallSumsOfPeersBuffersOnOneHost) {
-  const char* const world = std::getenv("COHORT_TEST_WORLD");
-  if (world != nullptr && std::string_view(world) != "local") GTEST_SKIP() << "ranks of several hosts";
-  for (const std::string& said : sum_at_peers("1")) EXPECT_EQ(said, "right, 52 folds");  // two try whether it works
-  for (const std::string& said : sum_at_peers("0")) EXPECT_EQ(said, "right, 0 folds");
-  for (const std::string& said : sum_at_peers("other memory")) EXPECT_EQ(said, "right, 1 folds");  // which fails
-}
-
 Processes* world_of_pieces = nullptr;
 
 TEST(GpuProcesses, ARankThatIsKilledBetweenPiecesIsNamed) {

@@ -47,12 +47,6 @@ class Int4Compressor(NoneCompressor):
     wire_format = "int4"
 
 
-class FP8Compressor(NoneCompressor):
-    """Like Int8Compressor, with float8 (E4M3), in which small values keep 4 binary digits, too."""
-
-    wire_format = "float8_e4m3"
-
-
 def compressed(tensors: Sequence[Any], compression: Any) -> List[Tuple[Any, Any]]:
     """Compresses each tensor, in a framework's graph. Raises ValueError for wire formats, which graphs do not have."""
     if getattr(compression, "wire_format", None) is not None:

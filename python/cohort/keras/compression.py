@@ -12,4 +12,3 @@ class Compression:
     bf16 = "bf16"
     int8 = "int8"  # this and the following need Keras with torch
     int4 = "int4"
-    fp8 = "fp8"

@@ -80,7 +80,7 @@ def bf16_compress_hook(process_group: Any, bucket: Any) -> Any:
 
 
 class WireState(OfOneModel):
-    """State of int8_compress_hook, int4_compress_hook and fp8_compress_hook; for one model: another one is refused.
+    """State of int8_compress_hook and int4_compress_hook; for one model: another one is refused.
 
     process_group   see above
     error_feedback  adds what encoding loses to the next step's gradients: needs memory of one more gradient, and is
@@ -148,11 +148,6 @@ def int8_compress_hook(state: Any, bucket: Any) -> Any:
 def int4_compress_hook(state: Any, bucket: Any) -> Any:
     """Sends float32 as 4 bits and a scale for each 128 elements, with error feedback. `state`: a WireState."""
     return _wire(state, bucket, "int4")
-
-
-def fp8_compress_hook(state: Any, bucket: Any) -> Any:
-    """Sends float32 as float8 (E4M3) and a scale for each 256 elements, so small values keep 4 binary digits, too."""
-    return _wire(state, bucket, "float8_e4m3")
 
 
 class PowerSGDState(OfOneModel):
@@ -315,5 +310,5 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
 
 
 for _hook in (allreduce_hook, fp16_compress_hook, bf16_compress_hook, int8_compress_hook, int4_compress_hook,
-              fp8_compress_hook, powerSGD_hook):  # fmt: skip
+              powerSGD_hook):  # fmt: skip
     _hook.__annotations__ = {}  # torch would compare these with types of its own

@@ -170,10 +170,10 @@ class DistributedDataParallel(torch.nn.Module):
                         True: gradients are views of buckets. False, by which torch copies them, is refused
     broadcast_buffers   buffers (running statistics) become rank 0's before each synchronising forward
     observer            called with (number, bytes) of each bucket that becomes ready
-    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": format of float32 gradients between hosts
-    error_feedback      adds what rounding loses of a step's gradients to the next step's, with int8, int4 and
-                        float8_e4m3; None: only with int4. Nothing is kept from a step that is refused or whose averages
-                        are not finite, nor from earlier steps. See `residuals`
+    wire_format         "bfloat16", "int8" or "int4": format of float32 gradients between hosts
+    error_feedback      adds what rounding loses of a step's gradients to the next step's, with int8 and int4; None:
+                        only with int4. Nothing is kept from a step that is refused or whose averages are not finite,
+                        nor from earlier steps. See `residuals`
     non_finite          "raise": if any rank has a gradient that is NaN or infinite (or, with wire_format on several
                         hosts, infinite as bfloat16), backward() and step_without_samples() raise NonFiniteError on
                         every rank, which names the first one: rank, host, parameter, element, value and step. All

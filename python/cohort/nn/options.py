@@ -14,7 +14,7 @@ class DistributedDataParallelOptions:
     """bucket_bytes        size of a gradient bucket, that is of one all_reduce (a larger gradient has one of its own)
     first_bucket_bytes  size of the bucket that is ready first, so that communication begins early
     broadcast_buffers   buffers (running statistics) of all ranks become rank 0's before each synchronising forward
-    wire_format         "bfloat16", "int8", "int4" or "float8_e4m3": what gradients of float32 travel as between hosts
+    wire_format         "bfloat16", "int8" or "int4": what gradients of float32 travel as between hosts
     error_feedback      adds what rounding loses to the next step's gradients; None: only with int4
     non_finite          "ignore", or "raise": if any rank has a gradient that is NaN or infinite, backward() raises
                         NonFiniteError on all ranks, which names the gradient
@@ -40,10 +40,9 @@ class DistributedDataParallelOptions:
     protect_parameters: bool = False
 
     def __post_init__(self) -> None:
-        if self.wire_format not in (None, "none", "bfloat16", "int8", "int4", "float8_e4m3"):
+        if self.wire_format not in (None, "none", "bfloat16", "int8", "int4"):
             raise InvalidArgument(
-                f"DistributedDataParallel: gradients cannot travel as {self.wire_format}, only as bfloat16, int8, int4 or "
-                "float8_e4m3"
+                f"DistributedDataParallel: gradients cannot travel as {self.wire_format}, only as bfloat16, int8 or int4"
             )
         if self.non_finite not in ("ignore", "raise"):
             raise InvalidArgument(

@@ -168,8 +168,6 @@ class Table:
         self._ages: Counter[int] = Counter()
         #: True if the gradients of all workers make one step (Sync), False if each push is its own step.
         self.adds_workers = consistency.adds_workers
-        #: Number of workers for which no clock waits.
-        self.backup_workers = consistency.backup_workers
 
     @property
     def dim(self) -> int:
@@ -266,12 +264,6 @@ class Client:
         """This worker's clock."""
         return self._client.now
 
-    @property
-    def late_clocks(self) -> int:
-        """Number of this worker's clocks that had ended without it (backup workers): its pushes for them were
-        dropped."""
-        return self._client.late_clocks
-
     def table(self, name: str, dim: int, *, optimizer: Optional[Optimizer] = None,
               initializer: Union[float, _core.PsInitializer] = 0.0, consistency: Consistency = None, admission: int = 1,
               max_age: int = 0, max_rows: int = 0, victim: str = "least_recent", seed: int = 0) -> Table:  # fmt: skip
@@ -279,8 +271,7 @@ class Client:
 
         optimizer     default: Sgd()
         initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
-        consistency   Sync() (default), Sync(backup_workers=b), Bounded(staleness), Async(); "sync" and "async" may
-                      stand for these
+        consistency   Sync() (default), Bounded(staleness), Async(); "sync" and "async" may stand for these
         admission     a key gets its row with this many steps; earlier gradients are dropped
         max_age       seconds after its last push at which a row is removed; 0: never
         max_rows      per server; beyond it the "least_recent" or "least_frequent" (victim) of 64 rows is removed; 0: no
@@ -324,8 +315,7 @@ class Client:
 
     def clock(self) -> int:
         """Ends this worker's clock, on all servers or on none; its pushes take effect. Returns the new clock. A worker
-        that is 16 clocks ahead of the slowest, such as one that never pulls, waits for the slowest. With backup workers
-        it waits until the clock has ended; `late_clocks` tells whether its pushes came too late."""
+        that is 16 clocks ahead of the slowest, such as one that never pulls, waits for the slowest."""
         return self._client.clock()
 
     def barrier(self) -> None:
@@ -334,8 +324,8 @@ class Client:
 
     def snapshot(self, folder: Union[str, os.PathLike[str]], keep: int = 0) -> str:
         """Writes all tables and variables as a new checkpoint in a folder that all servers see; returns the
-        checkpoint's own folder. One worker calls it. With Sync it holds exactly the clocks before this one; otherwise,
-        and with backup workers, call it between two barriers. Servers continue meanwhile.
+        checkpoint's own folder. One worker calls it. With Sync it holds exactly the clocks before this one; otherwise
+        call it between two barriers. Servers continue meanwhile.
 
         keep   number of the newest checkpoints to keep in the folder, including this one; 0: all
         """

@@ -100,14 +100,9 @@ def normal(mean: float, deviation: float) -> _core.PsInitializer:
     return _core.PsInitializer.normal(number("normal", "mean", mean), number("normal", "deviation", deviation))
 
 
-def Sync(backup_workers: int = 0) -> _core.PsConsistency:
-    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, on any number of servers.
-
-    backup_workers   a clock ends as soon as all workers but this many have ended it. Later pushes of the others are
-                     dropped completely, on all servers (`Client.late_clocks` counts them), and these workers continue
-                     at the current clock. The same for all tables of a job, which then all have to be Sync
-    """
-    return _core.PsConsistency.sync(integer("Sync", "backup_workers", backup_workers))
+def Sync() -> _core.PsConsistency:
+    """A pull sees exactly the pushes of all workers' earlier clocks: the bits of one process, on any number of servers."""
+    return _core.PsConsistency.sync()
 
 
 def Bounded(staleness: int) -> _core.PsConsistency:

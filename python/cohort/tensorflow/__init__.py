@@ -10,6 +10,7 @@ Differences from Horovod are listed in docs/reference/tensorflow.md. Tensors are
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from cohort.tensorflow import _library, elastic, mpi_ops
@@ -54,5 +55,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# A saved graph needs its operations when it is loaded.
-_library.loaded()
+# A saved graph needs its operations when it is loaded. Eager operations do without them; a graph that is built says why.
+with contextlib.suppress(RuntimeError):
+    _library.loaded()

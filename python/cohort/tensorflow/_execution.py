@@ -57,10 +57,14 @@ def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) 
         with as_of_tensorflow():
             return _now(call, tensors, splits)
     engine_of(call.process_set)  # raises if this rank has no engine; a graph may be used in later worlds, too
-    library = _library.loaded()
-    if library is None or (call.op == Adasum and call.kind == "allreduce"):
-        return _by_python(call, tensors, splits)
-    return _by_library(library, call, tensors, splits)
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise RuntimeError(
+            f"{call.names[0]}: graphs and sessions of TensorFlow 1 are not supported -- call it in eager mode, or in a "
+            "tf.function of TensorFlow 2"
+        )
+    if call.op == Adasum and call.kind == "allreduce":
+        return _adasum(call, tensors), []
+    return _by_library(call, tensors, splits)
 
 
 # --- eager ---
@@ -88,9 +92,9 @@ def _tensor_over(array: Any) -> Tensor:
 
 # --- in a graph ---
 
-def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
-                splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:  # fmt: skip
+def _by_library(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
     """Creates one op of the library for all tensors. It finds the set's engine when it runs, even in a later world."""
+    library = _library.loaded()
     asked = {
         **call.numbers(),
         "names": call.names,
@@ -114,55 +118,25 @@ def _by_library(library: Any, call: Call, tensors: Sequence[Tensor],
     return made.results, [] if call.kind == "reducescatter" else made.received
 
 
+@functools.lru_cache(maxsize=None)
 def _changing() -> Tensor:
     """Returns an input that is not treated as a constant: with only constant inputs, an operation would run once, when
-    a graph is optimised, and never again."""
-    if not tf.compat.v1.executing_eagerly_outside_functions():
-        # In a session there are no arguments. TensorFlow does not fold its random number generators; nor does it run
-        # them, unlike other stateful operations, in the order of the program.
-        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        return tf.raw_ops.RandomUniformInt(shape=tf.zeros([0], tf.int32), minval=zero, maxval=one, seed=1, seed2=1)
-    return _passed_in()
-
-
-@functools.lru_cache(maxsize=None)
-def _passed_in() -> Tensor:
-    """Returns a tensor from outside of functions, which becomes an argument of theirs, unless it is so small that they
-    copy it."""
+    a graph is optimised, and never again. It is a tensor from outside of functions, which becomes an argument of
+    theirs, unless it is so small that they copy it."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.zeros([1024], tf.int64)
 
 
-def _has_an_order() -> bool:
-    """Returns True if operations of the graph being built run in their order, as within functions."""
-    graph = tf.compat.v1.get_default_graph()
-    return tf.compat.v1.executing_eagerly_outside_functions() or getattr(graph, "_add_control_dependencies", False)
-
-
-def _by_python(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor]) -> Tuple[List[Tensor], List[Tensor]]:
-    """Creates one op that calls Python for all tensors."""
-    if not _has_an_order():
-        kind = "adasum" if call.op == Adasum else call.kind
-        raise RuntimeError(
-            f"{kind} {call.names[0]!r} -- in a graph of TensorFlow 1 -- by a call back into Python it holds one of "
-            "TensorFlow's threads until it is done, and such a graph has no order that is the same on all ranks: they would "
-            "wait for each other -- call it within a tf.function of that graph, or use the op library (not Adasum; "
-            "COHORT_TENSORFLOW_OP unset)"
-        )
-    tensors = list(tensors)
-    given = tensors if splits is None else [*tensors, splits]
-    counted = call.kind in ("allgather", "alltoall")
+def _adasum(call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+    """Creates one op that calls Python, which combines the vectors."""
 
     def carry_out(*values: Tensor) -> List[Tensor]:
         with as_of_tensorflow():
-            results, received = _now(call, values[: len(tensors)], values[len(tensors)] if splits is not None else None)
-        return [*results, *received]
+            return _now(call, values, None)[0]
 
-    types = [tensor.dtype for tensor in tensors] + [tf.int64] * (len(tensors) if counted else 0)
-    made = tf.py_function(carry_out, given, types)
-    results, received = made[: len(tensors)], made[len(tensors) :]
-    set_shapes(call, tensors, results, received)
-    return results, received
+    results = tf.py_function(carry_out, list(tensors), [tensor.dtype for tensor in tensors])
+    set_shapes(call, tensors, results, [])
+    return results
 
 
 def set_shapes(call: Call, tensors: Sequence[Tensor], results: List[Tensor], received: List[Tensor]) -> None:

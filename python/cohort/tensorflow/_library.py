@@ -1,4 +1,4 @@
-"""The op library, by which graphs run operations without Python. If it is unusable, the reason is reported once."""
+"""The op library, by which graphs run operations without Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pathlib
 import sys
 import threading
 import time
-import warnings
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,23 +17,18 @@ from cohort import _core, _world
 _PATH = pathlib.Path(_core.__file__).with_name("_tensorflow_op.so")
 
 
-@functools.lru_cache(maxsize=None)
-def loaded() -> Optional[Any]:
-    """Returns the module with its operations; None if graphs have to call Python, by request or with a warning."""
-    if _core.environment_value("COHORT_TENSORFLOW_OP") is False:
-        return None
+def loaded() -> Any:
+    """Returns the module with its operations. Raises RuntimeError if the library cannot be loaded."""
     try:
         return _load()
     except Exception as error:
-        warnings.warn(
-            "cohort.tensorflow: graphs call back into Python for their operations, one after another, which takes longer -- "
-            f"{error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
+        raise RuntimeError(
+            f"cohort.tensorflow: graphs need the op library, which cannot be loaded -- {error} -- install Cohort's wheel, which "
+            "has it, or build the target cohort_python; with TensorFlow 2.12 or newer from PyPI"
+        ) from error
 
 
+@functools.lru_cache(maxsize=None)
 def _load() -> Any:
     operations = tf.load_op_library(str(_PATH))
     library = ctypes.CDLL(str(_PATH))

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence
 
-import tensorflow as tf
-
 from cohort.hvd import objects
 from cohort.hvd.process_sets import ProcessSet, global_process_set
 from cohort.tensorflow._collectives import assign_broadcast
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set,
-                        inplace: bool = False) -> Any:  # fmt: skip
+                        inplace: bool = False) -> None:  # fmt: skip
     """Sets each variable of a list, of TensorFlow or Keras, to its value on rank `root_rank`.
 
     Variables are matched by their positions in the list; lists have the same length on all ranks, and the same shapes
-    and types. For a session of TensorFlow 1 the function returns an op. `inplace` has no effect.
+    and types. `inplace` has no effect.
     """
     variables = list(variables)
     names = [f"broadcast.variables.{i}" for i in range(len(variables))]
-    assigned = assign_broadcast(variables, root_rank, names, process_set)
-    return None if tf.executing_eagerly() or tf.inside_function() else tf.group(*assigned)
+    assign_broadcast(variables, root_rank, names, process_set)
 
 
-def broadcast_global_variables(root_rank: int) -> Any:
-    """`broadcast_variables` for all variables of a graph of TensorFlow 1. Raises RuntimeError in eager mode."""
-    if tf.executing_eagerly():
-        raise RuntimeError(
-            "broadcast_global_variables: in eager mode nobody knows all variables -- call hvd.broadcast_variables("
-            "model.variables, root_rank=0) once the model is built"
-        )
-    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+def broadcast_global_variables(root_rank: int) -> None:
+    """Raises ValueError: it is for the variables of a graph of TensorFlow 1."""
+    raise ValueError(
+        "broadcast_global_variables: there are no global variables in TensorFlow 2 -- call hvd.broadcast_variables("
+        "model.variables, root_rank=0) once the model is built"
+    )
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,

@@ -82,7 +82,7 @@ def allreduce(tensor: Tensor, average: Optional[bool] = None, name: Optional[str
               postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> Tensor:  # fmt: skip
     """Reduces a tensor over the set's ranks and returns the result, a new tensor; see `allreduce_async`.
 
-    compression  the format in which the tensor is sent: hvd.Compression.none, fp16, bf16, int8, int4 or fp8
+    compression  the format in which the tensor is sent: hvd.Compression.none, fp16, bf16, int8 or int4
     """
     op = resolve(op, average)
     if compression is Compression.none and not _wants_gradient(tensor):  # the fast path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from cohort.hvd.compression import Compressor, FloatCompressor, FP8Compressor, Int4Compressor, Int8Compressor, NoneCompressor
+from cohort.hvd.compression import Compressor, FloatCompressor, Int4Compressor, Int8Compressor, NoneCompressor
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "FP8Compressor", "Int4Compressor",
-           "Int8Compressor", "NoneCompressor"]  # fmt: skip
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Int4Compressor", "Int8Compressor",
+           "NoneCompressor"]  # fmt: skip
 
 
 class _OfTorch(FloatCompressor):
@@ -34,4 +34,3 @@ class Compression:
     bf16 = BF16Compressor
     int8 = Int8Compressor
     int4 = Int4Compressor
-    fp8 = FP8Compressor

@@ -113,7 +113,7 @@ void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight)
 
 void check_wire_format(const Caller& caller, DType dtype, ReduceOp op, WireFormat format, const float* residual) {
   if (residual != nullptr && block_of(format) == 1)
-    refuse(caller, "a residual goes with int8, int4 and float8_e4m3, not with {}", to_string(format));
+    refuse(caller, "a residual goes with int8 and int4, not with {}", to_string(format));
   if (format == WireFormat::None) return;
   if (dtype != DType::Float32) {
     refuse(caller, "{} cannot travel as {}; only float32 has other formats", to_string(dtype), to_string(format));

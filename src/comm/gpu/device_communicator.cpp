@@ -62,12 +62,10 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
 /// One call of the program, for one operation or a group: a Composite for the queue, and a Work for the program.
 class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork {
  public:
-  /// `fits`: PeerBuffers can carry out the call, if there is no NCCL.
-  Call(std::shared_ptr<Gpu> gpu, Request whole, std::vector<DeviceCall> direct, bool fits, std::vector<Staged> staged)
+  Call(std::shared_ptr<Gpu> gpu, Request whole, std::vector<DeviceCall> direct, std::vector<Staged> staged)
       : gpu_(std::move(gpu)),
         whole_(std::move(whole)),
         may_be_direct_(!direct.empty()),
-        fits_(fits),
         only_stream_(stream_of(direct)),
         direct_(std::move(direct)),
         staged_(std::move(staged)) {}
@@ -159,7 +157,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
       NcclPlane& plane = *gpu_->nccl;
       Round round;
-      finished = !plane.open(fits_) || turn.agree(whole_, round, event);
+      finished = !plane.open() || turn.agree(whole_, round, event);
       if (!finished) return false;
       try {
         // The event describes the last round.
@@ -171,7 +169,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
         if (round.everyone) {
           gpu_->in_flight->await_room(InFlight::kMost, whole_, deadline(), turn);
           gpu_->in_flight->watch_from_now_on();
-          given = plane.run(direct_, fits_, round, turn);
+          given = plane.run(direct_, round, turn);
         }
         if (given) {
           if (event != nullptr) event_ = *event;
@@ -262,7 +260,6 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   const Request whole_;
   const Clock::time_point called_ = Clock::now();
   const bool may_be_direct_;
-  const bool fits_;
   const std::optional<Device> only_stream_;
   std::vector<DeviceCall> direct_;        // until `end`
   std::vector<Staged> staged_;            // until `end`
@@ -279,8 +276,7 @@ Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const R
   std::vector<DeviceCall> direct;
   std::vector<Staged> staged;
   std::size_t bytes = 0;
-  const bool fits = PeerBuffers::fit(requests);
-  if (nccl->open(fits) && std::all_of(requests.begin(), requests.end(), may_be_direct)) {
+  if (nccl->open() && std::all_of(requests.begin(), requests.end(), may_be_direct)) {
     for (const DeviceRequest& request : requests) {
       direct.push_back(nccl->call(request));
       bytes += request.payload();
@@ -289,14 +285,13 @@ Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const R
     for (const DeviceRequest& request : requests) staged.push_back(stage(request, allocate));
   }
   const Request& whole = requests.front();
-  const auto call = std::make_shared<Call>(shared_from_this(), whole, std::move(direct), fits, std::move(staged));
+  const auto call = std::make_shared<Call>(shared_from_this(), whole, std::move(direct), std::move(staged));
   call->follow(queue->submit(call, whole, bytes >= kLarge));
   return Work(call);
 }
 
 Work DeviceCommunicator::Gpu::await_all(const Request& name) {
-  const auto call =
-      std::make_shared<Call>(shared_from_this(), name, std::vector<DeviceCall>(), false, std::vector<Staged>());
+  const auto call = std::make_shared<Call>(shared_from_this(), name, std::vector<DeviceCall>(), std::vector<Staged>());
   call->follow(queue->submit(call, name, false));
   return Work(call);
 }

@@ -17,9 +17,8 @@ constexpr unsigned kPortable = 1;     // CU_MEMHOSTREGISTER_PORTABLE
 constexpr int kProcessors = 16;       // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kErrorLog = 5;          // CU_JIT_ERROR_LOG_BUFFER
 constexpr int kErrorLogSize = 6;      // CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
-constexpr int kImplicit = 906;       // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream that waits for this one is captured
-constexpr int kRelaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
-constexpr unsigned kPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+constexpr int kImplicit = 906;  // CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: a stream that waits for this one is captured
+constexpr int kRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // The driver's functions, as its manual has them (CUDA Driver API, 11 and newer).
 struct Functions {
@@ -55,10 +54,6 @@ struct Functions {
   // Null if the driver lacks the function; it then cannot capture.
   int (*cuStreamIsCapturing)(void*, int*) = nullptr;
   int (*cuThreadExchangeStreamCaptureMode)(int*) = nullptr;
-  // Null if processes cannot share memory.
-  int (*cuIpcGetMemHandle)(IpcHandle*, Address) = nullptr;
-  int (*cuIpcOpenMemHandle_v2)(Address*, IpcHandle, unsigned) = nullptr;
-  int (*cuIpcCloseMemHandle)(Address) = nullptr;
 };
 
 struct Library {
@@ -132,9 +127,6 @@ Library load() {
   find_if_there(call.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
   find_if_there(call.cuStreamIsCapturing, "cuStreamIsCapturing");
   find_if_there(call.cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode");
-  find_if_there(call.cuIpcGetMemHandle, "cuIpcGetMemHandle");
-  find_if_there(call.cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle_v2");
-  find_if_there(call.cuIpcCloseMemHandle, "cuIpcCloseMemHandle");
   int status = call.cuInit(0);
   if (status == 0) status = call.cuDriverGetVersion(&library.version);
   if (status == 0) status = call.cuDeviceGetCount(&library.gpus);
@@ -362,38 +354,6 @@ void* Gpu::reserve(std::size_t bytes) {
   if (const int status = call.cuMemAlloc_v2(&memory, bytes); status != 0)
     raise(ErrorCode::Unavailable, "{} bytes of cuda:{}: {}", bytes, index_, said(call, status));
   return reinterpret_cast<void*>(memory);
-}
-
-namespace {
-
-template <class Ask>
-void share_or_raise(int gpu, const Ask& ask) {
-  const Functions& call = library().call;
-  if (call.cuIpcGetMemHandle == nullptr || call.cuIpcOpenMemHandle_v2 == nullptr || call.cuIpcCloseMemHandle == nullptr)
-    raise(ErrorCode::Unavailable, "memory of cuda:{} for other processes: the driver has no cuIpcGetMemHandle", gpu);
-  if (const int status = ask(call); status != 0)
-    raise(ErrorCode::Unavailable, "memory of cuda:{} for other processes: {}", gpu, said(call, status));
-}
-
-}  // namespace
-
-IpcHandle Gpu::share(void* memory) const {
-  const InGpu here(*this);
-  IpcHandle handle;
-  share_or_raise(index_, [&](const Functions& call) { return call.cuIpcGetMemHandle(&handle, address(memory)); });
-  return handle;
-}
-
-void* Gpu::open_shared(const IpcHandle& handle) const {
-  const InGpu here(*this);
-  Address opened = 0;
-  share_or_raise(index_,
-                 [&](const Functions& call) { return call.cuIpcOpenMemHandle_v2(&opened, handle, kPeerAccess); });
-  return reinterpret_cast<void*>(opened);
-}
-
-void Gpu::close_shared(void* memory) noexcept {
-  if (const InGpu here(context_); here) library().call.cuIpcCloseMemHandle(address(memory));
 }
 
 void* Gpu::load_kernels(const char* ptx) {

@@ -34,11 +34,6 @@ class Mark {
 };
 using MarkPtr = std::shared_ptr<const Mark>;
 
-/// Handle with which another process of the host opens memory of a GPU (CUipcMemHandle).
-struct IpcHandle {
-  char bytes[64] = {};
-};
-
 struct Transfer {
   void* to = nullptr;
   const void* from = nullptr;
@@ -91,13 +86,6 @@ class Gpu {
 
   /// Allocates GPU memory that is not zeroed, so it waits for no stream. Throws Unavailable.
   void* reserve(std::size_t bytes);
-  /// Returns a handle for memory of `reserve`, with which other processes of the host can open the memory while it
-  /// exists. Throws Unavailable.
-  IpcHandle share(void* memory) const;
-  /// Opens memory that another process shares, on this GPU or on one whose memory this GPU can read. Throws
-  /// Unavailable.
-  void* open_shared(const IpcHandle& handle) const;
-  void close_shared(void* memory) noexcept;
   /// Loads kernels from PTX, which the driver compiles for this GPU. They are never unloaded. Throws Unavailable with
   /// the driver's message.
   void* load_kernels(const char* ptx);

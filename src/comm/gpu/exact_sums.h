@@ -75,11 +75,9 @@ class ExactSums {
       : world_(world), round_(round), most_at_once_(most_at_once) {}
   /// Returns the steps of all these requests; `scratch` has `scratch_of` bytes.
   std::vector<ExactStep> plan(std::span<const Request> requests, std::byte* scratch);
-  using Inputs = std::vector<const std::byte*>;
-  /// Returns the single fold of all ranks' inputs on one host, which this rank reads in place.
-  ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
 
  private:
+  using Inputs = std::vector<const std::byte*>;
   using Rooms = std::vector<std::byte*>;
 
   void add_small(const Request& request);
@@ -99,6 +97,8 @@ class ExactSums {
   /// Adds the folds of the ranks' inputs. `inputs` is by rank; `rooms` is scratch memory that can also hold hosts'
   /// sums.
   void fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output, std::int64_t count);
+  /// Returns the single fold of all ranks' inputs on one host.
+  ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
   /// Returns the fold of these ranks, which are on one of several hosts.
   ExactFold sum_of(const Request& request, const std::vector<int>& ranks, const Inputs& inputs, std::byte* output,
                    std::int64_t count) const;

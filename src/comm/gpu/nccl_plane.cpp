@@ -72,7 +72,6 @@ void NcclPlane::check(NcclResult result, std::string_view what) const {
 }
 
 std::optional<NcclResult> NcclPlane::state_of_comm() {
-  if (state_.load(std::memory_order_acquire) == State::Peers) return NcclResult::Success;
   const std::lock_guard lock(calls_);
   if (comm_ == nullptr) return std::nullopt;
   NcclResult state = NcclResult::Success;
@@ -132,10 +131,8 @@ class NcclPlane::Given final : public Flight {
   std::optional<Clock::time_point> failing_;
 };
 
-std::shared_ptr<Flight> NcclPlane::run(std::span<const DeviceCall> together, bool fits, const Round& round,
-                                       Turn& turn) {
-  if (!open(fits)) return nullptr;
-  if (peers_) return fold_at_peers(together, round, turn);
+std::shared_ptr<Flight> NcclPlane::run(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
+  if (!open()) return nullptr;
   // NCCL does not authenticate traffic between hosts.
   const auto may_be_code = [](const DeviceCall& call) { return may_be_object(call.request.dtype); };
   const bool several_hosts = placement_.local_size < placement_.size;
@@ -194,40 +191,6 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
   }
   Look look = look_at_results(together);  // before other work can change them
   return std::make_shared<Given>(shared_from_this(), together, what, gpu_->mark(stream_), std::move(look));
-}
-
-std::shared_ptr<Flight> NcclPlane::fold_at_peers(std::span<const DeviceCall> together, const Round& round, Turn& turn) {
-  std::byte* to = peers_->next();
-  // Only the GPU of the first operation reads the others' buffers.
-  const std::int32_t can =
-      std::all_of(together.begin(), together.end(), [this](const DeviceCall& call) { return &call.gpu == gpu_; });
-  for (const DeviceCall& call : can != 0 ? together : std::span<const DeviceCall>()) {
-    gpu_->put_after(stream_, *call.marks.output);
-    gpu_->put_after(stream_, *call.marks.input);
-    const std::size_t bytes = call.request.input_bytes();
-    if (bytes > 0) gpu_->copy_within(to, call.request.input, bytes, stream_);
-    to += PeerBuffers::room_of(bytes);
-  }
-  if (can != 0) gpu_->wait(*gpu_->mark(stream_), turn.deadline(), [&] { turn.attend(); });
-  std::vector<std::int32_t> all(static_cast<std::size_t>(placement_.size));
-  turn.exchange(&can, all.data(), sizeof can);
-  if (std::find(all.begin(), all.end(), 0) != all.end()) return nullptr;
-  const ExactSums sums(world_, round);
-  std::size_t at = 0;
-  for (const DeviceCall& call : together) {
-    const Request& request = call.request;
-    ExactSums::Inputs inputs;
-    for (int rank = 0; rank < placement_.size; ++rank) inputs.push_back(peers_->of(rank) + at);
-    if (request.output_count > 0) {
-      const ExactFold fold =
-          sums.fold_of_all(request, inputs, static_cast<std::byte*>(request.output), request.output_count);
-      folds_->fold(fold.bound(), stream_);
-    }
-    at += PeerBuffers::room_of(request.input_bytes());
-  }
-  Look look = look_at_results(together);
-  return std::make_shared<Given>(shared_from_this(), together, text_of(together.front().request), gpu_->mark(stream_),
-                                 std::move(look));
 }
 
 NcclResult NcclPlane::call_nccl(const Step& step, const std::optional<ShareOps>& shares) {
@@ -292,13 +255,6 @@ void NcclPlane::require_in_time(std::span<const DeviceCall> together, std::strin
           what, where());
   }
   if (now < deadline + kGraceOfHang) return;
-  if (peers_) {
-    raise(ErrorCode::Timeout,
-          "{} timed out -- {} -- its GPU has not carried it out by the deadline -- a kernel hangs, or the GPU is busy "
-          "for "
-          "longer than the operation's timeout",
-          what, where());
-  }
   raise(ErrorCode::Timeout,
         "{} timed out -- {} -- NCCL has not carried it out by the deadline, although all ranks have come to it -- "
         "a stream of another rank hangs, or NCCL does (NCCL_DEBUG=INFO, COHORT_NCCL=off)",

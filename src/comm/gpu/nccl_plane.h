@@ -10,7 +10,6 @@
 #include "comm/gpu/in_flight.h"
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl_thread.h"
-#include "comm/gpu/peer_buffers.h"
 #include "comm/gpu/staging.h"
 #include "rendezvous/identity.h"
 
@@ -37,7 +36,6 @@ struct Card {
   std::int32_t gpu = -1;
   std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
   std::int32_t encrypts = 0;  ///< there are several hosts, and traffic between them has to be encrypted
-  std::int32_t ipc = 0;       ///< COHORT_GPU_IPC
   std::array<unsigned char, 16> uuid{};
   NcclId id{};         ///< used from rank 0
   char host[64] = {};  ///< the host's name for messages, cut; not unique
@@ -132,7 +130,7 @@ bool has_shares(DType dtype) noexcept;
 // with the first operation that NCCL may carry out, and one stream. Sums whose bits in NCCL would differ from the CPU's
 // are exchanged by NCCL and folded by Cohort's kernels. Call `may_take` and `call` in the thread that calls the
 // communicator, `form` and `run` in the thread that runs operations; another thread may check operations in flight, and
-// any may give up. Without NCCL, small sums use PeerBuffers, if all ranks have them, and the rest uses staging.
+// any may give up. Without NCCL, operations are staged.
 class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -147,11 +145,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// True if NCCL may carry out the request. The same on all ranks for the same request.
   bool may_take(const DeviceRequest& request) const noexcept;
   /// Returns false if the ranks have agreed to stage a request; the same on all ranks when earlier requests are over.
-  /// `fits`: PeerBuffers can carry out the request.
-  bool open(bool fits) const noexcept {
-    const State state = state_.load(std::memory_order_acquire);
-    return state != State::Staging && (state != State::Peers || fits);
-  }
+  bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
   /// Makes a call for a request of `may_take`, which runs after the present work of its streams. Throws Unavailable,
   /// InvalidArgument.
@@ -159,18 +153,18 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// Stages the call instead, and begins the copy of its input. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// Sets up NCCL, or PeerBuffers instead, after all ranks have agreed on the first operation. Returns false if that
-  /// was done before, or the ranks stage from now on. Throws the error that ends the world.
+  /// Sets up NCCL after all ranks have agreed on the first operation. Returns false if that was done before, or the
+  /// ranks stage from now on. Throws the error that ends the world.
   bool form(Gpu& gpu, Turn& turn);
   /// Queues `together`, a group or one operation that all ranks have agreed on in `round`, on the GPU. Its elements
-  /// have to live as long as the returned Flight. `fits`: as for `open`. Returns null, on all ranks, if the operations
-  /// have to be staged. Throws the error that ends the world.
-  std::shared_ptr<Flight> run(std::span<const DeviceCall> together, bool fits, const Round& round, Turn& turn);
+  /// have to live as long as the returned Flight. Returns null, on all ranks, if the operations have to be staged.
+  /// Throws the error that ends the world.
+  std::shared_ptr<Flight> run(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   /// Gives up because the world has ended. Any thread.
   void give_up() noexcept;
 
  private:
-  enum class State { Unknown, Nccl, Peers, Staging, Broken };
+  enum class State { Unknown, Nccl, Staging, Broken };
   enum class Folding { Unknown, Known, None };
   struct Scratch {
     void* memory = nullptr;
@@ -182,7 +176,6 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   /// Provides kernels, and scratch memory for these sums. Returns false if some rank lacks them.
   bool can_fold(std::span<const Request> sums, Turn& turn);
   std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
-  std::shared_ptr<Flight> fold_at_peers(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
   /// Queues one group of NCCL operations. Returns when the group is in the stream.
   void give_step(Step step, std::span<const DeviceCall> together, std::string_view what, Turn& turn);
@@ -211,7 +204,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   const pid_t home_ = ::getpid();
   std::atomic<State> state_{State::Unknown};
   const Nccl* nccl_ = nullptr;
-  Gpu* gpu_ = nullptr;  // used by NCCL or PeerBuffers
+  Gpu* gpu_ = nullptr;  // used by NCCL
   std::mutex calls_;    // serializes calls of NCCL functions that do not block
   NcclComm comm_ = nullptr;
   std::unique_ptr<NcclThread> thread_;  // calls NCCL functions that may block
@@ -222,9 +215,8 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   const FoldLauncher* folds_ = nullptr;
   std::vector<void*> reserved_;  // GPU memory, freed after the NCCL communicator
   Scratch scratch_;
-  std::size_t agreed_scratch_ = 0;  // scratch bytes that all ranks have
-  bool told_of_memory_ = false;     // lack of scratch memory has been reported
-  std::shared_ptr<PeerBuffers> peers_;
+  std::size_t agreed_scratch_ = 0;                                  // scratch bytes that all ranks have
+  bool told_of_memory_ = false;                                     // lack of scratch memory has been reported
   Scratch flags_;                                                   // flags of non-finite results
   const std::shared_ptr<Rooms> rooms_ = std::make_shared<Rooms>();  // memory that peers do not see
 };

@@ -34,7 +34,6 @@ std::string named(std::size_t rank, const Card& card) { return fmt::format("rank
 Card card_of(const Gpu& gpu, const rendezvous::Placement& placement) {
   Card card;
   card.gpu = gpu.index();
-  card.ipc = env::flag(env::kGpuIpc).value_or(false) ? 1 : 0;
   put_text(card.host, placement.host);
   const Result<Nccl>& nccl = Nccl::find();
   if (!nccl) {
@@ -146,12 +145,9 @@ bool within(std::chrono::milliseconds limit, Body body) noexcept {
 NcclPlane::~NcclPlane() {
   if (::getpid() != home_) {  // in a forked child, everything belongs to the parent
     static_cast<void>(thread_.release());
-    static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
     return;
   }
   end_comm(state_.load(std::memory_order_relaxed) != State::Broken);
-  // Buffers of a world that has ended are leaked: kernels may still use them.
-  if (peers_) static_cast<void>(new std::shared_ptr<PeerBuffers>(std::move(peers_)));
   if (stream_ != nullptr) gpu_->end_stream(stream_);
 }
 
@@ -171,29 +167,14 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
   }
   if (why) {
     end_comm(false);
-    const bool asked = std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.ipc != 0; });
-    std::string small =
-        own.ipc == 0 ? "" : "; small sums, too: not all ranks have COHORT_GPU_IPC=1, or are on one host";
-    if (asked && placement_.local_size == placement_.size &&
-        placement_.size <= static_cast<int>(FoldLauncher::kMostInputs)) {
-      peers_ = PeerBuffers::make(gpu, placement_, turn, small);
-      small = peers_ ? "; sums of up to 1 MiB are folded on the GPUs" : "; small sums, too: " + small;
-    }
-    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}{}", *why, small);
+    const auto text = fmt::format("GPU memory is staged through host memory, without NCCL -- {}", *why);
     if (placement_.rank == 0 && env::text(env::kNccl) == "off") {
       log::info("comm", "{}", text);
     } else if (placement_.rank == 0) {
       log::warn("comm", "{}", text);
     }
-    if (!peers_) {
-      state_.store(State::Staging, std::memory_order_release);
-      return false;
-    }
-    gpu_ = &gpu;
-    folds_ = &FoldLauncher::on(gpu);
-    stream_ = gpu.make_stream();
-    state_.store(State::Peers, std::memory_order_release);
-    return true;
+    state_.store(State::Staging, std::memory_order_release);
+    return false;
   }
   stream_ = gpu.make_stream();
   if (placement_.rank == 0) {
@@ -296,23 +277,21 @@ void NcclPlane::end_comm(bool healthy) noexcept {
     if (shares_ && !healthy) shares_->forget();
     shares_.reset();
   }
-  if (comm == nullptr && !(healthy && peers_)) return;
+  if (comm == nullptr) return;
   // Work that may hang may still use the memory.
   const auto reserved = healthy ? std::exchange(reserved_, {}) : std::vector<void*>();
-  const auto peers = std::make_shared<std::shared_ptr<PeerBuffers>>(healthy ? std::move(peers_) : nullptr);
-  const auto end = comm == nullptr ? nullptr : healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
+  const auto end = healthy ? nccl_->call.ncclCommDestroy : nccl_->call.ncclCommAbort;
   const bool several_hosts = placement_.local_size < placement_.size;
   const auto before = healthy || !several_hosts ? 0ms : kTelling;
   const bool ended =
-      within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved, peers, calling = calling_] {
+      within(healthy ? kEnding : kEndingBroken, [end, comm, before, gpu = gpu_, reserved, calling = calling_] {
         try {
           std::this_thread::sleep_for(before);
           const auto limit = std::chrono::steady_clock::now() + kReturning;
           for (Pauses pauses; *calling && std::chrono::steady_clock::now() < limit;) pauses.take();
           const InGpu here(*gpu);
-          if (end != nullptr) end(comm);
+          end(comm);
           for (void* const memory : reserved) gpu->free(memory);
-          peers->reset();
         } catch (const Error&) {  // the GPU has failed, so nothing can be freed
         }
       });

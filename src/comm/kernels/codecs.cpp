@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #ifndef COHORT_COMM_KERNELS_CODECS_ONCE
 #define COHORT_COMM_KERNELS_CODECS_ONCE
@@ -49,31 +48,6 @@ struct Int4 {
     return static_cast<std::uint8_t>(std::clamp(std::lrintf(value), -7L, 7L)) & 15;
   }
   static float value(std::uint8_t code) noexcept { return static_cast<float>(code >= 8 ? code - 16 : code); }
-};
-
-struct Float8 {
-  static constexpr std::size_t kBlock = 256, kScaleBytes = 4;
-  static constexpr bool kPairs = false;
-  static constexpr float kMost = 448, kMostBeside = 416;
-  static constexpr std::uint8_t kInfinite = 0x7E, kMinusInfinite = 0xFE, kNotANumber = 0x7F;
-  // Exponents of float32 are larger by 120, and its mantissas have 20 bits more.
-  static constexpr std::uint32_t kBias = 120U << 3;
-  static constexpr std::uint32_t kLeastNormal = 0x3C800000;  // 2^-6
-  static constexpr float kDenormals = 512;                   // 1 over the smallest denormal
-  static std::uint8_t code(float value) noexcept {
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), sign = (bits >> 24) & 0x80, size = bits & ~kSign;
-    const std::uint32_t code = size < kLeastNormal
-                                   ? static_cast<std::uint32_t>(std::lrintf(std::bit_cast<float>(size) * kDenormals))
-                                   : ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - kBias;
-    return static_cast<std::uint8_t>(sign | std::min<std::uint32_t>(code, 0x7E));
-  }
-  static float value(std::uint8_t code) noexcept {
-    const std::uint32_t size = code & 0x7F;
-    const float value = size == 0x7F ? kNaN
-                        : size < 8   ? static_cast<float>(size) / kDenormals
-                                     : std::bit_cast<float>((size + kBias) << 20);
-    return (code & 0x80) != 0 ? -value : value;
-  }
 };
 
 template <class Format>
@@ -184,53 +158,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using DF = hn::ScalableTag<float>;
 using DI = hn::RebindToSigned<DF>;
-using DU = hn::RebindToUnsigned<DF>;
 using DB = hn::Rebind<std::uint8_t, DI>;  // a code for each lane
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 
-// Conversion between whole vectors of finite elements and their codes as 32-bit numbers.
+/// Returns the codes of a whole vector of finite elements, as 32-bit numbers.
 template <class Format>
 static HWY_INLINE VI codes_of(VF scaled) {
   const DI di;
-  if constexpr (std::is_same_v<Format, codecs::Float8>) {
-    const DU du;
-    const DF df;
-    const auto bits = hn::BitCast(du, scaled);
-    const auto size = hn::And(bits, hn::Set(du, ~codecs::kSign));
-    const auto odd = hn::And(hn::ShiftRight<20>(size), hn::Set(du, 1U));
-    const auto normal = hn::Sub(hn::ShiftRight<20>(hn::Add(size, hn::Add(odd, hn::Set(du, 0x7FFFFU)))),
-                                hn::Set(du, codecs::Float8::kBias));
-    const auto denormal =
-        hn::BitCast(du, hn::NearestInt(hn::Mul(hn::BitCast(df, size), hn::Set(df, codecs::Float8::kDenormals))));
-    const auto small =
-        hn::Lt(hn::BitCast(di, size), hn::Set(di, static_cast<std::int32_t>(codecs::Float8::kLeastNormal)));
-    const auto code = hn::IfThenElse(small, hn::BitCast(di, denormal), hn::BitCast(di, normal));
-    const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(du, 0x80U));
-    return hn::Or(hn::Min(code, hn::Set(di, 0x7E)), hn::BitCast(di, sign));
-  } else {
-    const auto most = static_cast<std::int32_t>(Format::kMost);
-    return hn::Min(hn::Max(hn::NearestInt(scaled), hn::Set(di, -most)), hn::Set(di, most));
-  }
-}
-
-/// Values of codes; the codes of integer formats are signed numbers here.
-template <class Format>
-static HWY_INLINE VF values_of(VI code) {
-  const DF df;
-  if constexpr (std::is_same_v<Format, codecs::Float8>) {
-    const DI di;
-    const auto size = hn::And(code, hn::Set(di, 0x7F));
-    const auto bias = hn::Set(di, static_cast<std::int32_t>(codecs::Float8::kBias));
-    const auto normal = hn::BitCast(df, hn::ShiftLeft<20>(hn::Add(size, bias)));
-    const auto denormal = hn::Mul(hn::ConvertTo(df, size), hn::Set(df, 1 / codecs::Float8::kDenormals));
-    const auto finite = hn::IfThenElse(hn::RebindMask(df, hn::Lt(size, hn::Set(di, 8))), denormal, normal);
-    const auto value =
-        hn::IfThenElse(hn::RebindMask(df, hn::Eq(size, hn::Set(di, 0x7F))), hn::Set(df, codecs::kNaN), finite);
-    return hn::Or(value, hn::BitCast(df, hn::ShiftLeft<24>(hn::And(code, hn::Set(di, 0x80)))));
-  } else {
-    return hn::ConvertTo(df, code);
-  }
+  const auto most = static_cast<std::int32_t>(Format::kMost);
+  return hn::Min(hn::Max(hn::NearestInt(scaled), hn::Set(di, -most)), hn::Set(di, most));
 }
 
 template <class Format>
@@ -257,7 +194,7 @@ static HWY_INLINE void encode_block(const float* values, std::uint32_t largest, 
   const auto take = [&](std::size_t i) HWY_ATTR {
     const auto value = hn::LoadU(df, values + i);
     const auto code = codes_of<Format>(hn::Mul(value, inverse));
-    if (residual != nullptr) hn::StoreU(hn::Sub(value, hn::Mul(values_of<Format>(code), steps)), df, residual + i);
+    if (residual != nullptr) hn::StoreU(hn::Sub(value, hn::Mul(hn::ConvertTo(df, code), steps)), df, residual + i);
     return hn::And(code, hn::Set(DI(), Format::kPairs ? 15 : 255));
   };
   constexpr std::size_t kCodes = Format::kPairs ? Format::kBlock / 2 : Format::kBlock;
@@ -280,13 +217,11 @@ static HWY_INLINE void decode_block(const std::byte* from, float* to) {
     const auto code = hn::PromoteTo(di, hn::LoadU(db, codes + i));
     if constexpr (Format::kPairs) {
       const auto low = hn::ShiftRight<28>(hn::ShiftLeft<28>(code)), high = hn::ShiftRight<28>(hn::ShiftLeft<24>(code));
-      hn::StoreU(hn::Mul(values_of<Format>(low), steps), df, to + i);
-      hn::StoreU(hn::Mul(values_of<Format>(high), steps), df, to + i + kCodes);
-    } else if constexpr (std::is_same_v<Format, codecs::Int8>) {
-      const auto number = hn::ShiftRight<24>(hn::ShiftLeft<24>(code));
-      hn::StoreU(hn::Mul(values_of<Format>(number), steps), df, to + i);
+      hn::StoreU(hn::Mul(hn::ConvertTo(df, low), steps), df, to + i);
+      hn::StoreU(hn::Mul(hn::ConvertTo(df, high), steps), df, to + i + kCodes);
     } else {
-      hn::StoreU(hn::Mul(values_of<Format>(code), steps), df, to + i);
+      const auto number = hn::ShiftRight<24>(hn::ShiftLeft<24>(code));
+      hn::StoreU(hn::Mul(hn::ConvertTo(df, number), steps), df, to + i);
     }
   }
 }
@@ -338,19 +273,13 @@ static HWY_INLINE void decode_all(const std::byte* from, float* to, std::size_t 
 
 void encode_format(WireFormat format, const float* from, std::byte* to, std::size_t count, float* residual,
                    float unit) {
-  switch (format) {
-    case WireFormat::Int8: return encode_all<codecs::Int8>(from, to, count, residual, unit);
-    case WireFormat::Int4: return encode_all<codecs::Int4>(from, to, count, residual, unit);
-    default: return encode_all<codecs::Float8>(from, to, count, residual, unit);
-  }
+  if (format == WireFormat::Int4) return encode_all<codecs::Int4>(from, to, count, residual, unit);
+  encode_all<codecs::Int8>(from, to, count, residual, unit);
 }
 
 void decode_format(WireFormat format, const std::byte* from, float* to, std::size_t count) {
-  switch (format) {
-    case WireFormat::Int8: return decode_all<codecs::Int8>(from, to, count);
-    case WireFormat::Int4: return decode_all<codecs::Int4>(from, to, count);
-    default: return decode_all<codecs::Float8>(from, to, count);
-  }
+  if (format == WireFormat::Int4) return decode_all<codecs::Int4>(from, to, count);
+  decode_all<codecs::Int8>(from, to, count);
 }
 
 }  // namespace cohort::comm::HWY_NAMESPACE
@@ -366,9 +295,7 @@ HWY_EXPORT(decode_format);
 }  // namespace
 
 std::size_t block_of(WireFormat format) noexcept {
-  return format == WireFormat::Int4                                       ? codecs::Int4::kBlock
-         : format == WireFormat::Int8 || format == WireFormat::Float8E4M3 ? codecs::Int8::kBlock
-                                                                          : 1;
+  return format == WireFormat::Int4 ? codecs::Int4::kBlock : format == WireFormat::Int8 ? codecs::Int8::kBlock : 1;
 }
 
 std::size_t encoded_bytes(WireFormat format, std::size_t count) noexcept {

@@ -2,13 +2,12 @@
 // functions over memory that the caller owns; any thread may call. All dispatch targets give the same bytes and values,
 // independently of the thread's floating-point mode.
 //
-//   Int8        scale (float32), then a code of 8 bits for each element, two's complement
-//   Int4        scale (bfloat16), then two codes in a byte: of n elements, number i in the lower half of byte i and
-//               number i + (n + 1) / 2 in its upper half
-//   Float8E4M3  scale (float32), then a code for each element: sign, 4 bits of exponent, 3 of mantissa
+//   Int8  scale (float32), then a code of 8 bits for each element, two's complement
+//   Int4  scale (bfloat16), then two codes in a byte: of n elements, number i in the lower half of byte i and
+//         number i + (n + 1) / 2 in its upper half
 //
 // An element is its code times the scale, rounded to float32. The scale is the largest magnitude of the block divided
-// by the largest code (127, 7, 448), rounded up for Int4. Codes are rounded to nearest, ties to even. A block with all
+// by the largest code (127, 7), rounded up for Int4. Codes are rounded to nearest, ties to even. A block with all
 // magnitudes below 2^-100 is zero. A negative scale marks a block with NaN or infinities: in such a block the largest
 // code, with its sign, is an infinity, the code beyond it is NaN, and the finite elements have smaller codes.
 #pragma once

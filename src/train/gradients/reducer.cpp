@@ -50,11 +50,11 @@ Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> para
     transaction_ = std::make_shared<step::Transaction>(step::data_parallel(division_.shards() != nullptr));
   const bool has_scales = options_.wire_format > WireFormat::BFloat16;
   if (options_.error_feedback.value_or(false) && !has_scales)
-    raise(
-        ErrorCode::InvalidArgument,
-        "DistributedDataParallel: error_feedback goes with gradients that travel as int8, int4 or float8_e4m3, not as "
-        "wire_format {} has them",
-        to_string(options_.wire_format));
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: error_feedback goes with gradients that travel as int8 or int4, not as wire_format "
+          "{} "
+          "has them",
+          to_string(options_.wire_format));
   if (options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) {
     residuals_ = std::make_shared<Residuals>();
     if (divides_gradients() && any_on_gpu())

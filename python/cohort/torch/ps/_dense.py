@@ -27,8 +27,7 @@ class DistributedOptimizer:
     prefix            of the variables' names on the servers
 
     All workers create it. The parameters become worker 0's or, if training is under way, the servers'. With Sync the
-    gradients of all workers (except late backup workers) are averaged into one step; otherwise each worker's gradients
-    are a separate step.
+    gradients of all workers are averaged into one step; otherwise each worker's gradients are a separate step.
     Buffers (running means of a batch normalization) stay each worker's own.
     """
 
@@ -42,8 +41,7 @@ class DistributedOptimizer:
         consistency = consistency_of(_NAME, consistency)
         text(_NAME, "prefix", prefix)
         self._client = client
-        counted = max(1, client.workers - consistency.backup_workers)
-        self._scale = 1 / counted if consistency.adds_workers else 1.0
+        self._scale = 1 / client.workers if consistency.adds_workers else 1.0
         self._parameters: list[tuple[torch.nn.Parameter, Variable]] = []
         self._names = [name for name, _ in named]
         for name, parameter in named:

@@ -85,11 +85,6 @@ class HybridOptimizer(torch.optim.Optimizer):
             raise InvalidArgument(f"HybridOptimizer: another one steps the embedding of table {module.table.name!r} already")
         if self._steps and module.table.client is not self.client:
             raise InvalidArgument("HybridOptimizer: the tables are of several clients, whose clocks do not end together")
-        if module.table.backup_workers > 0:
-            raise InvalidArgument(
-                f"HybridOptimizer: table {module.table.name!r} has backup workers, so a late worker's rows would be dropped, and its "
-                "dense part not -- take Sync() without them"
-            )
         step = next((step for step in self._steps if step.table.name == module.table.name), None)
         if step is None:
             step = _TableStep(module.table)

@@ -4,7 +4,6 @@
 // the four that there are. FAKE_CUDA_KERNELS=0: it takes no kernels. Any thread.
 #include "comm/gpu/fake/kernels.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -32,24 +31,13 @@ using cohort::comm::cuda::PretendedKernel;
 
 constexpr int kGpus = 4;
 constexpr int kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidPtx = 218, kNotFound = 500, kNotReady = 600;
-constexpr int kInvalidContext = 201, kMapFailed = 205;
 constexpr int kCaptureUnsupported = 900, kCaptureInvalidated = 901;
 using Address = unsigned long long;
 
 struct Memory {
   std::byte* behind;  // what can be read and written
   std::size_t bytes;
-  int fd;  // -1: another process's
 };
-/// CUipcMemHandle.
-struct IpcHandle {
-  int pid;
-  int fd;
-  std::size_t bytes;
-  char rest[48];
-};
-static_assert(sizeof(IpcHandle) == 64);
-
 struct Flag {
   std::mutex mutex;
   std::condition_variable changed;
@@ -178,13 +166,13 @@ std::byte* behind(Address address, std::size_t bytes) {
 }
 
 /// Maps it as memory of a GPU.
-bool map(int from, std::size_t bytes, Address* address, int kept) {
+bool map(int from, std::size_t bytes, Address* address) {
   void* const seen = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, from, 0);
   void* const used = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, from, 0);
   if (seen == MAP_FAILED || used == MAP_FAILED) return false;
   *address = reinterpret_cast<Address>(seen);
   const std::lock_guard lock(driver().mutex);
-  driver().memories[*address] = {static_cast<std::byte*>(used), bytes, kept};
+  driver().memories[*address] = {static_cast<std::byte*>(used), bytes};
   return true;
 }
 
@@ -264,36 +252,14 @@ int cuDeviceGetUuid(void* uuid, int device) {
 int cuCtxPushCurrent_v2(void*) { return kSuccess; }
 int cuCtxPopCurrent_v2(void**) { return kSuccess; }
 
-int cuMemFree_v2(Address address);
 int cuMemAlloc_v2(Address* address, std::size_t bytes) {
   if (is_prohibited()) return kCaptureUnsupported;
   const std::size_t size = pages(bytes);
   const int fd = ::memfd_create("fake-gpu", MFD_CLOEXEC);
-  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(size)) != 0 || !map(fd, size, address, fd)) return kOutOfMemory;
-  return kSuccess;
+  const bool mapped = fd >= 0 && ::ftruncate(fd, static_cast<off_t>(size)) == 0 && map(fd, size, address);
+  if (fd >= 0) ::close(fd);
+  return mapped ? kSuccess : kOutOfMemory;
 }
-int cuIpcGetMemHandle(IpcHandle* handle, Address address) {
-  const std::lock_guard lock(driver().mutex);
-  const auto found = driver().memories.find(address);
-  if (found == driver().memories.end() || found->second.fd < 0) return kInvalidValue;
-  *handle = {::getpid(), found->second.fd, found->second.bytes, {}};
-  return kSuccess;
-}
-// Like the real one, it does not open what this process has shared itself. FAKE_CUDA_IPC=0: nor anything else;
-// FAKE_CUDA_IPC=other: it opens memory that is not what was shared.
-int cuIpcOpenMemHandle_v2(Address* address, IpcHandle handle, unsigned) {
-  if (handle.pid == ::getpid()) return kInvalidContext;
-  const char* const asked = std::getenv("FAKE_CUDA_IPC");
-  if (asked != nullptr && *asked == '0') return kMapFailed;
-  if (asked != nullptr && *asked == 'o') return cuMemAlloc_v2(address, handle.bytes);
-  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) return kMapFailed;
-  const bool mapped = map(fd, handle.bytes, address, -1);
-  ::close(fd);
-  return mapped ? kSuccess : kMapFailed;
-}
-int cuIpcCloseMemHandle(Address address) { return cuMemFree_v2(address); }
 int cuMemFree_v2(Address address) {
   if (is_prohibited()) return kCaptureUnsupported;
   wait_for_streams();  // as the real one does: what is under way may use the memory
@@ -302,7 +268,6 @@ int cuMemFree_v2(Address address) {
   if (found == driver().memories.end()) return kInvalidValue;
   ::munmap(reinterpret_cast<void*>(address), found->second.bytes);
   ::munmap(found->second.behind, found->second.bytes);
-  if (found->second.fd >= 0) ::close(found->second.fd);
   driver().memories.erase(found);
   return kSuccess;
 }
