@@ -145,7 +145,7 @@ def versions(day):
 
 
 def check_build(day):
-    text = day.run(day.cohort("check-build"), 60)
+    text = day.run(day.cohort("doctor", "--build"), 60)
     found = re.search(r"^ *cuda +CUDA .*, (\d+) GPU", text, re.MULTILINE)
     if not found or found[1] == "0":
         raise Failed("no GPU can be used\n" + text)
@@ -347,7 +347,7 @@ def times(day, ranks, environment, sums, *words):
 
 def try_all(day):
     day.step("versions", versions, day)
-    day.step("cohort check-build", check_build, day)
+    day.step("cohort doctor --build", check_build, day)
     day.step("cohort doctor", lambda: day.run(day.cohort("doctor"), 90))
     if day.gpus == 0:
         day.gpus = 1

@@ -1,4 +1,5 @@
-// `cohort bench` measures how fast the collectives are on this machine, and how fast they could be; `cohort test`.
+// `cohort bench` measures how fast the collectives are on this machine, and how fast they could be;
+// `cohort doctor --run`.
 #include "bench/collective.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
@@ -235,5 +236,5 @@ int main(int argc, char** argv) {
       if (word == "-np" || word == "-nproc" || word.starts_with("-np=")) word = "-" + word;
     }
   };
-  return cohort::app::program_main(argc, argv, {cohort::app::add_bench, cohort::app::trial::add_test}, prepare);
+  return cohort::app::program_main(argc, argv, {cohort::app::add_bench, cohort::app::trial::add_doctor_run}, prepare);
 }

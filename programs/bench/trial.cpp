@@ -86,7 +86,7 @@ Line line_of_check(const json& event, const std::vector<std::string>& hosts) {
   if (!wrong.empty()) {
     line.fix = std::set(hosts.begin(), hosts.end()).size() > wrong.size()
                    ? fmt::format("leave {} out, and test its memory and processor", wrong.begin()->first)
-                   : "`cohort test -H HOST` for each host alone: one of them gives wrong data to all";
+                   : "`cohort doctor --run -H HOST` for each host alone: one of them gives wrong data to all";
   } else if (event.value("cut", false)) {
     line.level = Level::Warning;
     line.fix = "the network is slow for larger ones: `cohort doctor` measures it; --network chooses another";
@@ -236,7 +236,7 @@ json doctor_report(const std::vector<std::string>& given) {
   return report;
 }
 
-void run_test(const SharedOptions& options, int& exit_status) {
+void try_hosts(const SharedOptions& options, int& exit_status) {
   const auto begun = Clock::now();
   const launch::JobSpec& spec = options.spec;
   narrow_networks(spec.network);
@@ -247,7 +247,7 @@ void run_test(const SharedOptions& options, int& exit_status) {
     hosts.insert(hosts.end(), static_cast<std::size_t>(host.slots), host.name);
   if (hosts.empty()) hosts.assign(static_cast<std::size_t>(std::max(2, sys::usable_cores())), sys::host_name());
   const std::size_t host_count = std::max<std::size_t>(1, plan.hosts.size());
-  std::printf("cohort test: %zu ranks on %zu host%s\n", hosts.size(), host_count, host_count == 1 ? "" : "s");
+  std::printf("cohort doctor: %zu ranks on %zu host%s\n", hosts.size(), host_count, host_count == 1 ? "" : "s");
 
   std::vector<Line> lines;
   const auto show = [&lines](Line line) {
@@ -287,28 +287,20 @@ void run_test(const SharedOptions& options, int& exit_status) {
   if (failed() || std::fflush(stdout) != 0) exit_status = 1;
 }
 
-constexpr const char* kFooter = R"(Examples:
-  cohort test                         this host
-  cohort test -H a:4,b:4              hosts reached by ssh, as `cohort run -H a:4,b:4` would
-  salloc -N 4 cohort test             the nodes of an allocation
-
-Takes at most a minute. Exit status: 0, also with warnings; 1 if something failed. See docs/reference/test.md.)";
-
 }  // namespace
 
-void add_test(CLI::App& app, int& exit_status) {
+void add_doctor_run(CLI::App& app, int& exit_status) {
   auto options = std::make_shared<SharedOptions>();
-  CLI::App* command = app.add_subcommand("test", std::string(program_of("test")->about));
-  command->footer(kFooter);
+  CLI::App* command = app.add_subcommand("doctor-run", "Tries hosts (`cohort doctor --run`)")->group("");
   add_shared_options(
       *command,
       {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},
       *options);
-  command->callback([options, &exit_status] { run_test(*options, exit_status); });
+  command->callback([options, &exit_status] { try_hosts(*options, exit_status); });
 }
 
 void add_trial(CLI::App& bench) {
-  bench.add_subcommand("trial", "A rank of `cohort test`")->group("")->callback(be_trial_rank);
+  bench.add_subcommand("trial", "A rank of `cohort doctor --run`")->group("")->callback(be_trial_rank);
 }
 
 }  // namespace cohort::app::trial

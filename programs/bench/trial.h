@@ -1,6 +1,6 @@
-// `cohort test`: tests whether hosts can train together: the findings of `cohort doctor`, and then one job, whose ranks
-// compare the results of collectives with those that each rank computes by itself, and train a small network. The
-// output is computed from values, so that it can be tested with results of faulty hosts.
+// `cohort doctor --run`: tests whether hosts can train together: the findings of `cohort doctor`, and then one job,
+// whose ranks compare the results of collectives with those that each rank computes by itself, and train a small
+// network. The output is computed from values, so that it can be tested with results of faulty hosts.
 #pragma once
 
 #include "launch/step_costs.h"
@@ -36,7 +36,8 @@ std::vector<Line> slow_hosts(const std::vector<launch::RankTimes>& ranks);
 /// The last line, with the host or link at fault.
 std::string verdict_of(const std::vector<Line>& lines, std::size_t hosts, double seconds);
 
-void add_test(CLI::App& app, int& exit_status);
+/// The command that `cohort doctor --run` becomes.
+void add_doctor_run(CLI::App& app, int& exit_status);
 /// `cohort bench trial`: a rank of the job.
 void add_trial(CLI::App& bench);
 

@@ -20,15 +20,11 @@ void add_version(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);
 void add_env(CLI::App& app, int& exit_status);
-void add_check_build(CLI::App& app, int& exit_status);
 void add_help(CLI::App& app, int& exit_status);
 void add_completion(CLI::App& app, int& exit_status);
 void add_manual(CLI::App& app, int& exit_status);
 
-/// The folder with include/, lib/ and share/ that this command was installed in. Throws Unavailable.
-std::string installed_prefix();
-/// Output of `cohort check-build` and `cohort env`.
-void print_build();
+/// Output of `cohort env`.
 void print_environment();
 /// The tables of the pages in docs/reference, in Markdown.
 std::string run_reference();

@@ -9,42 +9,19 @@
 #include "net/secret.h"
 #include "shared/run_options.h"
 
-#include <dlfcn.h>
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <regex>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 namespace cohort::app {
-
-std::string installed_prefix() {
-  // The shared library, or else this program, is in a folder of the prefix. A build folder has no prefix.
-  namespace fs = std::filesystem;
-  const std::string own = value_or_throw(sys::own_executable());
-  Dl_info info{};
-  const bool found = ::dladdr(reinterpret_cast<const void*>(&env::variables), &info) != 0 && info.dli_fname != nullptr;
-  for (const fs::path& file : {fs::path(found ? info.dli_fname : ""), fs::path(own)}) {
-    std::error_code error;
-    fs::path folder = fs::canonical(file, error).parent_path();
-    for (int up = 0; !error && up < 3; ++up, folder = folder.parent_path()) {
-      if (fs::exists(folder / "share/cohort/torch", error)) return folder.string();
-    }
-  }
-  raise(
-      ErrorCode::Unavailable,
-      "{} is not installed with headers and CMake's files: `tools/install --prefix DIR` does that, and so do wheels of "
-      "tools/make-wheels",
-      own);
-}
 
 void add_version(CLI::App& app, int&) {
   app.add_subcommand("version", "Print the version")->callback([] {
@@ -299,14 +276,15 @@ int run_command(std::vector<std::string> words) {
     CLI::App* const there = app.add_subcommand(std::string(program.command), std::string(program.about));
     if (program.about.empty()) there->group("");
   }
-  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_env, add_check_build, add_help,
-                               add_completion, add_manual, add_version, add_agent})
+  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_env, add_help, add_completion,
+                               add_manual, add_version, add_agent})
     add(app, exit_status);
 
   if (words.empty()) {
     std::fputs(app.help().c_str(), stderr);
     return 2;
   }
+  if (words.front() == "--check-build") words = {"doctor", "--build"};  // Horovod's option, for those who type it
   if (const CommandProgram* const program = program_of(words.front())) run_program(*program, words);
   if (!words.front().starts_with('-') && !has_command(app, words.front())) {
     std::vector<std::string> names;
@@ -318,8 +296,6 @@ int run_command(std::vector<std::string> words) {
         "there is no command '" + words.front() + "'" + (meant.empty() ? "" : "; did you mean `cohort " + meant + "`?"),
         "cohort");
   }
-  // Horovod's option, for those who type it.
-  if (words.front() == "--check-build") words.front() = "check-build";
   // horovodrun and mpirun have no sub-commands.
   if (words.front().starts_with('-')) {
     const std::string name = words.front().substr(0, words.front().find('='));

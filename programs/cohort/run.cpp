@@ -412,7 +412,6 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
   const Words words = read_words(typed);
   const RunSettings settings = read_settings(words);
   const launch::JobSpec spec = spec_of(settings, words.program);
-  if (spec.check_build) return print_build();
   if (spec.show_config) {
     std::fputs(show_config(settings).c_str(), stdout);
     return;

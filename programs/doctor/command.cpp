@@ -1,7 +1,9 @@
-// `cohort doctor` finds what would hinder a job on these hosts, and the command that fixes it.
+// `cohort doctor` finds what would hinder a job on these hosts, and the command that fixes it. With --run it becomes
+// the program that tries them (bench/trial).
 #include "base/process.h"
 #include "base/result.h"
 #include "base/terminal.h"
+#include "doctor/build.h"
 #include "doctor/examination.h"
 #include "launch/plan/program.h"
 #include "launch/start/hosts.h"
@@ -32,7 +34,7 @@ namespace {
 struct DoctorOptions {
   SharedOptions shared;
   double start_timeout = 10;
-  bool json = false;
+  bool json = false, build = false, run = false;
   std::vector<std::string> horovod, torchrun;
 };
 
@@ -41,6 +43,8 @@ constexpr const char* kDoctorFooter = R"(Examples:
   cohort doctor -H a:4,b:4            hosts reached by ssh, as `cohort run -H a:4,b:4` would
   salloc -N 4 cohort doctor           the nodes of an allocation
   cohort doctor -H a,b --network ib0  over this network only
+  cohort doctor --run -H a:4,b:4      then a job on them for a minute: collectives with bits checked, a training
+  cohort doctor --build               what this build, Python and this machine have, or why not
   cohort doctor --horovod train.py    what this program uses of Horovod, whether it is here, and what differs
 
 Options that have no value here are taken from the variables of `cohort run` (COHORT_RUN_HOSTS, COHORT_RUN_SSH, ...).
@@ -57,6 +61,13 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
   request.whole_limit += longer - request.start_limit;
   request.start_limit = longer;
   return request;
+}
+
+/// Replaces this process by the job that tries the hosts.
+[[noreturn]] void try_hosts(const SharedOptions& shared) {
+  std::vector<std::string> words = {"doctor-run"};
+  for (const auto& [name, value] : shared.given) words.insert(words.end(), {name, value});
+  run_program(*program_of("doctor-run"), words);
 }
 
 /// Advice that would shorten the steps of the last run on these hosts; empty if unknown, or if nothing would.
@@ -136,10 +147,16 @@ static void add_doctor(CLI::App& app, int& exit_status) {
       *command,
       {"--hosts", "--hostfile", "--nodes", "--per-node", "--starter", "--ssh", "--remote-cohort", "--network"},
       options->shared);
-  command->add_option("--start-timeout", options->start_timeout, "How long agents on other hosts may take to connect")
-      ->type_name("SECONDS")
-      ->capture_default_str();
-  command->add_flag("--json", options->json, "Everything that was found, as JSON");
+  CLI::Option* start = command->add_option("--start-timeout", options->start_timeout,
+                                           "How long agents on other hosts may take to connect");
+  start->type_name("SECONDS")->capture_default_str();
+  CLI::Option* json = command->add_flag("--json", options->json, "Everything that was found, as JSON");
+  command
+      ->add_flag("--run", options->run,
+                 "Then try the hosts, for at most a minute: collectives whose bits are checked, and a training")
+      ->excludes(start, json);
+  command->add_flag("--build", options->build, "Print what this build and this machine have, or why not")
+      ->excludes(start, json, "--run");
   const auto reads = [command](const char* name, std::vector<std::string>& programs, const char* about) {
     return command->add_option(name, programs, about)->type_name("PROGRAM...")->expected(0, 100000);
   };
@@ -148,6 +165,8 @@ static void add_doctor(CLI::App& app, int& exit_status) {
                                "Horovod, whether it is here and what differs; without any: all that differs");
   CLI::Option* torchrun = reads("--torchrun", options->torchrun, "The same of torch.distributed and torchrun");
   command->callback([=, &exit_status] {
+    if (options->build) return print_build();
+    if (options->run) try_hosts(options->shared);
     if (*horovod) read_programs("horovod", options->horovod, options->json);
     if (*torchrun) read_programs("torchrun", options->torchrun, options->json);
     examine(*options, exit_status);

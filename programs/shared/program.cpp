@@ -1,5 +1,6 @@
 #include "shared/program.h"
 
+#include "base/env.h"
 #include "base/files.h"
 #include "base/parse.h"
 #include "base/process.h"
@@ -10,6 +11,7 @@
 
 #include <cohort/error.h>
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -48,9 +50,11 @@ constexpr std::array kPrograms{
                    "List the runs in ./runs with their state, last values and size; remove old ones"},
     CommandProgram{"trace", "cohort-trace", "What the ranks of a run did, event by event: `cohort run --trace` first"},
     CommandProgram{"bench", "cohort-bench", "Measure collectives on this machine"},
-    CommandProgram{"doctor", "cohort-doctor", "Look for what would hinder a job, on this host or on several"},
-    CommandProgram{"test", "cohort-bench", "Try hosts for a minute: doctor, collectives with bits checked, a training"},
+    CommandProgram{"doctor", "cohort-doctor",
+                   "Look for what would hinder a job, on this host or on several; what this build has; try hosts for a "
+                   "minute"},
     CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
+    CommandProgram{"doctor-run", "cohort-bench", ""},    // which `cohort doctor --run` becomes
 };
 
 /// Folder of the process that this command belongs to (--owner-folder); empty: none.
@@ -200,6 +204,26 @@ void run_program(const CommandProgram& program, const std::vector<std::string>& 
       "`cohort {}` is the program {}, which cannot be started: {} -- it is installed with the command (tools/install, "
       "pip); in a build folder: cmake --build BUILD --target programs",
       program.command, path, errno_text(errno));
+}
+
+std::string installed_prefix() {
+  // The shared library, or else this program, is in a folder of the prefix. A build folder has no prefix.
+  namespace fs = std::filesystem;
+  const std::string own = value_or_throw(sys::own_executable());
+  Dl_info info{};
+  const bool found = ::dladdr(reinterpret_cast<const void*>(&env::variables), &info) != 0 && info.dli_fname != nullptr;
+  for (const fs::path& file : {fs::path(found ? info.dli_fname : ""), fs::path(own)}) {
+    std::error_code error;
+    fs::path folder = fs::canonical(file, error).parent_path();
+    for (int up = 0; !error && up < 3; ++up, folder = folder.parent_path()) {
+      if (fs::exists(folder / "share/cohort/torch", error)) return folder.string();
+    }
+  }
+  raise(
+      ErrorCode::Unavailable,
+      "{} is not installed with headers and CMake's files: `tools/install --prefix DIR` does that, and so do wheels of "
+      "tools/make-wheels",
+      own);
 }
 
 void set_up(CLI::App& app) {

@@ -46,6 +46,9 @@ void parse_words(CLI::App& app, std::vector<std::string> words);
 /// saying how to build the program, if it is not beside this one.
 [[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
 
+/// The folder with include/, lib/ and share/ that this command was installed in. Throws Unavailable.
+std::string installed_prefix();
+
 /// True if `name` is a sub-command, including hidden ones.
 bool has_command(const CLI::App& app, std::string_view name);
 

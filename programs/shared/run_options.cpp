@@ -353,8 +353,6 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
     common({"--dry-run", "", "", "Print the plan, the command and the environment of each rank; start nothing",
             [](C& c, Text v) { c.dry_run = truth(v); }, Kind::Flag}),
-    {"--check-build", "", "", "Print what this build and this machine have, and end",
-     [](C& c, Text v) { c.check_build = truth(v); }, Kind::CommandFlag},
     {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
      [](C& c, Text v) { c.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
     {"--owner-folder", "DIR", "",

@@ -1,4 +1,4 @@
-"""`cohort test` over hosts of a box: sound ones, and such in which one thing is broken, which the verdict names."""
+"""`cohort doctor --run` over hosts of a box: sound ones, and such in which one thing is broken, which the verdict names."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ class Trial(Cluster):
 
     def run_test(self, *words, status, host="h1", **options):
         begun = time.monotonic()
-        done = self.box.run(host, COHORT, "test", *words, cwd=self.folder, timeout=PATIENCE, **options)
+        done = self.box.run(host, COHORT, "doctor", "--run", *words, cwd=self.folder, timeout=PATIENCE, **options)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         self.assertLess(time.monotonic() - begun, 60)
         verdict = done.stdout.splitlines()[-1]
@@ -48,7 +48,7 @@ class Trial(Cluster):
         self.assertRegex(verdict, r"^passed in \d+ s: jobs work on these 2 hosts")
 
     def test_the_nodes_of_an_allocation(self):
-        done = self.box.run("h1", "salloc", "-Q", "-N", "2", COHORT, "test", cwd=self.folder, timeout=PATIENCE)
+        done = self.box.run("h1", "salloc", "-Q", "-N", "2", COHORT, "doctor", "--run", cwd=self.folder, timeout=PATIENCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("2 ranks on 2 hosts", done.stdout)
 

@@ -1,4 +1,4 @@
-// The command's words about itself: check-build, help, completion.
+// The command's words about itself: doctor --build, help, completion.
 #include "launch_harness.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(CommandHelp, TopicsAreSectionsOfTheDocumentation) {
   EXPECT_EQ(common.find("--rdzv-id"), std::string::npos) << common;
   const auto list = run({{"help"}});
   EXPECT_NE(list.out.find("  failures "), std::string::npos) << list.out;
-  EXPECT_NE(list.out.find("check-build"), std::string::npos) << list.out;
+  EXPECT_NE(list.out.find("doctor"), std::string::npos) << list.out;
   const auto typo = run({{"help", "ouptut"}});
   EXPECT_EQ(typo.status, 2);
   EXPECT_NE(typo.err.find("did you mean output?"), std::string::npos) << typo.err;
@@ -60,11 +60,11 @@ TEST(CommandAgent, IsGoneBeforeItsJobHasGivenItUp) {
 
 TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
   // A Python of our own, so that nothing has to be imported.
-  JobOptions options{{"check-build"}, {"PATH=bin:/usr/bin:/bin", "VIRTUAL_ENV="}};
+  JobOptions options{{"doctor", "--build"}, {"PATH=bin:/usr/bin:/bin", "VIRTUAL_ENV="}};
   options.input =
       "#!/bin/sh\n"
       "echo noise\n"
-      "echo 'cohort-check-build {\"python\": \"9.9\", \"torch\": {\"version\": \"8.8\", \"more\": \"CPU only\"}, "
+      "echo 'cohort-doctor-build {\"python\": \"9.9\", \"torch\": {\"version\": \"8.8\", \"more\": \"CPU only\"}, "
       "\"numpy\": {\"missing\": true}, \"cloudpickle\": {\"missing\": false, \"why\": \"ImportError: broken\"}}'\n";
   options.shell_before =
       "mkdir bin; cp input bin/python3; printf '#!/bin/sh\\necho slurm 77.1\\n' > bin/srun; "
@@ -88,7 +88,7 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
 }
 
 TEST(CommandBuild, TheRealPythonAnswers) {
-  const auto build = run({{"run", "--check-build"}});
+  const auto build = run({{"doctor", "--build"}});
   ASSERT_EQ(build.status, 0) << build.err;
   EXPECT_EQ(build.out.find("it ended with status"), std::string::npos) << build.out;
 }

@@ -182,13 +182,18 @@ TEST_F(PreemptionJob, RanksSaveTogetherWhenTheirLauncherIsKilled) {
   }
 }
 
+// Until then the run's folder is taken.
 TEST_F(PreemptionJob, WhoDoesNotSaveInTimeIsKilledWhenItsLauncherWas) {
-  start({}, {"60000"});
+  start({"--run-dir", "run"}, {"60000"});
   job_->signal(SIGKILL);
   job_->wait();
   const auto since = std::chrono::steady_clock::now();
+  const auto second = run({{"run", "-np", "1", "--run-dir", job_->folder() + "/run", "true"}});
+  EXPECT_NE(second.status, 0);
+  EXPECT_NE(second.err.find("another job is running in it"), std::string::npos) << second.err;
   EXPECT_TRUE(eventually([this] { return job_->processes().empty(); }, std::chrono::seconds(30)));
   EXPECT_GE(std::chrono::steady_clock::now() - since, std::chrono::seconds(9));
+  EXPECT_EQ(run({{"run", "-np", "1", "--run-dir", job_->folder() + "/run", "true"}}).status, 0);
 }
 
 TEST_F(PreemptionJob, ARankIsToldOnceMoreOnItsWayOut) {

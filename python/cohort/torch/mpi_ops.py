@@ -35,7 +35,7 @@ def cuda_built() -> bool:
 
 def nccl_built() -> int:
     """Returns the version of the NCCL that runs operations on a GPU's tensors, 23007 for 2.30.7; 0 if there is none
-    (`cohort check-build` says why): tensors are then staged through host memory."""
+    (`cohort doctor --build` says why): tensors are then staged through host memory."""
     return _core.nccl_version()
 
 

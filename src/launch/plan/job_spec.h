@@ -176,7 +176,6 @@ struct JobSpec {
 
   // Options of this command only.
   bool show_config = false;
-  bool check_build = false;
   bool dry_run = false;
   std::vector<std::string> command_line = {};  ///< for the run record
 

@@ -122,7 +122,8 @@ bool AgentPool::await_again(AgentHandle& member) {
 
 void AgentPool::start_local(AgentHandle& member) {
   const int input = member.host.index == 0 ? input_fd_ : -1;
-  member.process = value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input));
+  member.process =
+      value_or_throw(start_local_agent(member.host, {{"127.0.0.1", here_.tcp.port}, {}}, secret_, input, held_fd_));
   watch(member);
 }
 

@@ -76,6 +76,9 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
+  /// Agents on this host that start from now on keep `fd` open until their workers are gone, a lock among others.
+  void keep_open(int fd) noexcept { held_fd_ = fd; }
+
   /// Returns the next event; to be called after each step of the loop until there is none.
   std::optional<AgentEvent> next_event();
   bool has_events() const noexcept { return !events_.empty(); }
@@ -176,6 +179,7 @@ class AgentPool {
   const std::optional<NodeRole> node_;
   const bool may_grow_;
   const int input_fd_;
+  int held_fd_ = -1;
   std::deque<AgentEvent> events_;
   net::Endpoint here_;  ///< the listening endpoint
   std::optional<net::Acceptor> acceptor_;

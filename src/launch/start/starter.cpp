@@ -176,9 +176,10 @@ Result<std::string> own_command() {
 }
 
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
-                                       const net::Secret& secret, int input_fd) {
+                                       const net::Secret& secret, int input_fd, int held_fd) {
   constexpr int kSecretFd = 3;
   constexpr int kInputFd = 4;
+  constexpr int kHeldFd = 5;
   auto secret_file = secret.to_sealed_memfd();
   if (!secret_file) return tl::unexpected(secret_file.error());
   auto executable = own_command();
@@ -204,6 +205,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
     options.inherited.emplace_back(input_fd, kInputFd);
     options.arguments.insert(options.arguments.end(), {"--input-fd", std::to_string(kInputFd)});
   }
+  if (held_fd >= 0) options.inherited.emplace_back(held_fd, kHeldFd);
   options.group = sys::Group::Session;
   auto process = spawn(options, "the agent " + *executable);
   if (!process) return tl::unexpected(process.error());

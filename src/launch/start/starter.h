@@ -83,9 +83,9 @@ struct AgentProcess {
 };
 
 /// Starts an agent on this host: `cohort agent` in a session of its own, the secret in an inherited sealed memory file.
-/// `input_fd`: rank 0's stdin; -1: none.
+/// `input_fd`: rank 0's stdin; -1: none. `held_fd` stays open in the agent and its guard; -1: none.
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
-                                       const net::Secret& secret, int input_fd);
+                                       const net::Secret& secret, int input_fd, int held_fd);
 
 /// Returns the path of `cohort` on other hosts.
 std::string remote_cohort(const JobSpec& spec);

@@ -132,6 +132,7 @@ void Job::prepare() {
 
   if (spec_.owner_pid) owner_.emplace(loop_, *spec_.owner_pid);
   run_.emplace(loop_, setup_, sys::random_hex(6));
+  agents_->keep_open(run_->folder().lock.get());  // ranks that save after this process is gone still have the folder
   if (spec_.trace) tracing_.emplace(loop_, *run_);
   orders_.emplace(setup_, *agents_, *run_, *secret_, past_);
   make_epoch();
