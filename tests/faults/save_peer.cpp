@@ -139,12 +139,12 @@ int save_without_end(const std::vector<std::string>& arguments) {
   const DiskFault fault = cohort::testing::disk_fault_of(arguments.at(7));
   const std::int64_t at = std::stoll(arguments.at(8));
 
-  cohort::InitOptions options;
-  options.init_method = "unix://" + arguments.at(1);
-  options.rank = rank;
-  options.world_size = ranks;
-  options.timeout = std::chrono::seconds(20);
-  Communicator comm = cohort::init(options);
+  cohort::InitOptions meeting;
+  meeting.init_method = "unix://" + arguments.at(1);
+  meeting.rank = rank;
+  meeting.world_size = ranks;
+  meeting.timeout = std::chrono::seconds(20);
+  Communicator comm = cohort::init(meeting);
   std::int64_t step = load_and_compare(comm, options);
   say("formed");
   ck::BackgroundSaver saver(options);
