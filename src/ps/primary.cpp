@@ -202,10 +202,10 @@ Result<void> Primary::pull(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Pull>(call.body);
   if (!opened) return tl::unexpected(opened.error());
   const Pull& asked = opened->record;
-  if (state_.table(asked.table) == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", asked.table);
+  if (asked.table >= state_.tables().count()) return fail(ErrorCode::Corrupt, "there is no table {}", asked.table);
   if (opened->payload.size() != asked.count * sizeof(std::uint64_t))
     return fail(ErrorCode::Corrupt, "{} keys in {} bytes", asked.count, opened->payload.size());
-  if (asked.count * state_.table(asked.table)->dim() * sizeof(float) > kLongestMessage - 4096)
+  if (asked.count * state_.tables().at(asked.table).dim() * sizeof(float) > kLongestMessage - 4096)
     return fail(ErrorCode::Corrupt, "{} rows are more than an answer may have", asked.count);
   if (state_.may_read(asked.table, asked.clock)) {
     answer_pull(client, call.id, *opened);
@@ -216,7 +216,7 @@ Result<void> Primary::pull(const ClientPtr& client, const Call& call) {
 }
 
 void Primary::answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked) {
-  const SparseTable& table = *state_.table(asked.record.table);
+  const SparseTable& table = state_.tables().at(asked.record.table);
   const std::size_t bytes = asked.record.count * table.dim() * sizeof(float);
   const std::string head = pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps});
   answer(client, id, head, bytes,
@@ -330,9 +330,9 @@ std::optional<Result<void>> Primary::adopt(const std::string& body) {
   if (working_ || replication_.is_behind()) return std::nullopt;
   const Command command{0, Method::Adopt, 0, 0, body};
   if (auto ok = state_.check_adopt(command); !ok) return ok;
-  if (const std::size_t bytes = state_.bytes() + 2 * body.size(); bytes > limit()) {
+  if (const std::size_t bytes = state_.tables().bytes() + 2 * body.size(); bytes > limit()) {
     if (bytes <= limit() + transient()) return std::nullopt;
-    return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
+    return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.tables().bytes(),
                 limit());
   }
   return note(command, {});
@@ -355,9 +355,9 @@ void Primary::restored(const ClientPtr& client, std::uint64_t id, const Command&
 Result<void> Primary::stats(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Stats>(call.body);
   if (!opened) return tl::unexpected(opened.error());
-  const SparseTable* table = state_.table(opened->record.table);
-  if (table == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", opened->record.table);
-  answer(client, call.id, answer_of(table->counts()));
+  const std::uint32_t table = opened->record.table;
+  if (table >= state_.tables().count()) return fail(ErrorCode::Corrupt, "there is no table {}", table);
+  answer(client, call.id, answer_of(state_.tables().at(table).counts()));
   return {};
 }
 
@@ -419,7 +419,7 @@ bool Primary::waits_for_memory(const Command& command, const Result<void>& check
   const std::size_t later = transient();
   if (later == 0) return false;
   if (!checked) return checked.error().code() == ErrorCode::Unavailable && state_.check(command, limit() + later);
-  return state_.copied() > 0 && state_.effort(command).copied > options_.room();
+  return state_.tables().copied() > 0 && state_.effort(command).copied > options_.room();
 }
 
 /// Returns the answer to a change that has been made, now or earlier.
@@ -428,7 +428,7 @@ std::string Primary::made(const Command& command, std::uint64_t sequence) {
   if (const auto found = refused.find(sequence); found != refused.end()) return answer_of(found->second);
   if (command.method != Method::Open) return pack(Answer{});
   const auto open = unpack<Open>(command.body);
-  const auto number = open ? state_.find(open->record.name) : std::nullopt;
+  const auto number = open ? state_.tables().find(open->record.name) : std::nullopt;
   return answer_of(Opened{number.value_or(0)});
 }
 
@@ -451,7 +451,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
     noted(command.method);
     return {};
   }
-  known_bytes_ = state_.bytes();
+  known_bytes_ = state_.tables().bytes();
   working_ = true;
   options_.aside([state = kept_, command, body = std::string(command.body), self = self_, &rpc = rpc_]() mutable {
     command.body = body;
@@ -494,7 +494,7 @@ void Primary::afterwards(std::function<void()> then) {
 /// Returns the bytes that the state may take, in this process and in the copy's.
 std::size_t Primary::limit() const {
   const std::size_t room = std::min(options_.room(), backup_room_);
-  const std::size_t bytes = state_.bytes();
+  const std::size_t bytes = state_.tables().bytes();
   return room < ~bytes ? bytes + room : ~std::size_t{0};
 }
 
@@ -530,7 +530,7 @@ std::string Primary::why_late(const Parked& late) const {
     why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
   } else {
     const Pull asked = unpack<Pull>(late.body)->record;
-    why = fmt::format("table \"{}\" at clock {} waits for {}", state_.table(asked.table)->name(), asked.clock,
+    why = fmt::format("table \"{}\" at clock {} waits for {}", state_.tables().at(asked.table).name(), asked.clock,
                       state_.awaited(asked.table, asked.clock));
   }
   for (const auto& settlement : settlements_) {

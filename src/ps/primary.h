@@ -94,7 +94,7 @@ class Primary {
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
-  std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
+  std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.tables().bytes()) + transient(); }
   /// Returns whether there have been workers, all of them have left or are lost, and the answers to those that left
   /// have been sent.
   bool workers_gone() const noexcept {
@@ -183,7 +183,7 @@ class Primary {
   void go_on();
   /// Memory that will become free without a change of the state.
   std::size_t transient() const noexcept {
-    return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
+    return (working_ ? 0 : state_.tables().copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
   }
   void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
   static constexpr std::chrono::milliseconds kStillWorking{10};

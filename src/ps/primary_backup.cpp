@@ -138,7 +138,7 @@ void Primary::send_records() {
 void Primary::verify_now_and_then() {
   if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerifyEvery) return;
   since_verified_ = 0;
-  const auto rows = state_.some_rows(turn_++);
+  const auto rows = state_.tables().some_rows(turn_++);
   if (!rows) return;
   const std::string body = pack(*rows);
   replication_.append({.method = Method::Verify, .body = body});

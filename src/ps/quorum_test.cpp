@@ -89,7 +89,7 @@ class Schedule {
       for (std::int64_t clock = 0; clock < server.state.settled(); ++clock) {
         const auto key = static_cast<std::uint64_t>(clock);
         float value = 0;
-        server.state.table(0)->read(&key, 1, &value, 1);
+        server.state.tables().at(0).read(&key, 1, &value, 1);
         EXPECT_EQ(value, expected_[clock]) << "clock " << clock;
       }
     }

@@ -1,11 +1,6 @@
 #include "ps/state.h"
 
-#include "ps/optimizer.h"
-
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace cohort::ps {
@@ -18,35 +13,6 @@ Packed<T> opened(const Command& command) {
 }
 
 constexpr std::size_t kMostEarlier = 16;  // incarnations kept; a server asks about one within seconds
-
-/// Lists how two workers' options for one table differ: "dim 8 and 16; the initializer".
-std::string differences(const TableOptions& one, const TableOptions& other) {
-  constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};
-  std::vector<std::string> found;
-  const auto differ = [&](auto member) {
-    TableOptions mixed = one;
-    mixed.*member = other.*member;
-    return codec::encode(mixed) != codec::encode(one);
-  };
-  if (one.dim != other.dim) found.push_back(fmt::format("dim {} and {}", one.dim, other.dim));
-  if (differ(&TableOptions::optimizer)) {
-    const auto lr = [](const TableOptions& of) {
-      return std::visit([](const auto& rule) { return rule.lr; }, of.optimizer);
-    };
-    found.push_back(fmt::format("the optimizer: {} (lr {}) and {} (lr {})", kRules[one.optimizer.index()], lr(one),
-                                kRules[other.optimizer.index()], lr(other)));
-  }
-  if (differ(&TableOptions::initializer)) found.emplace_back("the initializer");
-  if (differ(&TableOptions::consistency)) {
-    found.push_back(
-        fmt::format("the consistency: {} and {}", described(one.consistency), described(other.consistency)));
-  }
-  if (one.admission != other.admission)
-    found.push_back(fmt::format("admission {} and {}", one.admission, other.admission));
-  if (differ(&TableOptions::eviction)) found.emplace_back("max_age, max_rows or victim");
-  if (one.seed != other.seed) found.push_back(fmt::format("seed {} and {}", one.seed, other.seed));
-  return fmt::format("{}", fmt::join(found, "; "));
-}
 
 }  // namespace
 
@@ -99,88 +65,20 @@ Result<void> State::check(const Command& command, std::size_t limit) {
     case Method::Open: {
       const auto open = unpack<Open>(command.body);
       if (auto ok = whole(open); !ok) return ok;
-      return check_open(open->record, limit);
+      if (auto ok = tables_.check_open(open->record, limit); !ok) return ok;
+      return check_backup_workers(open->record.name, open->record.options);
     }
     case Method::Push:
     case Method::Assign:
-    case Method::Erase: return check_change(command, limit);
+    case Method::Erase: return tables_.check_change(command.method, command.body, limit);
     default: return fail(ErrorCode::Corrupt, "a call of unknown kind {}", static_cast<int>(command.method));
   }
 }
 
-Result<void> State::check_open(const Open& open, std::size_t limit) const {
-  if (open.name.empty()) return fail(ErrorCode::InvalidArgument, "a table without a name");
-  if (auto ok = ps::check(open.options); !ok) return ok;
-  if (const auto known = find(open.name)) {
-    const Served& served = tables_[*known];
-    if (codec::encode(served.table.options()) == codec::encode(open.options) && served.elements == open.elements)
-      return {};
-    const std::string differ = served.elements != open.elements
-                                   ? fmt::format("{} and {} elements (0: a table)", served.elements, open.elements)
-                                   : differences(served.table.options(), open.options);
-    return fail(ErrorCode::Mismatch,
-                "\"{}\" is there already, and described in another way -- {}, there and here -- say the same at all "
-                "workers, or take another name",
-                open.name, differ);
-  }
-  if (auto ok = check_backup_workers(open); !ok) return ok;
-  if (tables_.size() >= 4096) return fail(ErrorCode::Unavailable, "more than 4096 tables");
-  if (bytes() + SparseTable(open.name, open.options).bytes_with(1) > limit)
-    return fail(ErrorCode::Unavailable,
-                "no memory for table \"{}\": it needs {} bytes, and {} of {} are taken -- more "
-                "memory for the server (`memory`)",
-                open.name, SparseTable(open.name, open.options).bytes_with(1), bytes(), limit);
-  return {};
-}
-
-Result<void> State::check_change(const Command& command, std::size_t limit) {
-  const auto change = unpack<Change>(command.body);
-  if (!change) return tl::unexpected(change.error());
-  const std::uint32_t number = change->record.table;
-  if (number >= tables_.size()) return fail(ErrorCode::InvalidArgument, "there is no table {}", number);
-  const SparseTable& table = tables_[number].table;
-  const std::size_t count = change->record.count;
-  const std::size_t row = command.method == Method::Erase ? 0 : table.dim() * sizeof(float);
-  if (change->payload.size() != count * (sizeof(std::uint64_t) + row))
-    return fail(ErrorCode::Corrupt, "{} keys and rows of {} bytes in {} bytes", count, row, change->payload.size());
-  if (command.method == Method::Erase) return {};
-  const bool stays = command.method == Method::Push && table.options().consistency.mode != Mode::Async;
-  const std::size_t staged = stays ? change->payload.size() + sizeof(Staged) : 0;
-  const std::size_t rows = stays ? count : 0;
-  // The exact need is computed only if an upper bound exceeds the limit.
-  if (bytes_with(number, count, rows) + staged <= limit) return {};
-  count_fresh();
-  if (bytes_with(number, table.fresh(count, change->payload.data()), rows) + staged <= limit) return {};
-  return fail(
-      ErrorCode::Unavailable,
-      "no memory for {} rows of table \"{}\": {} of {} bytes are taken{} -- more servers, more memory for them, or "
-      "an eviction by rows",
-      count, table.name(), bytes(), limit,
-      staged_bytes_ > 0 ? ", and pushes wait that need more when their clock ends" : "");
-}
-
-/// Memory after the staged pushes have been made and the table has `fresh` more rows, including the sums of a clock's
-/// pushes with `rows` more.
-std::size_t State::bytes_with(std::uint32_t number, std::size_t fresh, std::size_t rows) const noexcept {
-  std::size_t bytes = staged_bytes_, sum = sum_.bytes();
-  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
-    const Served& served = tables_[i];
-    const std::size_t more = served.fresh + (i == number ? fresh : 0);
-    bytes += more > 0 ? served.table.bytes_with(more) : served.table.counts().bytes;
-    if (served.table.options().consistency.mode == Mode::Sync)
-      sum = std::max(sum, KeyedSum::bytes_for(served.waiting + (i == number ? rows : 0), served.table.dim()));
-  }
-  return bytes + sum;
-}
-
-void State::count_fresh() {
-  for (Staged& one : staged_) {
-    if (std::exchange(one.counted, true)) continue;
-    Served& served = tables_[one.table];
-    served.fresh -= one.fresh;
-    one.fresh = served.table.fresh(one.count, one.payload->data());
-    served.fresh += one.fresh;
-  }
+Result<void> State::check_adopt(const Command& command) const {
+  if (auto ok = tables_.check_adopt(command.body); !ok) return ok;
+  const Adopt given = opened<Adopt>(command).record;
+  return check_backup_workers(given.name, given.options);
 }
 
 SparseTable::Effort State::effort(const Command& command) const {
@@ -189,8 +87,8 @@ SparseTable::Effort State::effort(const Command& command) const {
     case Method::Assign:
     case Method::Erase: {
       const auto change = unpack<Change>(command.body);
-      if (!change || change->record.table >= tables_.size()) return {};
-      const SparseTable& table = tables_[change->record.table].table;
+      if (!change || change->record.table >= tables_.count()) return {};
+      const SparseTable& table = tables_.at(change->record.table);
       if (command.method == Method::Push && table.options().consistency.mode != Mode::Async) return {};
       return table.effort(change->record.count);
     }
@@ -199,16 +97,7 @@ SparseTable::Effort State::effort(const Command& command) const {
     case Method::Propose:
     case Method::Conclude:
     case Method::Leave:
-    case Method::Lost: {  // this may end a clock
-      SparseTable::Effort all;
-      for (const Served& served : tables_) {
-        if (served.waiting == 0) continue;
-        const SparseTable::Effort one = served.table.effort(served.waiting);
-        all.floats += 2 * one.floats;  // each is added up, then stepped
-        all.copied += one.copied;
-      }
-      return all;
-    }
+    case Method::Lost: return tables_.effort_of_staged();  // this may end a clock
     default: return {};
   }
 }
@@ -252,7 +141,7 @@ void State::run(const Command& command) {
     case Method::Open: {
       const auto open = opened<Open>(command).record;
       advance(open.order);
-      if (!find(open.name)) tables_.push_back({SparseTable(open.name, open.options), open.elements});
+      if (!tables_.find(open.name)) tables_.add(open.name, open.options, open.elements);
       break;
     }
     case Method::Push: {
@@ -264,13 +153,13 @@ void State::run(const Command& command) {
     case Method::Assign: {
       const auto change = opened<Change>(command);
       advance(change.record.order);
-      tables_[change.record.table].table.assign(rows_of(change.payload, change.record.count), command.now);
+      tables_.at(change.record.table).assign(Tables::rows_of(change.payload, change.record.count), command.now);
       break;
     }
     case Method::Erase: {
       const auto change = opened<Change>(command);
       advance(change.record.order);
-      tables_[change.record.table].table.erase(change.payload.data(), change.record.count);
+      tables_.at(change.record.table).erase(change.payload.data(), change.record.count);
       break;
     }
     case Method::Commit: {
@@ -292,7 +181,7 @@ void State::run(const Command& command) {
       break;
     }
     case Method::Restore: advance(opened<Restore>(command).record.order); break;
-    case Method::Adopt: adopt(command); break;
+    case Method::Adopt: tables_.adopt(command.body); break;
     case Method::Leave: {
       advance(opened<Leave>(command).record.order);
       withdraw(command.worker);
@@ -327,10 +216,11 @@ void State::run(const Command& command) {
 }
 
 Result<void> State::replay(const Command& command) {
-  if (command.method == Method::Piece) return load(command.body);
-  if (loading_) return fail(ErrorCode::Corrupt, "a command within an image");
+  if (command.method == Method::Piece)
+    return image_.load(command.body, {introduced_, workers_, settled_, quorum_, tables_});
+  if (image_.loading()) return fail(ErrorCode::Corrupt, "a command within an image");
   const auto sound = [&]() -> Result<void> {
-    if (command.method == Method::Verify) return verify(command);
+    if (command.method == Method::Verify) return tables_.verify(command.body);
     if (command.method == Method::Joined) {
       const auto hello = unpack<Hello>(command.body);
       if (!hello) return tl::unexpected(hello.error());
@@ -369,63 +259,16 @@ Result<void> State::replay(const Command& command) {
   return {};
 }
 
-KeyedRows State::rows_of(std::string_view payload, std::size_t count) noexcept {
-  return {payload.data(), payload.data() + count * sizeof(std::uint64_t), count};
-}
-
-Result<void> State::check_adopt(const Command& command) const {
-  const auto opened = unpack<Adopt>(command.body);
-  if (!opened) return tl::unexpected(opened.error());
-  const Adopt& given = opened->record;
-  if (auto ok = ps::check(given.options); !ok) return ok;
-  if (auto ok = check_open({{}, given.name, given.options, given.elements}, ~std::size_t{0}); !ok) return ok;
-  const std::size_t dim = static_cast<std::size_t>(given.options.dim);
-  const std::uint64_t row = sizeof(RowHeader) + (dim + slots_of(given.options.optimizer, dim)) * sizeof(float);
-  if (given.rows > kLongestMessage || given.seen > kLongestMessage ||
-      opened->payload.size() != given.rows * row + given.seen * kSeenBytes)
-    return fail(ErrorCode::Corrupt, "{} rows of {} bytes and {} counters in {} bytes", given.rows, row, given.seen,
-                opened->payload.size());
-  return {};
-}
-
-void State::adopt(const Command& command) {
-  const auto opened = ps::opened<Adopt>(command);
-  const Adopt& given = opened.record;
-  if (!find(given.name)) tables_.push_back({SparseTable(given.name, given.options), given.elements});
-  SparseTable& table = tables_[*find(given.name)].table;
-  const char* at = opened.payload.data();
-  for (std::uint64_t i = 0; i < given.rows; ++i) {
-    RowHeader header;
-    std::memcpy(&header, at, sizeof header);
-    table.restore(header, at + sizeof header);
-    at += sizeof header + table.floats() * sizeof(float);
-  }
-  for (std::uint64_t i = 0; i < given.seen; ++i, at += kSeenBytes) {
-    std::uint64_t key;
-    std::uint32_t count;
-    std::memcpy(&key, at, sizeof key);
-    std::memcpy(&count, at + sizeof key, sizeof count);
-    table.restore_seen(key, count);
-  }
-}
-
 void State::push(const Command& command, const Change& change, std::string_view payload) {
-  SparseTable& table = tables_[change.table].table;
+  SparseTable& table = tables_.at(change.table);
   if (table.options().consistency.mode == Mode::Async) {
-    table.step(rows_of(payload, change.count), command.now, change.lr);
+    table.step(Tables::rows_of(payload, change.count), command.now, change.lr);
     return;
   }
   const std::int64_t clock = workers_.at(command.worker).committed;
   if (clock < settled_ && backup_workers() > 0) return;  // the push comes too late
-  stage({command.worker, clock, change.table, change.lr, change.count, std::make_shared<const std::string>(payload),
-         change.count});
-}
-
-void State::stage(Staged staged) {
-  staged_bytes_ += staged.payload->size() + sizeof(Staged);
-  tables_[staged.table].waiting += staged.count;
-  tables_[staged.table].fresh += staged.fresh;
-  staged_.push_back(std::move(staged));
+  tables_.stage({command.worker, clock, change.table, change.lr, change.count,
+                 std::make_shared<const std::string>(payload), change.count});
 }
 
 void State::commit(std::uint32_t number, std::int64_t clocks, std::uint32_t now) {
@@ -438,12 +281,12 @@ void State::commit(std::uint32_t number, std::int64_t clocks, std::uint32_t now)
 
 void State::make_committed(std::uint32_t worker, std::uint32_t now) {
   const std::int64_t ended = workers_.at(worker).committed;
-  unstage([&](const Staged& one) {
+  tables_.unstage([&](const Staged& one) {
     if (one.worker != worker || one.clock >= ended) return false;
-    SparseTable& table = tables_[one.table].table;
+    SparseTable& table = tables_.at(one.table);
     // In Sync, a push for a clock that has ended is applied at once: its worker rejoined in the middle of that clock.
     if (table.options().consistency.mode == Mode::Sync && one.clock >= settled_) return false;
-    table.step(rows_of(*one.payload, one.count), now, one.lr);
+    table.step(Tables::rows_of(*one.payload, one.count), now, one.lr);
     return true;
   });
 }
@@ -453,59 +296,17 @@ void State::settle(std::uint32_t now) {
   const std::int64_t until = workers_.least().value_or(workers_.most());
   for (; settled_ < until; ++settled_) {
     std::int64_t next = until;  // clocks without a push are skipped
-    for (const Staged& one : staged_) {
-      if (tables_[one.table].table.options().consistency.mode == Mode::Sync) next = std::min(next, one.clock);
+    for (const Staged& one : tables_.staged()) {
+      if (tables_.is_sync(one.table)) next = std::min(next, one.clock);
     }
     settled_ = std::max(settled_, next);
     if (settled_ >= until) return;
-    step_staged(now);
+    tables_.step_staged(settled_, now);
   }
-}
-
-void State::step_staged(std::uint32_t now) {
-  for (std::uint32_t number = 0; number < tables_.size(); ++number) {
-    SparseTable& table = tables_[number].table;
-    if (table.options().consistency.mode != Mode::Sync) continue;
-    std::vector<const Staged*> due;
-    for (const Staged& one : staged_) {
-      if (one.table == number && one.clock <= settled_) due.push_back(&one);
-    }
-    if (due.empty()) continue;
-    std::stable_sort(due.begin(), due.end(), [](const Staged* a, const Staged* b) { return a->worker < b->worker; });
-    std::size_t most = 0;
-    for (const Staged* one : due) most += one->count;
-    sum_.begin(table.dim(), most);
-    for (const Staged* one : due) {
-      const KeyedRows rows = rows_of(*one->payload, one->count);
-      for (std::size_t i = 0; i < rows.count; ++i) {
-        std::uint64_t key;
-        std::memcpy(&key, static_cast<const char*>(rows.keys) + i * sizeof key, sizeof key);
-        sum_.add(key, static_cast<const char*>(rows.rows) + i * table.dim() * sizeof(float));
-      }
-    }
-    table.step({sum_.keys().data(), sum_.sums(), sum_.size()}, now, due.front()->lr);
-    unstage([&](const Staged& one) { return one.table == number && one.clock <= settled_; });
-  }
-}
-
-void State::drop_staged(std::uint32_t worker) {
-  const std::int64_t ended = workers_.at(worker).committed;
-  unstage([&](const Staged& one) { return one.worker == worker && one.clock >= ended; });
-}
-
-const SparseTable* State::table(std::uint32_t number) const noexcept {
-  return number < tables_.size() ? &tables_[number].table : nullptr;
-}
-
-std::optional<std::uint32_t> State::find(std::string_view name) const noexcept {
-  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
-    if (tables_[i].table.name() == name) return i;
-  }
-  return std::nullopt;
 }
 
 bool State::may_read(std::uint32_t number, std::int64_t clock) const noexcept {
-  const Consistency& rule = tables_[number].table.options().consistency;
+  const Consistency& rule = tables_.rule(number);
   switch (rule.mode) {
     case Mode::Sync: return settled_ >= clock;
     case Mode::Bounded: return !workers_.least() || *workers_.least() >= clock - rule.staleness;
@@ -515,30 +316,17 @@ bool State::may_read(std::uint32_t number, std::int64_t clock) const noexcept {
 }
 
 std::string State::awaited(std::uint32_t number, std::int64_t clock) const {
-  const Consistency& rule = tables_[number].table.options().consistency;
+  const Consistency& rule = tables_.rule(number);
   return workers_.behind(rule.mode == Mode::Bounded ? clock - rule.staleness : clock);
 }
 
 std::int64_t State::clock_of(std::uint32_t number) const noexcept {
-  if (tables_[number].table.options().consistency.mode == Mode::Sync) return settled_;
+  if (tables_.is_sync(number)) return settled_;
   return workers_.least().value_or(workers_.most());
 }
 
-std::size_t State::bytes() const noexcept {
-  std::size_t bytes = staged_bytes_ + sum_.bytes();
-  for (const Served& served : tables_) bytes += served.table.counts().bytes;
-  return bytes;
-}
-
-std::size_t State::copied() const noexcept {
-  if (views_->load(std::memory_order_acquire) == 0) return 0;
-  std::size_t bytes = frozen_staged_;
-  for (const Served& served : tables_) bytes += served.table.copied();
-  return bytes;
-}
-
 bool State::has_staged(std::uint32_t worker, std::int64_t clock) const noexcept {
-  return std::any_of(staged_.begin(), staged_.end(),
+  return std::any_of(tables_.staged().begin(), tables_.staged().end(),
                      [&](const Staged& one) { return one.worker == worker && one.clock >= clock; });
 }
 
@@ -553,6 +341,131 @@ void State::fence(const Settle& asked) {
   Worker& worker = workers_.at(asked.worker);
   worker.banned = std::max(worker.banned, asked.incarnation);
   if (worker.incarnation == asked.incarnation) worker.fenced = true;
+}
+
+std::shared_ptr<const FrozenState> State::freeze() {
+  return std::make_shared<const FrozenState>(FrozenState{introduced_, workers_, settled_, quorum_, tables_.freeze()});
+}
+
+// ---- clocks that end without some workers ----
+
+// SyncOptions::backup_workers: the first server decides whose pushes of a clock count: those of the workers that have
+// ended it when only the backup workers have not. Workers tell the others.
+//   A worker ends its clock only at the first server, when all servers have its pushes. So all have the quorum's
+//   pushes. Before a worker sends anything at a clock, it tells all servers whose pushes counted before. So no server
+//   is more than one clock behind the first server, and only the last decision has to be kept.
+
+std::int64_t State::backup_workers() const noexcept {
+  return tables_.count() == 0 ? 0 : tables_.rule(0).backup_workers;
+}
+
+Result<void> State::check_backup_workers(const std::string& name, const TableOptions& options) const {
+  const std::int64_t wanted = options.consistency.backup_workers;
+  if ((wanted == 0 && backup_workers() == 0) || tables_.find(name)) return {};
+  if (wanted >= workers_.count()) {
+    return fail(ErrorCode::InvalidArgument,
+                "table \"{}\" has {} backup workers, and there are {} workers -- one at least has to count", name,
+                wanted, workers_.count());
+  }
+  if (tables_.count() > 0) {
+    const Consistency& one = tables_.rule(0);
+    if (one.mode == options.consistency.mode && one.backup_workers == wanted) return {};
+    return fail(
+        ErrorCode::InvalidArgument,
+        "table \"{}\" is {}, and \"{}\" is {} -- with backup workers all tables have to be Sync with as many: a "
+        "late worker's pushes are dropped from all or from none",
+        name, described(options.consistency), tables_.at(0).name(), described(one));
+  }
+  if (workers_.most() > 0) {
+    return fail(ErrorCode::InvalidArgument,
+                "table \"{}\" has backup workers, and a worker has ended a clock already -- open it before any does",
+                name);
+  }
+  return {};
+}
+
+Concluded State::concluded(std::uint32_t number) const {
+  const Worker& worker = workers_.at(number);
+  return {{settled_, quorum_}, worker.committed, worker.late};
+}
+
+Result<void> State::check_propose(const Command& command) const {
+  const auto ended = unpack<Commit>(command.body);
+  if (!ended) return tl::unexpected(ended.error());
+  const Worker& worker = workers_.at(command.worker);
+  if (!ended->payload.empty() || !decides() || backup_workers() == 0 || ended->record.clock != worker.committed ||
+      worker.committed > settled_) {
+    return fail(ErrorCode::Corrupt, "worker {} ends clock {} after it has ended {}", command.worker,
+                ended->record.clock, worker.committed);
+  }
+  return {};
+}
+
+Result<void> State::check_conclude(const Command& command) const {
+  const auto told = unpack<Conclude>(command.body);
+  if (!told) return tl::unexpected(told.error());
+  const Quorum& quorum = told->record.quorum;
+  if (!told->payload.empty() || backup_workers() == 0 || quorum.clocks > settled_ + (decides() ? 0 : 1) ||
+      (!quorum.workers.empty() && quorum.workers.back() >= workers_.count()) ||
+      told->record.clock < workers_.at(command.worker).committed) {
+    return fail(ErrorCode::Corrupt, "worker {} goes on at clock {} of {}, after {} of {}", command.worker,
+                told->record.clock, quorum.clocks, workers_.at(command.worker).committed, settled_);
+  }
+  return {};
+}
+
+void State::propose(std::uint32_t number, std::int64_t clock, std::uint32_t now) {
+  Worker& worker = workers_.at(number);
+  worker.late = clock < settled_;
+  worker.committed = worker.late ? settled_ : clock + 1;
+  seek_quorum(now);
+}
+
+void State::conclude(std::uint32_t number, const Conclude& told, std::uint32_t now) {
+  if (told.quorum.clocks > settled_) {
+    quorum_ = told.quorum.workers;
+    end_clock(now);
+  }
+  workers_.at(number).committed = told.clock;
+  // Pushes of an earlier process of this worker can no longer be in any quorum.
+  tables_.unstage([&](const Staged& one) { return one.worker == number; });
+}
+
+void State::seek_quorum(std::uint32_t now) {
+  if (!decides()) return;
+  std::vector<std::uint32_t> ended;
+  bool awaited = false;
+  for (std::uint32_t number = 0; number < workers_.count(); ++number) {
+    if (workers_.at(number).committed > settled_) {
+      ended.push_back(number);
+    } else {
+      awaited = awaited || workers_.holds_others(number);
+    }
+  }
+  const std::int64_t enough = static_cast<std::int64_t>(workers_.count()) - backup_workers();
+  if (ended.empty() || (awaited && static_cast<std::int64_t>(ended.size()) < enough)) return;
+  quorum_ = std::move(ended);
+  end_clock(now);
+}
+
+void State::end_clock(std::uint32_t now) {
+  tables_.unstage([&](const Staged& one) {
+    return one.clock <= settled_ && !std::binary_search(quorum_.begin(), quorum_.end(), one.worker);
+  });
+  tables_.step_staged(settled_, now);
+  ++settled_;
+}
+
+void State::withdraw(std::uint32_t number) {
+  if (backup_workers() == 0) {
+    const std::int64_t ended = workers_.at(number).committed;
+    return tables_.unstage([&](const Staged& one) { return one.worker == number && one.clock >= ended; });
+  }
+  // The worker may be in a quorum that this server does not know yet. Otherwise the next quorum drops its pushes.
+  if (!decides()) return;
+  Worker& worker = workers_.at(number);
+  worker.committed = std::min(worker.committed, settled_);
+  tables_.unstage([&](const Staged& one) { return one.worker == number; });
 }
 
 }  // namespace cohort::ps

@@ -1,25 +1,22 @@
 // Workers: what one server knows of its workers: their presence, the changes made for each, the clocks each has ended.
 // Pure bookkeeping; one thread at a time.
+// Image, ImageReader: the pieces of a state's view, and a new state made of them.
 // State: tables, workers, and pushes whose clock has not ended. Only commands change a state, and it is a function of
 // them, their order and their times. So a journal of commands restores a server; reads are not in it. No I/O. One
 // thread at a time, except for views of it.
 #pragma once
 
 #include "base/result.h"
-#include "ps/key_map.h"
 #include "ps/protocol.h"
-#include "ps/sparse_table.h"
+#include "ps/tables.h"
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace cohort::ps {
@@ -82,48 +79,13 @@ class Workers {
   std::vector<Worker> all_;
 };
 
-struct Command {
-  std::uint32_t now = 0;  ///< seconds since 1970
-  Method method = Method::Push;
-  std::uint32_t worker = 0;
-  std::uint64_t incarnation = 0;
-  std::string_view body = {};
-};
-
-/// A push that waits for the end of its clock.
-struct Staged {
-  std::uint32_t worker;
-  std::int64_t clock;
-  std::uint32_t table;
-  std::optional<double> lr;
-  std::size_t count;
-  std::shared_ptr<const std::string> payload;
-  std::size_t fresh;     ///< at most this many of its keys have no row yet
-  bool counted = false;  ///< whether that has been looked up
-};
-
-/// A view of a state at one moment, readable on any thread. While the view exists, the state copies what it changes.
-class FrozenState {
- public:
-  struct Table {
-    FrozenTable table;
-    std::int64_t elements;
-  };
-  FrozenState(std::optional<Hello> introduced, Workers workers, std::int64_t settled, std::vector<std::uint32_t> quorum,
-              std::vector<Table> tables, std::deque<Staged> staged, Views views);
-  ~FrozenState() { views_->fetch_sub(1, std::memory_order_acq_rel); }
-  FrozenState(const FrozenState&) = delete;
-  FrozenState& operator=(const FrozenState&) = delete;
-
-  const std::optional<Hello> introduced;
-  const Workers workers;
-  const std::int64_t settled;
-  const std::vector<std::uint32_t> quorum;
-  const std::vector<Table> tables;
-  const std::deque<Staged> staged;
-
- private:
-  const Views views_;
+/// A view of a state at one moment, readable on any thread.
+struct FrozenState {
+  std::optional<Hello> introduced;
+  Workers workers;
+  std::int64_t settled;
+  std::vector<std::uint32_t> quorum;
+  FrozenTables tables;
 };
 
 /// The pieces of a state's image: bodies of Method::Piece, of about a megabyte at most. A new state that replays them
@@ -144,9 +106,38 @@ class Image {
   bool ended_ = false;
 };
 
+/// Takes the pieces of an image, in order.
+class ImageReader {
+ public:
+  /// The parts of the state that gets the image.
+  struct Parts {
+    std::optional<Hello>& introduced;
+    Workers& workers;
+    std::int64_t& settled;
+    std::vector<std::uint32_t>& quorum;
+    Tables& tables;
+  };
+  /// True if an image has begun and has not ended.
+  bool loading() const noexcept { return loading_; }
+  /// Fails with Corrupt if no Image has made the piece, or the parts had something before the first one.
+  Result<void> load(std::string_view piece, const Parts& parts);
+
+ private:
+  bool loading_ = false;
+};
+
+struct Command {
+  std::uint32_t now = 0;  ///< seconds since 1970
+  Method method = Method::Push;
+  std::uint32_t worker = 0;
+  std::uint64_t incarnation = 0;
+  std::string_view body = {};
+};
+
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
+  const Tables& tables() const noexcept { return tables_; }
   /// Greeting of the worker that joined last; it also lists the servers.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Number of clocks whose pushes have been made in tables of Mode::Sync.
@@ -177,14 +168,7 @@ class State {
   /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;
   /// True if an image has begun and has not ended.
-  bool loading() const noexcept { return loading_; }
-  /// Returns the digest of some rows, for a command of Method::Verify: other rows for each `turn`. nullopt if there are
-  /// no rows.
-  std::optional<Verify> some_rows(std::uint64_t turn) const;
-
-  /// The table of this number; nullptr if there is none.
-  const SparseTable* table(std::uint32_t number) const noexcept;
-  std::optional<std::uint32_t> find(std::string_view name) const noexcept;
+  bool loading() const noexcept { return image_.loading(); }
 
   /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
@@ -193,49 +177,24 @@ class State {
   /// The table's clock: all pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
-  /// Memory that the state holds, without memory that only views hold (`copied`).
-  std::size_t bytes() const noexcept;
-  std::size_t copied() const noexcept;
-
   /// Returns whether the worker has staged pushes of this clock or later ones.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
   /// Number of clocks that the incarnation had ended, after a command of Method::Settle.
   std::int64_t ended(const Settle& asked) const;
 
  private:
-  struct Served {
-    SparseTable table;
-    std::int64_t elements;
-    std::size_t waiting = 0;  // rows of staged pushes to this table
-    std::size_t fresh = 0;    // at most this many of those rows do not exist yet
-  };
-
-  Result<void> load(std::string_view piece);
-  Result<void> check_change(const Command& command, std::size_t limit);
-  std::size_t bytes_with(std::uint32_t table, std::size_t fresh, std::size_t rows) const noexcept;
-  void count_fresh();
-  void adopt(const Command& command);
-  Result<void> check_open(const Open& open, std::size_t limit) const;
   void push(const Command& command, const Change& change, std::string_view payload);
-  Result<void> verify(const Command& command) const;
   void commit(std::uint32_t worker, std::int64_t clocks, std::uint32_t now);
   void fence(const Settle& asked);
-  void stage(Staged staged);
-  void drop_staged(std::uint32_t worker);
   /// Drops the pushes of clocks that the worker has not ended, when it is lost, has left, or comes again.
   void withdraw(std::uint32_t worker);
-  /// Removes the staged pushes for which `taken` returns true.
-  template <class Taken>
-  void unstage(Taken&& taken);
   /// Makes a worker's staged pushes of clocks that it has ended, in tables that wait for no other worker.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
-  /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
-  void step_staged(std::uint32_t now);
 
-  // state_quorum.cpp: with backup workers
+  // With backup workers.
   bool decides() const noexcept { return introduced_ && introduced_->server == 0; }
-  Result<void> check_backup_workers(const Open& open) const;
+  Result<void> check_backup_workers(const std::string& name, const TableOptions& options) const;
   Result<void> check_propose(const Command& command) const;
   Result<void> check_conclude(const Command& command) const;
   void propose(std::uint32_t worker, std::int64_t clock, std::uint32_t now);
@@ -243,30 +202,12 @@ class State {
   void seek_quorum(std::uint32_t now);
   void end_clock(std::uint32_t now);
 
-  static KeyedRows rows_of(std::string_view payload, std::size_t count) noexcept;
-
   Workers workers_;
   std::optional<Hello> introduced_;
-  bool loading_ = false;
-  std::deque<Served> tables_;
-  std::deque<Staged> staged_;  // in order of arrival
-  std::size_t staged_bytes_ = 0;
-  std::size_t frozen_staged_ = 0;  // staged pushes when the latest view was made
-  Views views_ = std::make_shared<std::atomic<int>>(0);
+  ImageReader image_;
+  Tables tables_;
   std::int64_t settled_ = 0;
   std::vector<std::uint32_t> quorum_;  // with backup workers: those whose pushes counted in the last settled clock
-  KeyedSum sum_;
 };
-
-template <class Taken>
-void State::unstage(Taken&& taken) {
-  std::erase_if(staged_, [&](const Staged& one) {
-    if (!taken(one)) return false;
-    staged_bytes_ -= one.payload->size() + sizeof(Staged);
-    tables_[one.table].waiting -= one.count;
-    tables_[one.table].fresh -= one.fresh;
-    return true;
-  });
-}
 
 }  // namespace cohort::ps
