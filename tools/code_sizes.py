@@ -20,7 +20,6 @@ CLASSES = {
     "src/comm/gpu NcclPlane": (500, 2),
     "src/comm/transport/tcp TcpTransport": (490, 2),
     "src/launch/supervise Epoch": (730, 1),
-    "src/ps Primary": (960, 2),
     "src/train/gradients Reducer": (720, 1),
     "src/train/named EngineCore": (950, 4),
 }

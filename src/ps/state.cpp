@@ -315,9 +315,38 @@ bool State::may_read(std::uint32_t number, std::int64_t clock) const noexcept {
   return true;
 }
 
-std::string State::awaited(std::uint32_t number, std::int64_t clock) const {
-  const Consistency& rule = tables_.rule(number);
-  return workers_.behind(rule.mode == Mode::Bounded ? clock - rule.staleness : clock);
+bool State::is_due(Method method, std::string_view body) const {
+  switch (method) {
+    case Method::Barrier: return workers_.past_barrier(unpack<Barrier>(body)->record.number);
+    case Method::Await: return settled_ > unpack<Await>(body)->record.clock;
+    case Method::Snapshot: return settled_ >= unpack<Snapshot>(body)->record.clock;
+    default: break;
+  }
+  const Pull asked = unpack<Pull>(body)->record;
+  return may_read(asked.table, asked.clock);
+}
+
+std::string State::awaited(Method method, std::string_view body) const {
+  if (method == Method::Barrier) {
+    const auto number = unpack<Barrier>(body)->record.number;
+    return fmt::format("barrier {} waits for {}", number, workers_.not_at_barrier(number));
+  }
+  if (method == Method::Await) {
+    const std::int64_t clock = unpack<Await>(body)->record.clock;
+    const std::int64_t backups = backup_workers();
+    return fmt::format(
+        "clock {}{} waits for {}", clock,
+        backups > 0 ? fmt::format(", with {} backup workers,", backups) : ", ended long ago by this worker,",
+        workers_.behind(clock + 1));
+  }
+  if (method == Method::Snapshot) {
+    const std::int64_t clock = unpack<Snapshot>(body)->record.clock;
+    return fmt::format("a snapshot at clock {} waits for {}", clock, workers_.behind(clock));
+  }
+  const Pull asked = unpack<Pull>(body)->record;
+  const Consistency& rule = tables_.rule(asked.table);
+  return fmt::format("table \"{}\" at clock {} waits for {}", tables_.at(asked.table).name(), asked.clock,
+                     workers_.behind(rule.mode == Mode::Bounded ? asked.clock - rule.staleness : asked.clock));
 }
 
 std::int64_t State::clock_of(std::uint32_t number) const noexcept {

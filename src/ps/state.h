@@ -172,8 +172,10 @@ class State {
 
   /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
-  /// Names the workers that a read at this clock waits for.
-  std::string awaited(std::uint32_t table, std::int64_t clock) const;
+  /// Returns whether a read, barrier, end of a clock or snapshot need not wait for other workers.
+  bool is_due(Method method, std::string_view body) const;
+  /// Names such a call, and the workers that it waits for.
+  std::string awaited(Method method, std::string_view body) const;
   /// The table's clock: all pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
 
