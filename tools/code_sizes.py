@@ -16,7 +16,6 @@ LINES = {
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.
 CLASSES = {
-    "src/comm/engine Matcher": (870, 2),
     "src/comm/gpu NcclPlane": (500, 2),
     "src/comm/transport/tcp TcpTransport": (490, 2),
     "src/launch/supervise Epoch": (730, 1),
