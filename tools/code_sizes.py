@@ -20,7 +20,6 @@ CLASSES = {
     "src/comm/transport/tcp TcpTransport": (490, 2),
     "src/launch/supervise Epoch": (730, 1),
     "src/train/gradients Reducer": (720, 1),
-    "src/train/named EngineCore": (950, 4),
 }
 SMALL = 150  # lines of a class that may lie over several files
 
