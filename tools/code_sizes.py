@@ -10,20 +10,15 @@ import re
 
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
-    "src/base": 3_700, "src/comm": 24_800, "src/launch": 19_450, "src/net": 7_100, "src/ps": 7_850, "src/rendezvous": 5_400,
-    "src/telemetry": 2_600, "src/torch": 7_800, "src/train": 17_800, "include": 4_500, "programs": 18_400, "python": 35_900,
+    "src/base": 3_700, "src/comm": 24_850, "src/launch": 19_450, "src/net": 7_100, "src/ps": 8_050, "src/rendezvous": 5_400,
+    "src/telemetry": 2_600, "src/torch": 7_800, "src/train": 17_950, "include": 4_500, "programs": 18_400, "python": 35_900,
 }  # fmt: skip
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.
 CLASSES = {
-    "src/comm/engine Matcher": (870, 2),
     "src/comm/gpu NcclPlane": (450, 2),
     "src/comm/transport/tcp TcpTransport": (490, 2),
-    "src/launch/supervise Epoch": (730, 1),
-    "src/ps Primary": (960, 2),
-    "src/ps State": (840, 3),
     "src/train/gradients Reducer": (720, 1),
-    "src/train/named EngineCore": (950, 4),
 }
 SMALL = 150  # lines of a class that may lie over several files
 

@@ -220,7 +220,7 @@ TEST(CompactJournal, AKilledWriterHasLostNothingThatItHadAppended) {
     float sum = 0;
     for (std::uint64_t key = 0; key < 20; ++key) {
       float value = 0;
-      kept.state().table(0)->read(reinterpret_cast<const char*>(&key), 1, reinterpret_cast<char*>(&value), 1);
+      kept.state().tables().at(0).read(reinterpret_cast<const char*>(&key), 1, reinterpret_cast<char*>(&value), 1);
       sum += value;
     }
     // Changes 1 to 3 are the beginning and the tables; each second one after is a push that counts at once.

@@ -1,7 +1,6 @@
 #include "ps/primary.h"
 
-#include "ps/journal.h"
-#include "ps/server_map.h"
+#include "base/log.h"
 #include "ps/snapshot.h"
 
 #include <algorithm>
@@ -29,6 +28,8 @@ Primary::Primary(net::RpcServer& rpc, Options options, State state, std::optiona
       kept_(std::make_shared<State>(std::move(state))),
       state_(*kept_),
       journal_(std::move(journal)),
+      backup_(rpc, options_.membership, options_.rows.value_or(0), options_.changed, [this] { return workers_gone(); }),
+      snapshots_(rpc, options_.aside, backup_),
       epoch_(options_.epoch),
       self_(std::make_shared<Primary*>(this)) {}
 
@@ -37,7 +38,7 @@ Primary::~Primary() {
   std::vector<ClientPtr> clients;
   for (const auto& [client, session] : sessions_) clients.push_back(client);
   sessions_.clear();
-  if (backup_) clients.push_back(std::exchange(backup_, nullptr));
+  if (const ClientPtr other = backup_.release()) clients.push_back(other);
   for (const Late& late : std::exchange(late_, {})) clients.push_back(late.client);
   for (const Waiting& waiting : std::exchange(waiting_, {})) clients.push_back(waiting.client);
   for (const ClientPtr& client : clients) rpc_.close(client);
@@ -202,25 +203,25 @@ Result<void> Primary::pull(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Pull>(call.body);
   if (!opened) return tl::unexpected(opened.error());
   const Pull& asked = opened->record;
-  if (state_.table(asked.table) == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", asked.table);
+  if (asked.table >= state_.tables().count()) return fail(ErrorCode::Corrupt, "there is no table {}", asked.table);
   if (opened->payload.size() != asked.count * sizeof(std::uint64_t))
     return fail(ErrorCode::Corrupt, "{} keys in {} bytes", asked.count, opened->payload.size());
-  if (asked.count * state_.table(asked.table)->dim() * sizeof(float) > kLongestMessage - 4096)
+  if (asked.count * state_.tables().at(asked.table).dim() * sizeof(float) > kLongestMessage - 4096)
     return fail(ErrorCode::Corrupt, "{} rows are more than an answer may have", asked.count);
   if (state_.may_read(asked.table, asked.clock)) {
     answer_pull(client, call.id, *opened);
   } else {
-    park(client, call, asked.wait_ms);
+    serve_or_park(client, call, asked.wait_ms);
   }
   return {};
 }
 
 void Primary::answer_pull(const ClientPtr& client, std::uint64_t id, const Packed<Pull>& asked) {
-  const SparseTable& table = *state_.table(asked.record.table);
+  const SparseTable& table = state_.tables().at(asked.record.table);
   const std::size_t bytes = asked.record.count * table.dim() * sizeof(float);
   const std::string head = pack(Answer{.clock = state_.clock_of(asked.record.table), .version = table.counts().steps});
-  answer(client, id, head, bytes,
-         [&](char* rows) { table.read(asked.payload.data(), asked.record.count, rows, seconds_now()); });
+  backup_.answer(client, id, head, bytes,
+                 [&](char* rows) { table.read(asked.payload.data(), asked.record.count, rows, seconds_now()); });
 }
 
 Result<void> Primary::barrier(const ClientPtr& client, const Session& session, const Call& call) {
@@ -230,22 +231,14 @@ Result<void> Primary::barrier(const ClientPtr& client, const Session& session, c
     answer(client, call.id, answer_of(done.error()));
     return {};
   }
-  if (state_.workers().past_barrier(opened->record.number)) {
-    answer(client, call.id, pack(Answer{}));
-  } else {
-    park(client, call, opened->record.wait_ms);
-  }
+  serve_or_park(client, call, opened->record.wait_ms);
   return {};
 }
 
 Result<void> Primary::await(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Await>(call.body);
   if (!opened) return tl::unexpected(opened.error());
-  if (state_.settled() > opened->record.clock) {
-    answer(client, call.id, answer_of(Ended{state_.settled()}));
-  } else {
-    park(client, call, opened->record.wait_ms);
-  }
+  serve_or_park(client, call, opened->record.wait_ms);
   return {};
 }
 
@@ -254,44 +247,14 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
   if (!opened) return tl::unexpected(opened.error());
   if (!is_snapshot_file(opened->record.file))
     return fail(ErrorCode::Corrupt, "a snapshot in a file {}", opened->record.file);
-  if (state_.settled() >= opened->record.clock) {
-    answer_snapshot(client, call.id, opened->record);
-  } else {
-    park(client, call, opened->record.wait_ms);
-  }
+  serve_or_park(client, call, opened->record.wait_ms);
   return {};
 }
 
-/// Writes a snapshot of the present state, during which pushes continue.
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
   // The name differs from an earlier primary's, which may still be writing its file.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
-  for (Writing& one : writing_) {
-    if (one.folder != asked.folder || one.file != file) continue;
-    one.client = client;
-    one.id = id;
-    if (!one.answer.empty()) answer(client, id, one.answer);
-    return;
-  }
-  writing_.remove_if([](const Writing& one) { return !one.answer.empty(); });
-  writing_.push_back({asked.folder, file, client, id});
-  options_.aside([state = state_.freeze(), folder = asked.folder, file, self = self_, &rpc = rpc_]() mutable {
-    const auto made = write_snapshot(*state, folder, file);
-    state.reset();
-    std::string told =
-        made ? answer_of(Written{file, made->bytes, made->sha256, made->crc32}) : answer_of(made.error());
-    rpc.post([self, folder, file, told = std::move(told)] {
-      if (*self != nullptr) (*self)->written(folder, file, told);
-    });
-  });
-}
-
-void Primary::written(const std::string& folder, const std::string& file, std::string answer_to_it) {
-  for (Writing& one : writing_) {
-    if (one.folder != folder || one.file != file) continue;
-    one.answer = std::move(answer_to_it);
-    answer(one.client, one.id, one.answer);
-  }
+  snapshots_.write(client, id, asked.folder, file, state_);
 }
 
 /// Restores this server's rows from a snapshot. Each part is a change of its own, which changes nothing if it is made
@@ -327,12 +290,12 @@ void Primary::restore(const ClientPtr& client, const Call& call, const Command& 
 
 /// Returns nullopt if the rows cannot be taken now.
 std::optional<Result<void>> Primary::adopt(const std::string& body) {
-  if (working_ || replication_.is_behind()) return std::nullopt;
+  if (working_ || backup_.is_behind()) return std::nullopt;
   const Command command{0, Method::Adopt, 0, 0, body};
-  if (auto ok = state_.check_adopt(command); !ok) return ok;
-  if (const std::size_t bytes = state_.bytes() + 2 * body.size(); bytes > limit()) {
+  if (auto ok = state_.tables().check_adopt(body); !ok) return ok;
+  if (const std::size_t bytes = state_.tables().bytes() + 2 * body.size(); bytes > limit()) {
     if (bytes <= limit() + transient()) return std::nullopt;
-    return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.bytes(),
+    return fail(ErrorCode::Unavailable, "no memory for the snapshot: {} of {} bytes are taken", state_.tables().bytes(),
                 limit());
   }
   return note(command, {});
@@ -355,9 +318,9 @@ void Primary::restored(const ClientPtr& client, std::uint64_t id, const Command&
 Result<void> Primary::stats(const ClientPtr& client, const Call& call) {
   const auto opened = unpack<Stats>(call.body);
   if (!opened) return tl::unexpected(opened.error());
-  const SparseTable* table = state_.table(opened->record.table);
-  if (table == nullptr) return fail(ErrorCode::Corrupt, "there is no table {}", opened->record.table);
-  answer(client, call.id, answer_of(table->counts()));
+  const std::uint32_t table = opened->record.table;
+  if (table >= state_.tables().count()) return fail(ErrorCode::Corrupt, "there is no table {}", table);
+  answer(client, call.id, answer_of(state_.tables().at(table).counts()));
   return {};
 }
 
@@ -419,7 +382,7 @@ bool Primary::waits_for_memory(const Command& command, const Result<void>& check
   const std::size_t later = transient();
   if (later == 0) return false;
   if (!checked) return checked.error().code() == ErrorCode::Unavailable && state_.check(command, limit() + later);
-  return state_.copied() > 0 && state_.effort(command).copied > options_.room();
+  return state_.tables().copied() > 0 && state_.effort(command).copied > options_.room();
 }
 
 /// Returns the answer to a change that has been made, now or earlier.
@@ -428,7 +391,7 @@ std::string Primary::made(const Command& command, std::uint64_t sequence) {
   if (const auto found = refused.find(sequence); found != refused.end()) return answer_of(found->second);
   if (command.method != Method::Open) return pack(Answer{});
   const auto open = unpack<Open>(command.body);
-  const auto number = open ? state_.find(open->record.name) : std::nullopt;
+  const auto number = open ? state_.tables().find(open->record.name) : std::nullopt;
   return answer_of(Opened{number.value_or(0)});
 }
 
@@ -444,14 +407,13 @@ Result<void> Primary::note(Command command, const std::string& body) {
       return tl::unexpected(*broken_);
     }
   }
-  replication_.append(command);
-  send_records();
+  backup_.append(command);
   if (state_.effort(command).floats <= kMuchWork) {
     state_.run(command);
     noted(command.method);
     return {};
   }
-  known_bytes_ = state_.bytes();
+  known_bytes_ = state_.tables().bytes();
   working_ = true;
   options_.aside([state = kept_, command, body = std::string(command.body), self = self_, &rpc = rpc_]() mutable {
     command.body = body;
@@ -479,7 +441,7 @@ void Primary::worked(Method method, const std::optional<Error>& failed) {
 
 void Primary::noted(Method method) {
   if (journal_) journal_->compact_if_long(state_);
-  verify_now_and_then();
+  backup_.verify_now_and_then(state_);
   if (method != Method::Push) wake();
 }
 
@@ -493,15 +455,24 @@ void Primary::afterwards(std::function<void()> then) {
 
 /// Returns the bytes that the state may take, in this process and in the copy's.
 std::size_t Primary::limit() const {
-  const std::size_t room = std::min(options_.room(), backup_room_);
-  const std::size_t bytes = state_.bytes();
+  const std::size_t room = std::min(options_.room(), backup_.room());
+  const std::size_t bytes = state_.tables().bytes();
   return room < ~bytes ? bytes + room : ~std::size_t{0};
 }
 
-void Primary::park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
-  const auto at = parked_.insert(parked_.end(), {client, call.id, sessions_.at(client).worker,
-                                                 static_cast<Method>(call.method), std::string(call.body), nullptr});
-  limit_parked(at, milliseconds(wait_ms));
+void Primary::serve_or_park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms) {
+  Parked one{client, call.id, static_cast<Method>(call.method), std::string(call.body), nullptr};
+  if (state_.is_due(one.method, one.body)) return serve_due(one);
+  limit_parked(parked_.insert(parked_.end(), std::move(one)), milliseconds(wait_ms));
+}
+
+void Primary::serve_due(const Parked& call) {
+  switch (call.method) {
+    case Method::Barrier: return answer(call.client, call.id, pack(Answer{}));
+    case Method::Await: return answer(call.client, call.id, answer_of(Ended{state_.settled()}));
+    case Method::Snapshot: return answer_snapshot(call.client, call.id, unpack<Snapshot>(call.body)->record);
+    default: return answer_pull(call.client, call.id, *unpack<Pull>(call.body));
+  }
 }
 
 void Primary::limit_parked(std::list<Parked>::iterator at, milliseconds wait) {
@@ -514,22 +485,7 @@ void Primary::limit_parked(std::list<Parked>::iterator at, milliseconds wait) {
 }
 
 std::string Primary::why_late(const Parked& late) const {
-  std::string why;
-  if (late.method == Method::Barrier) {
-    const auto number = unpack<Barrier>(late.body)->record.number;
-    why = fmt::format("barrier {} waits for {}", number, state_.workers().not_at_barrier(number));
-  } else if (late.method == Method::Await) {
-    const std::int64_t clock = unpack<Await>(late.body)->record.clock;
-    why =
-        fmt::format("clock {}, ended long ago by this worker, waits for {}", clock, state_.workers().behind(clock + 1));
-  } else if (late.method == Method::Snapshot) {
-    const std::int64_t clock = unpack<Snapshot>(late.body)->record.clock;
-    why = fmt::format("a snapshot at clock {} waits for {}", clock, state_.workers().behind(clock));
-  } else {
-    const Pull asked = unpack<Pull>(late.body)->record;
-    why = fmt::format("table \"{}\" at clock {} waits for {}", state_.table(asked.table)->name(), asked.clock,
-                      state_.awaited(asked.table, asked.clock));
-  }
+  std::string why = state_.awaited(late.method, late.body);
   for (const auto& settlement : settlements_) {
     if (const std::string trouble = settlement->trouble(); !trouble.empty())
       why += fmt::format("; worker {} is lost, and whether its last clock counts is not known: {}",
@@ -538,28 +494,108 @@ std::string Primary::why_late(const Parked& late) const {
   return why;
 }
 
-/// Answers the parked calls that need not wait any more.
 void Primary::wake() {
   if (options_.changed) options_.changed();
   for (auto at = parked_.begin(); at != parked_.end();) {
     const auto here = at++;
-    if (here->method == Method::Barrier) {
-      if (!state_.workers().past_barrier(unpack<Barrier>(here->body)->record.number)) continue;
-      answer(here->client, here->id, pack(Answer{}));
-    } else if (here->method == Method::Await) {
-      if (state_.settled() <= unpack<Await>(here->body)->record.clock) continue;
-      answer(here->client, here->id, answer_of(Ended{state_.settled()}));
-    } else if (here->method == Method::Snapshot) {
-      const auto asked = unpack<Snapshot>(here->body);
-      if (state_.settled() < asked->record.clock) continue;
-      answer_snapshot(here->client, here->id, asked->record);
-    } else {
-      const auto asked = *unpack<Pull>(here->body);
-      if (!state_.may_read(asked.record.table, asked.record.clock)) continue;
-      answer_pull(here->client, here->id, asked);
-    }
+    if (!state_.is_due(here->method, here->body)) continue;
+    serve_due(*here);
     parked_.erase(here);
   }
+}
+
+// ---- workers that are lost ----
+
+void Primary::on_gone(const ClientPtr& client) {
+  parked_.remove_if([&](const Parked& one) { return one.client == client; });
+  waiting_.remove_if([&](const Waiting& one) { return one.client == client; });
+  std::erase_if(late_, [&](const Late& one) {
+    if (one.client == client) late_bytes_ -= one.body.size();
+    return one.client == client;
+  });
+  backup_.on_gone(client);
+  const auto found = sessions_.find(client);
+  if (found == sessions_.end()) return;
+  const Session session = found->second;
+  sessions_.erase(found);
+  be_patient(session.worker, session.incarnation, options_.patience);
+}
+
+void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
+  patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
+    // A worker that has come again meanwhile waits among the calls.
+    if (must_wait()) return be_patient(number, incarnation, kStillWorking);
+    const Worker& worker = state_.workers().at(number);
+    if (worker.incarnation != incarnation) return;
+    if (worker.phase == Worker::Phase::Live || worker.phase == Worker::Phase::Joined) decide(number, incarnation);
+  });
+}
+
+void Primary::decide(std::uint32_t number, std::uint64_t incarnation) {
+  for (const auto& settlement : settlements_) {
+    if (settlement->question().worker == number && settlement->question().incarnation == incarnation) return;
+  }
+  const Settle question{number, incarnation, 0};
+  if (!note({.method = Method::Settle, .worker = number}, pack(question))) return;
+  const Hello& known = *state_.introduced();
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t i = 0; i < known.servers.size(); ++i) {
+    if (i != known.server) others.push_back(i);
+  }
+  if (others.empty()) {
+    lost(question, state_.ended(question));
+    return;
+  }
+  settlements_.push_back(std::make_unique<Settlement>(
+      question, state_.ended(question), std::move(others),
+      [place_of = options_.place_of, known](std::uint32_t server) { return place_of(known, server); }));
+  look_at_settlements();
+}
+
+void Primary::look_at_settlements() {
+  for (auto at = settlements_.begin(); at != settlements_.end() && !working_;) {
+    const auto here = at++;
+    const auto ended = (*here)->result();
+    if (!ended) continue;
+    const Settle question = (*here)->question();
+    settlements_.erase(here);
+    lost(question, *ended);
+  }
+  looking_ = settlements_.empty() ? nullptr : rpc_.after(milliseconds(10), [this] { look_at_settlements(); });
+}
+
+void Primary::lost(const Settle& question, std::int64_t ended) {
+  log::warn("ps", "worker {} on {} is lost at clock {}; {}", question.worker, state_.workers().at(question.worker).host,
+            ended,
+            state_.has_staged(question.worker, ended) ? "its pushes after that are dropped" : "the others go on");
+  (void)note({.method = Method::Lost, .worker = question.worker, .incarnation = question.incarnation},
+             pack(Settled{ended}));
+  afterwards([this, worker = question.worker] { let_in(worker); });
+}
+
+/// Lets the worker's new process in, when everything that an earlier one has done is settled.
+void Primary::let_in(std::uint32_t worker) {
+  for (const ClientPtr& client : clients_of(worker)) rpc_.close(client);
+  std::list<Waiting> come;
+  for (auto at = waiting_.begin(); at != waiting_.end();) {
+    const auto here = at++;
+    if (here->hello.worker == worker) come.splice(come.end(), waiting_, here);
+  }
+  for (const Waiting& one : come) {
+    if (const auto may = agrees(one.hello); !may) {
+      answer(one.client, one.id, answer_of(may.error()));
+    } else {
+      join(one.client, one.id, one.hello);
+    }
+  }
+}
+
+std::vector<Primary::ClientPtr> Primary::clients_of(std::uint32_t worker) const {
+  std::vector<ClientPtr> clients;
+  for (const auto& [client, session] : sessions_) {
+    if (session.worker == worker) clients.push_back(client);
+  }
+  return clients;
 }
 
 }  // namespace cohort::ps

@@ -1,20 +1,17 @@
-// Settlement: when a worker is lost, its last clock may have ended on some servers only. Asks the other servers how
-// many of the worker's clocks have ended there. Their answers are final, since each then accepts nothing more from that
-// process. Has a thread, from construction to destruction.
-// Primary: serves one server's rows: calls of its workers, waits for each other, lost workers, and the copy at a
-// backup. On the thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows) is
-// done on other threads. Meanwhile calls wait, except those of the backup, which would take silence for death.
-// answer_of: answers of servers as bytes. Pure; any thread.
+// Primary: serves one server's rows: calls of its workers, waits for each other, lost workers. On the thread of the
+// RpcServer, from construction to destruction. Long work (files, clocks of many rows) is done on other threads.
+// Meanwhile calls wait, except those of the backup, which would take silence for death.
 #pragma once
 
 #include "net/rpc.h"
+#include "ps/backup.h"
 #include "ps/journal.h"
 #include "ps/protocol.h"
-#include "ps/replication.h"
 #include "ps/server_map.h"
+#include "ps/settlement.h"
+#include "ps/snapshot_writer.h"
 #include "ps/state.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -22,43 +19,11 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace cohort::ps {
-
-class Settlement {
- public:
-  /// Returns the address that serves a server's rows now; any thread.
-  using PlaceOf = std::function<Result<net::RpcPlace>(std::uint32_t server)>;
-  /// `ended`: number of the worker's clocks that have ended on this server. `others`: the servers to ask.
-  Settlement(const Settle& question, std::int64_t ended, std::vector<std::uint32_t> others, PlaceOf place_of);
-  ~Settlement();
-  Settlement(const Settlement&) = delete;
-  Settlement& operator=(const Settlement&) = delete;
-
-  const Settle& question() const noexcept { return question_; }
-  /// The largest number of ended clocks on any server; nullopt until all servers have answered.
-  std::optional<std::int64_t> result() const;
-  /// Names the servers that cannot be reached, and says why.
-  std::string trouble() const;
-
- private:
-  void run();
-
-  const Settle question_;
-  const std::vector<std::uint32_t> others_;
-  const PlaceOf place_of_;
-  std::atomic<bool> stopping_{false};
-  mutable std::mutex mutex_;
-  std::int64_t most_;
-  bool settled_ = false;
-  std::string trouble_;
-  std::thread thread_;
-};
 
 class Primary {
  public:
@@ -66,8 +31,8 @@ class Primary {
   using Call = net::RpcServer::Call;
   struct Options {
     std::chrono::milliseconds patience{3000};
-    std::function<std::size_t()> room;                 ///< returns the bytes that this process may still allocate
-    std::function<void(std::function<void()>)> aside;  ///< runs a task on a thread of its own
+    std::function<std::size_t()> room;  ///< returns the bytes that this process may still allocate
+    Aside aside;                        ///< runs a task on a thread of its own
     /// Returns the address that serves another server's rows. Any thread.
     std::function<Result<net::RpcPlace>(const Hello& known, std::uint32_t server)> place_of;
     std::function<void()> changed = {};      ///< called when `workers_gone` may have changed
@@ -86,19 +51,23 @@ class Primary {
   Result<void> settle(const ClientPtr& client, const Call& call, const Settle& asked);
   /// Handles a call of a client that has said hello.
   Result<void> on_call(const ClientPtr& client, const Call& call);
-  Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked);
-  Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
+  Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked) {
+    return backup_.follow(client, call, asked, working_ ? nullptr : &state_);
+  }
+  Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked) {
+    return backup_.fetch(client, call, asked);
+  }
   void on_gone(const ClientPtr& client);
   /// Records what the map says about the rows.
-  void told(const Serving& serving) noexcept;
+  void told(const Serving& serving) noexcept { epoch_ = std::max(epoch_, serving.epoch); }
 
   bool has(const ClientPtr& client) const { return sessions_.count(client) > 0; }
   std::uint64_t epoch() const noexcept { return epoch_; }
-  std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.bytes()) + transient(); }
+  std::size_t bytes() const noexcept { return (working_ ? known_bytes_ : state_.tables().bytes()) + transient(); }
   /// Returns whether there have been workers, all of them have left or are lost, and the answers to those that left
   /// have been sent.
   bool workers_gone() const noexcept {
-    return !working_ && held_.empty() && state_.workers().count() > 0 && !state_.workers().least();
+    return !working_ && !backup_.holds_answers() && state_.workers().count() > 0 && !state_.workers().least();
   }
 
  private:
@@ -110,7 +79,6 @@ class Primary {
   struct Parked {
     ClientPtr client;
     std::uint64_t id = 0;
-    std::uint32_t worker = 0;
     Method method = Method::Pull;
     std::string body;
     std::shared_ptr<void> limit;
@@ -129,23 +97,7 @@ class Primary {
     std::string body;
     std::function<Result<void>(const Call&)> serve;
   };
-  /// A snapshot that is being written, or the last one: if it is requested again, its answer is sent again.
-  struct Writing {
-    std::string folder;
-    std::string file;
-    ClientPtr client;
-    std::uint64_t id = 0;
-    std::string answer = {};
-  };
-  /// An answer that waits until the backup has the commands up to its position.
-  struct Held {
-    std::uint64_t position = 0;
-    ClientPtr client;
-    std::uint64_t id = 0;
-    std::string body;
-  };
 
-  // primary.cpp: calls
   Result<void> serve(const ClientPtr& client, const Call& call);
   Result<void> greet(const ClientPtr& client, const Call& call, const Hello& greeting);
   Result<void> settle_now(const ClientPtr& client, const Call& call, const Settle& asked);
@@ -160,7 +112,6 @@ class Primary {
   Result<void> await(const ClientPtr& client, const Call& call);
   Result<void> snapshot(const ClientPtr& client, const Call& call);
   void answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked);
-  void written(const std::string& folder, const std::string& file, std::string answer_to_it);
   void restore(const ClientPtr& client, const Call& call, const Command& command);
   std::optional<Result<void>> adopt(const std::string& body);
   void restored(const ClientPtr& client, std::uint64_t id, const Command& command, const Result<void>& done);
@@ -183,17 +134,19 @@ class Primary {
   void go_on();
   /// Memory that will become free without a change of the state.
   std::size_t transient() const noexcept {
-    return (working_ ? 0 : state_.copied()) + replication_.bytes() + held_bytes_ + late_bytes_;
+    return (working_ ? 0 : state_.tables().copied()) + backup_.bytes() + late_bytes_;
   }
-  void park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
   static constexpr std::chrono::milliseconds kStillWorking{10};
+  void serve_or_park(const ClientPtr& client, const Call& call, std::uint32_t wait_ms);
+  /// Answers a call that is due.
+  void serve_due(const Parked& call);
   void limit_parked(std::list<Parked>::iterator at, std::chrono::milliseconds wait);
   std::string why_late(const Parked& late) const;
   /// Answers the parked calls that need not wait any more.
   void wake();
   std::size_t limit() const;
 
-  // primary_backup.cpp: workers that are lost
+  // workers that are lost
   void be_patient(std::uint32_t number, std::uint64_t incarnation, std::chrono::milliseconds time);
   void decide(std::uint32_t number, std::uint64_t incarnation);
   void look_at_settlements();
@@ -201,38 +154,26 @@ class Primary {
   void let_in(std::uint32_t worker);
   std::vector<ClientPtr> clients_of(std::uint32_t worker) const;
 
-  // primary_backup.cpp: the copy
-  void answer(const ClientPtr& client, std::uint64_t id, std::string body);
-  /// Like `RpcServer::answer`.
-  void answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
-              const std::function<void(char*)>& fill);
-  bool may_answer() const;
-  void answer_held();
-  void send_records();
-  void verify_now_and_then();
-  /// Called when the process that has, or gets, the copy has lost its connection, or has been silent for too long.
-  void lose_backup();
-  void look_for_backup(std::chrono::steady_clock::time_point until);
-  void look_at_backup();
-  void backup_is_lost(const std::string& why);
-  /// Changes the map on another thread, retrying until the store says whether it has been changed; then calls `done` on
-  /// this thread.
-  void tell_map(Membership::Edit edit, std::function<void(Outcome)> done);
+  void answer(const ClientPtr& client, std::uint64_t id, std::string body) {
+    backup_.answer(client, id, std::move(body));
+  }
 
   net::RpcServer& rpc_;
   const Options options_;
   const std::shared_ptr<State> kept_;  // shared with work on other threads
   State& state_;
-  bool working_ = false;    // another thread works on the state: nothing else touches it
+  std::optional<Journal> journal_;
+  std::optional<Error> broken_;  // set if no changes are made any more
+  bool working_ = false;         // another thread works on the state: nothing else touches it
+  std::size_t known_bytes_ = 0;
+  Backup backup_;
+  SnapshotWriter snapshots_;
   bool restoring_ = false;  // parts of the state are being read from files
   bool short_ = false;      // the first late call waits for memory
-  std::size_t known_bytes_ = 0;
   std::function<void()> then_;
   std::deque<Late> late_;
   std::size_t late_bytes_ = 0;
   std::shared_ptr<void> looks_for_memory_;
-  std::list<Writing> writing_;
-  std::optional<Error> broken_;
   std::map<ClientPtr, Session> sessions_;
   std::list<Parked> parked_;
   std::list<Waiting> waiting_;
@@ -240,27 +181,8 @@ class Primary {
   std::list<std::unique_ptr<Settlement>> settlements_;
   std::shared_ptr<void> looking_;
   bool met_ = false;
-  std::optional<Journal> journal_;
-
   std::uint64_t epoch_;
-  Replication replication_;
-  ClientPtr backup_;                       // the connection of the process with the copy
-  std::optional<std::uint64_t> fetching_;  // number of its call that waits for records
-  std::shared_ptr<void> heartbeat_;        // answers that call
-  std::shared_ptr<void> backup_timer_;     // checks whether the backup is silent
-  std::optional<Replication::Time> sent_;  // when the backup's latest call was answered
-  std::size_t backup_room_ = ~std::size_t{0};
-  std::size_t backup_takes_ = 0;  // most bytes of records in one answer
-  std::uint64_t since_verified_ = 0, turn_ = 0;
-  std::deque<Held> held_;
-  std::size_t held_bytes_ = 0;
   const std::shared_ptr<Primary*> self_;  // for tasks on other threads; null after destruction
 };
-
-inline std::string answer_of(const Error& error) { return pack(Answer{.error = error}); }
-template <class T>
-std::string answer_of(const T& record) {
-  return pack(Answer{}).append(codec::encode(record));
-}
 
 }  // namespace cohort::ps

@@ -371,4 +371,11 @@ Result<Packed<T>> unpack(std::string_view bytes) {
   return Packed<T>{*std::move(record), in.rest()};
 }
 
+// Answers of servers.
+inline std::string answer_of(const Error& error) { return pack(Answer{.error = error}); }
+template <class T>
+std::string answer_of(const T& record) {
+  return pack(Answer{}).append(codec::encode(record));
+}
+
 }  // namespace cohort::ps

@@ -293,7 +293,7 @@ void Follower::carry_out(const Batch& batch) {
     if (stopping_) return;
     if (const auto done = state_.replay(command); !done) throw done.error();
   }
-  bytes_ = state_.bytes();
+  bytes_ = state_.tables().bytes();
   const bool gone = !state_.loading() && state_.workers().count() > 0 && !state_.workers().least();
   if (workers_gone_.exchange(gone) != gone) options_.changed();
 }

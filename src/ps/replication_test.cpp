@@ -264,7 +264,7 @@ class Simulation {
   }
   static float value_of(const State& state, std::uint64_t key = kKey) {
     float value = 0;
-    state.table(0)->read(&key, 1, &value, 1);
+    state.tables().at(0).read(&key, 1, &value, 1);
     return value;
   }
 
@@ -306,7 +306,7 @@ class Simulation {
   }
   void noted(const ProcessPtr& process) {
     Process& p = *process;
-    const auto rows = p.state.some_rows(0);
+    const auto rows = p.state.tables().some_rows(0);
     if (!rows || p.replication.phase() == Replication::Phase::Alone) return;
     const std::string body = pack(*rows);
     p.replication.append({.method = Method::Verify, .body = body});

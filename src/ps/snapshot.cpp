@@ -66,7 +66,7 @@ Result<formats::FileDigest> write_snapshot(const FrozenState& state, const std::
         buffer.clear();
       }
     };
-    for (const FrozenState::Table& one : state.tables) {
+    for (const FrozenTables::Table& one : state.tables.all) {
       const FrozenTable& table = one.table;
       buffer += pack(Adopt{table.name(), table.options(), one.elements, table.shape().counts.rows, table.shape().seen});
       table.for_each([&](const RowHeader& header, const float* floats) {

@@ -1,11 +1,6 @@
 #include "ps/state.h"
 
-#include "ps/optimizer.h"
-
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace cohort::ps {
@@ -18,35 +13,6 @@ Packed<T> opened(const Command& command) {
 }
 
 constexpr std::size_t kMostEarlier = 16;  // incarnations kept; a server asks about one within seconds
-
-/// Lists how two workers' options for one table differ: "dim 8 and 16; the initializer".
-std::string differences(const TableOptions& one, const TableOptions& other) {
-  constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};
-  std::vector<std::string> found;
-  const auto differ = [&](auto member) {
-    TableOptions mixed = one;
-    mixed.*member = other.*member;
-    return codec::encode(mixed) != codec::encode(one);
-  };
-  if (one.dim != other.dim) found.push_back(fmt::format("dim {} and {}", one.dim, other.dim));
-  if (differ(&TableOptions::optimizer)) {
-    const auto lr = [](const TableOptions& of) {
-      return std::visit([](const auto& rule) { return rule.lr; }, of.optimizer);
-    };
-    found.push_back(fmt::format("the optimizer: {} (lr {}) and {} (lr {})", kRules[one.optimizer.index()], lr(one),
-                                kRules[other.optimizer.index()], lr(other)));
-  }
-  if (differ(&TableOptions::initializer)) found.emplace_back("the initializer");
-  if (differ(&TableOptions::consistency)) {
-    found.push_back(
-        fmt::format("the consistency: {} and {}", described(one.consistency), described(other.consistency)));
-  }
-  if (one.admission != other.admission)
-    found.push_back(fmt::format("admission {} and {}", one.admission, other.admission));
-  if (differ(&TableOptions::eviction)) found.emplace_back("max_age, max_rows or victim");
-  if (one.seed != other.seed) found.push_back(fmt::format("seed {} and {}", one.seed, other.seed));
-  return fmt::format("{}", fmt::join(found, "; "));
-}
 
 }  // namespace
 
@@ -91,86 +57,12 @@ Result<void> State::check(const Command& command, std::size_t limit) {
     case Method::Open: {
       const auto open = unpack<Open>(command.body);
       if (auto ok = whole(open); !ok) return ok;
-      return check_open(open->record, limit);
+      return tables_.check_open(open->record, limit);
     }
     case Method::Push:
     case Method::Assign:
-    case Method::Erase: return check_change(command, limit);
+    case Method::Erase: return tables_.check_change(command.method, command.body, limit);
     default: return fail(ErrorCode::Corrupt, "a call of unknown kind {}", static_cast<int>(command.method));
-  }
-}
-
-Result<void> State::check_open(const Open& open, std::size_t limit) const {
-  if (open.name.empty()) return fail(ErrorCode::InvalidArgument, "a table without a name");
-  if (auto ok = ps::check(open.options); !ok) return ok;
-  if (const auto known = find(open.name)) {
-    const Served& served = tables_[*known];
-    if (codec::encode(served.table.options()) == codec::encode(open.options) && served.elements == open.elements)
-      return {};
-    const std::string differ = served.elements != open.elements
-                                   ? fmt::format("{} and {} elements (0: a table)", served.elements, open.elements)
-                                   : differences(served.table.options(), open.options);
-    return fail(ErrorCode::Mismatch,
-                "\"{}\" is there already, and described in another way -- {}, there and here -- say the same at all "
-                "workers, or take another name",
-                open.name, differ);
-  }
-  if (tables_.size() >= 4096) return fail(ErrorCode::Unavailable, "more than 4096 tables");
-  if (bytes() + SparseTable(open.name, open.options).bytes_with(1) > limit)
-    return fail(ErrorCode::Unavailable,
-                "no memory for table \"{}\": it needs {} bytes, and {} of {} are taken -- more "
-                "memory for the server (`memory`)",
-                open.name, SparseTable(open.name, open.options).bytes_with(1), bytes(), limit);
-  return {};
-}
-
-Result<void> State::check_change(const Command& command, std::size_t limit) {
-  const auto change = unpack<Change>(command.body);
-  if (!change) return tl::unexpected(change.error());
-  const std::uint32_t number = change->record.table;
-  if (number >= tables_.size()) return fail(ErrorCode::InvalidArgument, "there is no table {}", number);
-  const SparseTable& table = tables_[number].table;
-  const std::size_t count = change->record.count;
-  const std::size_t row = command.method == Method::Erase ? 0 : table.dim() * sizeof(float);
-  if (change->payload.size() != count * (sizeof(std::uint64_t) + row))
-    return fail(ErrorCode::Corrupt, "{} keys and rows of {} bytes in {} bytes", count, row, change->payload.size());
-  if (command.method == Method::Erase) return {};
-  const bool stays = command.method == Method::Push && table.options().consistency.mode != Mode::Async;
-  const std::size_t staged = stays ? change->payload.size() + sizeof(Staged) : 0;
-  const std::size_t rows = stays ? count : 0;
-  // The exact need is computed only if an upper bound exceeds the limit.
-  if (bytes_with(number, count, rows) + staged <= limit) return {};
-  count_fresh();
-  if (bytes_with(number, table.fresh(count, change->payload.data()), rows) + staged <= limit) return {};
-  return fail(
-      ErrorCode::Unavailable,
-      "no memory for {} rows of table \"{}\": {} of {} bytes are taken{} -- more servers, more memory for them, or "
-      "an eviction by rows",
-      count, table.name(), bytes(), limit,
-      staged_bytes_ > 0 ? ", and pushes wait that need more when their clock ends" : "");
-}
-
-/// Memory after the staged pushes have been made and the table has `fresh` more rows, including the sums of a clock's
-/// pushes with `rows` more.
-std::size_t State::bytes_with(std::uint32_t number, std::size_t fresh, std::size_t rows) const noexcept {
-  std::size_t bytes = staged_bytes_, sum = sum_.bytes();
-  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
-    const Served& served = tables_[i];
-    const std::size_t more = served.fresh + (i == number ? fresh : 0);
-    bytes += more > 0 ? served.table.bytes_with(more) : served.table.counts().bytes;
-    if (served.table.options().consistency.mode == Mode::Sync)
-      sum = std::max(sum, KeyedSum::bytes_for(served.waiting + (i == number ? rows : 0), served.table.dim()));
-  }
-  return bytes + sum;
-}
-
-void State::count_fresh() {
-  for (Staged& one : staged_) {
-    if (std::exchange(one.counted, true)) continue;
-    Served& served = tables_[one.table];
-    served.fresh -= one.fresh;
-    one.fresh = served.table.fresh(one.count, one.payload->data());
-    served.fresh += one.fresh;
   }
 }
 
@@ -180,24 +72,15 @@ SparseTable::Effort State::effort(const Command& command) const {
     case Method::Assign:
     case Method::Erase: {
       const auto change = unpack<Change>(command.body);
-      if (!change || change->record.table >= tables_.size()) return {};
-      const SparseTable& table = tables_[change->record.table].table;
+      if (!change || change->record.table >= tables_.count()) return {};
+      const SparseTable& table = tables_.at(change->record.table);
       if (command.method == Method::Push && table.options().consistency.mode != Mode::Async) return {};
       return table.effort(change->record.count);
     }
     case Method::Start:
     case Method::Commit:
     case Method::Leave:
-    case Method::Lost: {  // this may end a clock
-      SparseTable::Effort all;
-      for (const Served& served : tables_) {
-        if (served.waiting == 0) continue;
-        const SparseTable::Effort one = served.table.effort(served.waiting);
-        all.floats += 2 * one.floats;  // each is added up, then stepped
-        all.copied += one.copied;
-      }
-      return all;
-    }
+    case Method::Lost: return tables_.effort_of_staged();  // this may end a clock
     default: return {};
   }
 }
@@ -241,7 +124,7 @@ void State::run(const Command& command) {
     case Method::Open: {
       const auto open = opened<Open>(command).record;
       advance(open.order);
-      if (!find(open.name)) tables_.push_back({SparseTable(open.name, open.options), open.elements});
+      if (!tables_.find(open.name)) tables_.add(open.name, open.options, open.elements);
       break;
     }
     case Method::Push: {
@@ -253,13 +136,13 @@ void State::run(const Command& command) {
     case Method::Assign: {
       const auto change = opened<Change>(command);
       advance(change.record.order);
-      tables_[change.record.table].table.assign(rows_of(change.payload, change.record.count), command.now);
+      tables_.at(change.record.table).assign(Tables::rows_of(change.payload, change.record.count), command.now);
       break;
     }
     case Method::Erase: {
       const auto change = opened<Change>(command);
       advance(change.record.order);
-      tables_[change.record.table].table.erase(change.payload.data(), change.record.count);
+      tables_.at(change.record.table).erase(change.payload.data(), change.record.count);
       break;
     }
     case Method::Commit: {
@@ -269,7 +152,7 @@ void State::run(const Command& command) {
       break;
     }
     case Method::Restore: advance(opened<Restore>(command).record.order); break;
-    case Method::Adopt: adopt(command); break;
+    case Method::Adopt: tables_.adopt(command.body); break;
     case Method::Leave: {
       advance(opened<Leave>(command).record.order);
       drop_staged(command.worker);
@@ -304,10 +187,10 @@ void State::run(const Command& command) {
 }
 
 Result<void> State::replay(const Command& command) {
-  if (command.method == Method::Piece) return load(command.body);
-  if (loading_) return fail(ErrorCode::Corrupt, "a command within an image");
+  if (command.method == Method::Piece) return image_.load(command.body, {introduced_, workers_, settled_, tables_});
+  if (image_.loading()) return fail(ErrorCode::Corrupt, "a command within an image");
   const auto sound = [&]() -> Result<void> {
-    if (command.method == Method::Verify) return verify(command);
+    if (command.method == Method::Verify) return tables_.verify(command.body);
     if (command.method == Method::Joined) {
       const auto hello = unpack<Hello>(command.body);
       if (!hello) return tl::unexpected(hello.error());
@@ -332,7 +215,7 @@ Result<void> State::replay(const Command& command) {
       case Method::Barrier: return known(unpack<Barrier>(command.body));
       case Method::Lost: return known(unpack<Settled>(command.body));
       case Method::Refused: return known(unpack<Order>(command.body));
-      case Method::Adopt: return check_adopt(command);
+      case Method::Adopt: return tables_.check_adopt(command.body);
       case Method::Settle: {
         const auto asked = unpack<Settle>(command.body);
         if (asked && asked->record.worker >= workers_.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
@@ -346,62 +229,15 @@ Result<void> State::replay(const Command& command) {
   return {};
 }
 
-KeyedRows State::rows_of(std::string_view payload, std::size_t count) noexcept {
-  return {payload.data(), payload.data() + count * sizeof(std::uint64_t), count};
-}
-
-Result<void> State::check_adopt(const Command& command) const {
-  const auto opened = unpack<Adopt>(command.body);
-  if (!opened) return tl::unexpected(opened.error());
-  const Adopt& given = opened->record;
-  if (auto ok = ps::check(given.options); !ok) return ok;
-  if (auto ok = check_open({{}, given.name, given.options, given.elements}, ~std::size_t{0}); !ok) return ok;
-  const std::size_t dim = static_cast<std::size_t>(given.options.dim);
-  const std::uint64_t row = sizeof(RowHeader) + (dim + slots_of(given.options.optimizer, dim)) * sizeof(float);
-  if (given.rows > kLongestMessage || given.seen > kLongestMessage ||
-      opened->payload.size() != given.rows * row + given.seen * kSeenBytes)
-    return fail(ErrorCode::Corrupt, "{} rows of {} bytes and {} counters in {} bytes", given.rows, row, given.seen,
-                opened->payload.size());
-  return {};
-}
-
-void State::adopt(const Command& command) {
-  const auto opened = ps::opened<Adopt>(command);
-  const Adopt& given = opened.record;
-  if (!find(given.name)) tables_.push_back({SparseTable(given.name, given.options), given.elements});
-  SparseTable& table = tables_[*find(given.name)].table;
-  const char* at = opened.payload.data();
-  for (std::uint64_t i = 0; i < given.rows; ++i) {
-    RowHeader header;
-    std::memcpy(&header, at, sizeof header);
-    table.restore(header, at + sizeof header);
-    at += sizeof header + table.floats() * sizeof(float);
-  }
-  for (std::uint64_t i = 0; i < given.seen; ++i, at += kSeenBytes) {
-    std::uint64_t key;
-    std::uint32_t count;
-    std::memcpy(&key, at, sizeof key);
-    std::memcpy(&count, at + sizeof key, sizeof count);
-    table.restore_seen(key, count);
-  }
-}
-
 void State::push(const Command& command, const Change& change, std::string_view payload) {
-  SparseTable& table = tables_[change.table].table;
+  SparseTable& table = tables_.at(change.table);
   if (table.options().consistency.mode == Mode::Async) {
-    table.step(rows_of(payload, change.count), command.now, change.lr);
+    table.step(Tables::rows_of(payload, change.count), command.now, change.lr);
     return;
   }
   const std::int64_t clock = workers_.at(command.worker).committed;
-  stage({command.worker, clock, change.table, change.lr, change.count, std::make_shared<const std::string>(payload),
-         change.count});
-}
-
-void State::stage(Staged staged) {
-  staged_bytes_ += staged.payload->size() + sizeof(Staged);
-  tables_[staged.table].waiting += staged.count;
-  tables_[staged.table].fresh += staged.fresh;
-  staged_.push_back(std::move(staged));
+  tables_.stage({command.worker, clock, change.table, change.lr, change.count,
+                 std::make_shared<const std::string>(payload), change.count});
 }
 
 void State::commit(std::uint32_t number, std::int64_t clocks, std::uint32_t now) {
@@ -412,14 +248,19 @@ void State::commit(std::uint32_t number, std::int64_t clocks, std::uint32_t now)
   settle(now);
 }
 
+void State::drop_staged(std::uint32_t number) {
+  const std::int64_t ended = workers_.at(number).committed;
+  tables_.unstage([&](const Staged& one) { return one.worker == number && one.clock >= ended; });
+}
+
 void State::make_committed(std::uint32_t worker, std::uint32_t now) {
   const std::int64_t ended = workers_.at(worker).committed;
-  unstage([&](const Staged& one) {
+  tables_.unstage([&](const Staged& one) {
     if (one.worker != worker || one.clock >= ended) return false;
-    SparseTable& table = tables_[one.table].table;
+    SparseTable& table = tables_.at(one.table);
     // In Sync, a push for a clock that has ended is applied at once: its worker rejoined in the middle of that clock.
     if (table.options().consistency.mode == Mode::Sync && one.clock >= settled_) return false;
-    table.step(rows_of(*one.payload, one.count), now, one.lr);
+    table.step(Tables::rows_of(*one.payload, one.count), now, one.lr);
     return true;
   });
 }
@@ -428,59 +269,17 @@ void State::settle(std::uint32_t now) {
   const std::int64_t until = workers_.least().value_or(workers_.most());
   for (; settled_ < until; ++settled_) {
     std::int64_t next = until;  // clocks without a push are skipped
-    for (const Staged& one : staged_) {
-      if (tables_[one.table].table.options().consistency.mode == Mode::Sync) next = std::min(next, one.clock);
+    for (const Staged& one : tables_.staged()) {
+      if (tables_.is_sync(one.table)) next = std::min(next, one.clock);
     }
     settled_ = std::max(settled_, next);
     if (settled_ >= until) return;
-    step_staged(now);
+    tables_.step_staged(settled_, now);
   }
-}
-
-void State::step_staged(std::uint32_t now) {
-  for (std::uint32_t number = 0; number < tables_.size(); ++number) {
-    SparseTable& table = tables_[number].table;
-    if (table.options().consistency.mode != Mode::Sync) continue;
-    std::vector<const Staged*> due;
-    for (const Staged& one : staged_) {
-      if (one.table == number && one.clock <= settled_) due.push_back(&one);
-    }
-    if (due.empty()) continue;
-    std::stable_sort(due.begin(), due.end(), [](const Staged* a, const Staged* b) { return a->worker < b->worker; });
-    std::size_t most = 0;
-    for (const Staged* one : due) most += one->count;
-    sum_.begin(table.dim(), most);
-    for (const Staged* one : due) {
-      const KeyedRows rows = rows_of(*one->payload, one->count);
-      for (std::size_t i = 0; i < rows.count; ++i) {
-        std::uint64_t key;
-        std::memcpy(&key, static_cast<const char*>(rows.keys) + i * sizeof key, sizeof key);
-        sum_.add(key, static_cast<const char*>(rows.rows) + i * table.dim() * sizeof(float));
-      }
-    }
-    table.step({sum_.keys().data(), sum_.sums(), sum_.size()}, now, due.front()->lr);
-    unstage([&](const Staged& one) { return one.table == number && one.clock <= settled_; });
-  }
-}
-
-void State::drop_staged(std::uint32_t worker) {
-  const std::int64_t ended = workers_.at(worker).committed;
-  unstage([&](const Staged& one) { return one.worker == worker && one.clock >= ended; });
-}
-
-const SparseTable* State::table(std::uint32_t number) const noexcept {
-  return number < tables_.size() ? &tables_[number].table : nullptr;
-}
-
-std::optional<std::uint32_t> State::find(std::string_view name) const noexcept {
-  for (std::uint32_t i = 0; i < tables_.size(); ++i) {
-    if (tables_[i].table.name() == name) return i;
-  }
-  return std::nullopt;
 }
 
 bool State::may_read(std::uint32_t number, std::int64_t clock) const noexcept {
-  const Consistency& rule = tables_[number].table.options().consistency;
+  const Consistency& rule = tables_.rule(number);
   switch (rule.mode) {
     case Mode::Sync: return settled_ >= clock;
     case Mode::Bounded: return !workers_.least() || *workers_.least() >= clock - rule.staleness;
@@ -489,31 +288,43 @@ bool State::may_read(std::uint32_t number, std::int64_t clock) const noexcept {
   return true;
 }
 
-std::string State::awaited(std::uint32_t number, std::int64_t clock) const {
-  const Consistency& rule = tables_[number].table.options().consistency;
-  return workers_.behind(rule.mode == Mode::Bounded ? clock - rule.staleness : clock);
+bool State::is_due(Method method, std::string_view body) const {
+  switch (method) {
+    case Method::Barrier: return workers_.past_barrier(unpack<Barrier>(body)->record.number);
+    case Method::Await: return settled_ > unpack<Await>(body)->record.clock;
+    case Method::Snapshot: return settled_ >= unpack<Snapshot>(body)->record.clock;
+    default: break;
+  }
+  const Pull asked = unpack<Pull>(body)->record;
+  return may_read(asked.table, asked.clock);
+}
+
+std::string State::awaited(Method method, std::string_view body) const {
+  if (method == Method::Barrier) {
+    const auto number = unpack<Barrier>(body)->record.number;
+    return fmt::format("barrier {} waits for {}", number, workers_.not_at_barrier(number));
+  }
+  if (method == Method::Await) {
+    const std::int64_t clock = unpack<Await>(body)->record.clock;
+    return fmt::format("clock {}, ended long ago by this worker, waits for {}", clock, workers_.behind(clock + 1));
+  }
+  if (method == Method::Snapshot) {
+    const std::int64_t clock = unpack<Snapshot>(body)->record.clock;
+    return fmt::format("a snapshot at clock {} waits for {}", clock, workers_.behind(clock));
+  }
+  const Pull asked = unpack<Pull>(body)->record;
+  const Consistency& rule = tables_.rule(asked.table);
+  return fmt::format("table \"{}\" at clock {} waits for {}", tables_.at(asked.table).name(), asked.clock,
+                     workers_.behind(rule.mode == Mode::Bounded ? asked.clock - rule.staleness : asked.clock));
 }
 
 std::int64_t State::clock_of(std::uint32_t number) const noexcept {
-  if (tables_[number].table.options().consistency.mode == Mode::Sync) return settled_;
+  if (tables_.is_sync(number)) return settled_;
   return workers_.least().value_or(workers_.most());
 }
 
-std::size_t State::bytes() const noexcept {
-  std::size_t bytes = staged_bytes_ + sum_.bytes();
-  for (const Served& served : tables_) bytes += served.table.counts().bytes;
-  return bytes;
-}
-
-std::size_t State::copied() const noexcept {
-  if (views_->load(std::memory_order_acquire) == 0) return 0;
-  std::size_t bytes = frozen_staged_;
-  for (const Served& served : tables_) bytes += served.table.copied();
-  return bytes;
-}
-
 bool State::has_staged(std::uint32_t worker, std::int64_t clock) const noexcept {
-  return std::any_of(staged_.begin(), staged_.end(),
+  return std::any_of(tables_.staged().begin(), tables_.staged().end(),
                      [&](const Staged& one) { return one.worker == worker && one.clock >= clock; });
 }
 
@@ -528,6 +339,10 @@ void State::fence(const Settle& asked) {
   Worker& worker = workers_.at(asked.worker);
   worker.banned = std::max(worker.banned, asked.incarnation);
   if (worker.incarnation == asked.incarnation) worker.fenced = true;
+}
+
+std::shared_ptr<const FrozenState> State::freeze() {
+  return std::make_shared<const FrozenState>(FrozenState{introduced_, workers_, settled_, tables_.freeze()});
 }
 
 }  // namespace cohort::ps

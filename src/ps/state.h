@@ -1,25 +1,22 @@
 // Workers: what one server knows of its workers: their presence, the changes made for each, the clocks each has ended.
 // Pure bookkeeping; one thread at a time.
+// Image, ImageReader: the pieces of a state's view, and a new state made of them.
 // State: tables, workers, and pushes whose clock has not ended. Only commands change a state, and it is a function of
 // them, their order and their times. So a journal of commands restores a server; reads are not in it. No I/O. One
 // thread at a time, except for views of it.
 #pragma once
 
 #include "base/result.h"
-#include "ps/key_map.h"
 #include "ps/protocol.h"
-#include "ps/sparse_table.h"
+#include "ps/tables.h"
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace cohort::ps {
@@ -59,8 +56,6 @@ class Workers {
   Worker& at(std::uint32_t worker) { return all_[worker]; }
   const Worker& at(std::uint32_t worker) const { return all_[worker]; }
 
-  /// Returns whether other workers wait for this one.
-  bool holds_others(std::uint32_t worker) const noexcept;
   /// The least number of ended clocks among workers that hold others; nullopt if no worker does.
   std::optional<std::int64_t> least() const noexcept;
   std::int64_t most() const noexcept;
@@ -81,47 +76,12 @@ class Workers {
   std::vector<Worker> all_;
 };
 
-struct Command {
-  std::uint32_t now = 0;  ///< seconds since 1970
-  Method method = Method::Push;
-  std::uint32_t worker = 0;
-  std::uint64_t incarnation = 0;
-  std::string_view body = {};
-};
-
-/// A push that waits for the end of its clock.
-struct Staged {
-  std::uint32_t worker;
-  std::int64_t clock;
-  std::uint32_t table;
-  std::optional<double> lr;
-  std::size_t count;
-  std::shared_ptr<const std::string> payload;
-  std::size_t fresh;     ///< at most this many of its keys have no row yet
-  bool counted = false;  ///< whether that has been looked up
-};
-
-/// A view of a state at one moment, readable on any thread. While the view exists, the state copies what it changes.
-class FrozenState {
- public:
-  struct Table {
-    FrozenTable table;
-    std::int64_t elements;
-  };
-  FrozenState(std::optional<Hello> introduced, Workers workers, std::int64_t settled, std::vector<Table> tables,
-              std::deque<Staged> staged, Views views);
-  ~FrozenState() { views_->fetch_sub(1, std::memory_order_acq_rel); }
-  FrozenState(const FrozenState&) = delete;
-  FrozenState& operator=(const FrozenState&) = delete;
-
-  const std::optional<Hello> introduced;
-  const Workers workers;
-  const std::int64_t settled;
-  const std::vector<Table> tables;
-  const std::deque<Staged> staged;
-
- private:
-  const Views views_;
+/// A view of a state at one moment, readable on any thread.
+struct FrozenState {
+  std::optional<Hello> introduced;
+  Workers workers;
+  std::int64_t settled;
+  FrozenTables tables;
 };
 
 /// The pieces of a state's image: bodies of Method::Piece, of about a megabyte at most. A new state that replays them
@@ -142,9 +102,37 @@ class Image {
   bool ended_ = false;
 };
 
+/// Takes the pieces of an image, in order.
+class ImageReader {
+ public:
+  /// The parts of the state that gets the image.
+  struct Parts {
+    std::optional<Hello>& introduced;
+    Workers& workers;
+    std::int64_t& settled;
+    Tables& tables;
+  };
+  /// True if an image has begun and has not ended.
+  bool loading() const noexcept { return loading_; }
+  /// Fails with Corrupt if no Image has made the piece, or the parts had something before the first one.
+  Result<void> load(std::string_view piece, const Parts& parts);
+
+ private:
+  bool loading_ = false;
+};
+
+struct Command {
+  std::uint32_t now = 0;  ///< seconds since 1970
+  Method method = Method::Push;
+  std::uint32_t worker = 0;
+  std::uint64_t incarnation = 0;
+  std::string_view body = {};
+};
+
 class State {
  public:
   const Workers& workers() const noexcept { return workers_; }
+  const Tables& tables() const noexcept { return tables_; }
   /// Greeting of the worker that joined last; it also lists the servers.
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Number of clocks whose pushes have been made in tables of Mode::Sync.
@@ -157,8 +145,6 @@ class State {
   /// Checks that a change's body is complete, its table known, and memory sufficient; otherwise says why it is refused.
   /// `limit`: bytes that tables and waiting pushes may take.
   Result<void> check(const Command& command, std::size_t limit);
-  /// Checks a command with rows of a snapshot in the same way, except for memory.
-  Result<void> check_adopt(const Command& command) const;
   /// Runs a change that came in its turn, and records its number. Never fails for a command that `check` accepted.
   void run(const Command& command);
 
@@ -171,25 +157,16 @@ class State {
   /// Approximate upper bound of the cost of running the command.
   SparseTable::Effort effort(const Command& command) const;
   /// True if an image has begun and has not ended.
-  bool loading() const noexcept { return loading_; }
-  /// Returns the digest of some rows, for a command of Method::Verify: other rows for each `turn`. nullopt if there are
-  /// no rows.
-  std::optional<Verify> some_rows(std::uint64_t turn) const;
-
-  /// The table of this number; nullptr if there is none.
-  const SparseTable* table(std::uint32_t number) const noexcept;
-  std::optional<std::uint32_t> find(std::string_view name) const noexcept;
+  bool loading() const noexcept { return image_.loading(); }
 
   /// Returns whether a worker at this clock may read the table.
   bool may_read(std::uint32_t table, std::int64_t clock) const noexcept;
-  /// Names the workers that a read at this clock waits for.
-  std::string awaited(std::uint32_t table, std::int64_t clock) const;
+  /// Returns whether a read, barrier, end of a clock or snapshot need not wait for other workers.
+  bool is_due(Method method, std::string_view body) const;
+  /// Names such a call, and the workers that it waits for.
+  std::string awaited(Method method, std::string_view body) const;
   /// The table's clock: all pushes of earlier clocks are in the table.
   std::int64_t clock_of(std::uint32_t table) const noexcept;
-
-  /// Memory that the state holds, without memory that only views hold (`copied`).
-  std::size_t bytes() const noexcept;
-  std::size_t copied() const noexcept;
 
   /// Returns whether the worker has staged pushes of this clock or later ones.
   bool has_staged(std::uint32_t worker, std::int64_t clock) const noexcept;
@@ -197,58 +174,20 @@ class State {
   std::int64_t ended(const Settle& asked) const;
 
  private:
-  struct Served {
-    SparseTable table;
-    std::int64_t elements;
-    std::size_t waiting = 0;  // rows of staged pushes to this table
-    std::size_t fresh = 0;    // at most this many of those rows do not exist yet
-  };
-
-  Result<void> load(std::string_view piece);
-  Result<void> check_change(const Command& command, std::size_t limit);
-  std::size_t bytes_with(std::uint32_t table, std::size_t fresh, std::size_t rows) const noexcept;
-  void count_fresh();
-  void adopt(const Command& command);
-  Result<void> check_open(const Open& open, std::size_t limit) const;
   void push(const Command& command, const Change& change, std::string_view payload);
-  Result<void> verify(const Command& command) const;
   void commit(std::uint32_t worker, std::int64_t clocks, std::uint32_t now);
   void fence(const Settle& asked);
-  void stage(Staged staged);
   /// Drops the pushes of clocks that the worker has not ended, when it is lost, has left, or comes again.
   void drop_staged(std::uint32_t worker);
-  /// Removes the staged pushes for which `taken` returns true.
-  template <class Taken>
-  void unstage(Taken&& taken);
   /// Makes a worker's staged pushes of clocks that it has ended, in tables that wait for no other worker.
   void make_committed(std::uint32_t worker, std::uint32_t now);
   void settle(std::uint32_t now);
-  /// Applies pushes staged for clocks up to `settled_`, as one step of each row.
-  void step_staged(std::uint32_t now);
-
-  static KeyedRows rows_of(std::string_view payload, std::size_t count) noexcept;
 
   Workers workers_;
   std::optional<Hello> introduced_;
-  bool loading_ = false;
-  std::deque<Served> tables_;
-  std::deque<Staged> staged_;  // in order of arrival
-  std::size_t staged_bytes_ = 0;
-  std::size_t frozen_staged_ = 0;  // staged pushes when the latest view was made
-  Views views_ = std::make_shared<std::atomic<int>>(0);
+  ImageReader image_;
+  Tables tables_;
   std::int64_t settled_ = 0;
-  KeyedSum sum_;
 };
-
-template <class Taken>
-void State::unstage(Taken&& taken) {
-  std::erase_if(staged_, [&](const Staged& one) {
-    if (!taken(one)) return false;
-    staged_bytes_ -= one.payload->size() + sizeof(Staged);
-    tables_[one.table].waiting -= one.count;
-    tables_[one.table].fresh -= one.fresh;
-    return true;
-  });
-}
 
 }  // namespace cohort::ps

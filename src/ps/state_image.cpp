@@ -11,7 +11,6 @@ namespace cohort::ps {
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-constexpr std::uint32_t kVerifiedRows = 256;  // rows
 
 enum class Kind : std::uint8_t { Begin, Worker, Refused, Table, Rows, Seen, Staged, End };
 
@@ -92,25 +91,6 @@ std::string piece_of(Kind kind, const T& record) {
 
 void visit_fields(auto& m, auto& a, const TableShape*) { a(m.end, m.first_free, m.hand, m.seen, m.counts); }
 
-FrozenState::FrozenState(std::optional<Hello> introduced_by, Workers of_workers, std::int64_t clocks,
-                         std::vector<Table> of_tables, std::deque<Staged> pushes, Views views)
-    : introduced(std::move(introduced_by)),
-      workers(std::move(of_workers)),
-      settled(clocks),
-      tables(std::move(of_tables)),
-      staged(std::move(pushes)),
-      views_(std::move(views)) {
-  views_->fetch_add(1, std::memory_order_acq_rel);
-}
-
-std::shared_ptr<const FrozenState> State::freeze() {
-  std::vector<FrozenState::Table> tables;
-  tables.reserve(tables_.size());
-  for (Served& served : tables_) tables.push_back({served.table.freeze(views_), served.elements});
-  frozen_staged_ = staged_bytes_;
-  return std::make_shared<const FrozenState>(introduced_, workers_, settled_, std::move(tables), staged_, views_);
-}
-
 Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
   ready_.push_back(piece_of(Kind::Begin, Beginning{of_->introduced, of_->workers.count(), of_->settled}));
   for (std::uint32_t number = 0; number < of_->workers.count(); ++number) {
@@ -125,8 +105,8 @@ Image::Image(std::shared_ptr<const FrozenState> of) : of_(std::move(of)) {
 /// Writes the table's description and its counters.
 void Image::begin_table() {
   place_ = 0;
-  if (table_ == of_->tables.size()) return;
-  const auto& [table, elements] = of_->tables[table_];
+  if (table_ == of_->tables.all.size()) return;
+  const auto& [table, elements] = of_->tables.all[table_];
   ready_.push_back(piece_of(Kind::Table, OfTable{table.name(), table.options(), elements}));
   std::string counters;
   const auto spill = [&] {
@@ -147,8 +127,8 @@ std::optional<std::string> Image::next() {
     ready_.pop_front();
     return piece;
   }
-  if (table_ < of_->tables.size()) {
-    const FrozenTable& table = of_->tables[table_].table;
+  if (table_ < of_->tables.all.size()) {
+    const FrozenTable& table = of_->tables.all[table_].table;
     if (place_ < table.shape().end) {
       const std::size_t row = sizeof(RowHeader) + table.floats() * sizeof(float);
       const auto step =
@@ -165,28 +145,29 @@ std::optional<std::string> Image::next() {
     begin_table();
     return next();
   }
-  if (staged_ < of_->staged.size()) {
-    const Staged& one = of_->staged[staged_++];
+  if (staged_ < of_->tables.staged.size()) {
+    const Staged& one = of_->tables.staged[staged_++];
     return piece_of(Kind::Staged, OfStaged{one.worker, one.clock, one.table, one.lr, one.count}).append(*one.payload);
   }
   if (std::exchange(ended_, true)) return std::nullopt;
   Shapes shapes;
-  for (const auto& [table, elements] : of_->tables) shapes.shapes.push_back(table.shape());
+  for (const auto& [table, elements] : of_->tables.all) shapes.shapes.push_back(table.shape());
   return piece_of(Kind::End, shapes);
 }
 
-Result<void> State::load(std::string_view piece) {
+Result<void> ImageReader::load(std::string_view piece, const Parts& parts) {
+  auto& [introduced, workers, settled, tables] = parts;
   if (piece.empty()) return fail(ErrorCode::Corrupt, "an empty piece of an image");
   const auto kind = static_cast<Kind>(piece.front());
   piece.remove_prefix(1);
   if (kind == Kind::Begin) {
-    if (loading_ || workers_.count() > 0 || !tables_.empty())
+    if (loading_ || workers.count() > 0 || tables.count() > 0)
       return fail(ErrorCode::Corrupt, "an image that begins within another state");
     const auto opened = unpack<Beginning>(piece);
     if (!opened) return tl::unexpected(opened.error());
-    introduced_ = opened->record.introduced;
-    workers_.expect(opened->record.workers);
-    settled_ = opened->record.settled;
+    introduced = opened->record.introduced;
+    workers.expect(opened->record.workers);
+    settled = opened->record.settled;
     loading_ = true;
     return {};
   }
@@ -195,30 +176,30 @@ Result<void> State::load(std::string_view piece) {
     case Kind::Worker: {
       auto opened = unpack<OfWorker>(piece);
       if (!opened) return tl::unexpected(opened.error());
-      if (opened->record.number >= workers_.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
-      workers_.at(opened->record.number) = std::move(opened->record.worker);
+      if (opened->record.number >= workers.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
+      workers.at(opened->record.number) = std::move(opened->record.worker);
       return {};
     }
     case Kind::Refused: {
       const auto opened = unpack<OfRefused>(piece);
       if (!opened) return tl::unexpected(opened.error());
       const OfRefused& of = opened->record;
-      if (of.worker >= workers_.count() || !of.error) return fail(ErrorCode::Corrupt, "nothing that was refused");
-      workers_.at(of.worker).refused.emplace(of.sequence, *of.error);
+      if (of.worker >= workers.count() || !of.error) return fail(ErrorCode::Corrupt, "nothing that was refused");
+      workers.at(of.worker).refused.emplace(of.sequence, *of.error);
       return {};
     }
     case Kind::Table: {
       const auto opened = unpack<OfTable>(piece);
       if (!opened) return tl::unexpected(opened.error());
       if (auto ok = ps::check(opened->record.options); !ok) return fail(ErrorCode::Corrupt, "{}", ok.error().what());
-      tables_.push_back({SparseTable(opened->record.name, opened->record.options), opened->record.elements});
+      tables.add(opened->record.name, opened->record.options, opened->record.elements);
       return {};
     }
     case Kind::Rows: {
       const auto opened = unpack<Some>(piece);
       if (!opened) return tl::unexpected(opened.error());
-      if (tables_.empty()) return fail(ErrorCode::Corrupt, "rows of no table");
-      SparseTable& table = tables_.back().table;
+      if (tables.count() == 0) return fail(ErrorCode::Corrupt, "rows of no table");
+      SparseTable& table = tables.at(tables.count() - 1);
       std::string_view rest = opened->payload;
       const std::size_t floats = table.floats() * sizeof(float);
       for (std::uint64_t i = 0; i < opened->record.count; ++i) {
@@ -237,7 +218,7 @@ Result<void> State::load(std::string_view piece) {
     case Kind::Seen: {
       const auto opened = unpack<Some>(piece);
       if (!opened) return tl::unexpected(opened.error());
-      if (tables_.empty() || opened->record.count > kLongestMessage ||
+      if (tables.count() == 0 || opened->record.count > kLongestMessage ||
           opened->payload.size() != opened->record.count * kSeenBytes)
         return fail(ErrorCode::Corrupt, "counters that are none");
       for (std::uint64_t i = 0; i < opened->record.count; ++i) {
@@ -245,7 +226,7 @@ Result<void> State::load(std::string_view piece) {
         std::uint32_t count;
         std::memcpy(&key, opened->payload.data() + i * kSeenBytes, sizeof key);
         std::memcpy(&count, opened->payload.data() + i * kSeenBytes + sizeof key, sizeof count);
-        tables_.back().table.restore_seen(key, count);
+        tables.at(tables.count() - 1).restore_seen(key, count);
       }
       return {};
     }
@@ -253,56 +234,26 @@ Result<void> State::load(std::string_view piece) {
       const auto opened = unpack<OfStaged>(piece);
       if (!opened) return tl::unexpected(opened.error());
       const OfStaged& of = opened->record;
-      if (of.worker >= workers_.count() || of.table >= tables_.size() || of.count > kMostKeys ||
-          opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables_[of.table].table.dim() * sizeof(float)))
+      if (of.worker >= workers.count() || of.table >= tables.count() || of.count > kMostKeys ||
+          opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables.at(of.table).dim() * sizeof(float)))
         return fail(ErrorCode::Corrupt, "a push that cannot have been one");
-      stage({of.worker, of.clock, of.table, of.lr, of.count, std::make_shared<const std::string>(opened->payload),
-             of.count});
+      tables.stage({of.worker, of.clock, of.table, of.lr, of.count,
+                    std::make_shared<const std::string>(opened->payload), of.count});
       return {};
     }
     case Kind::End: {
       const auto opened = unpack<Shapes>(piece);
       if (!opened) return tl::unexpected(opened.error());
-      if (opened->record.shapes.size() != tables_.size()) return fail(ErrorCode::Corrupt, "an image without its end");
-      for (std::size_t i = 0; i < tables_.size(); ++i) {
-        if (!tables_[i].table.end_load(opened->record.shapes[i]))
-          return fail(ErrorCode::Corrupt, "the rows of table \"{}\" are not those of its image",
-                      tables_[i].table.name());
+      if (opened->record.shapes.size() != tables.count()) return fail(ErrorCode::Corrupt, "an image without its end");
+      for (std::size_t i = 0; i < tables.count(); ++i) {
+        if (!tables.at(i).end_load(opened->record.shapes[i]))
+          return fail(ErrorCode::Corrupt, "the rows of table \"{}\" are not those of its image", tables.at(i).name());
       }
       loading_ = false;
       return {};
     }
     default: return fail(ErrorCode::Corrupt, "a piece of an image of an unknown kind");
   }
-}
-
-std::optional<Verify> State::some_rows(std::uint64_t turn) const {
-  std::uint64_t slices = 0;
-  for (const Served& served : tables_) slices += (served.table.shape().end + kVerifiedRows - 1) / kVerifiedRows;
-  if (slices == 0) return std::nullopt;
-  std::uint64_t slice = turn % slices;
-  for (std::uint32_t number = 0; number < tables_.size(); ++number) {
-    const SparseTable& table = tables_[number].table;
-    const std::uint64_t here = (table.shape().end + kVerifiedRows - 1) / kVerifiedRows;
-    if (slice >= here) {
-      slice -= here;
-      continue;
-    }
-    const auto first = static_cast<std::uint32_t>(slice * kVerifiedRows);
-    return Verify{number, first, kVerifiedRows, table.digest(first, kVerifiedRows)};
-  }
-  return std::nullopt;
-}
-
-Result<void> State::verify(const Command& command) const {
-  const auto opened = unpack<Verify>(command.body);
-  if (!opened) return tl::unexpected(opened.error());
-  const Verify& rows = opened->record;
-  if (rows.table >= tables_.size()) return fail(ErrorCode::Corrupt, "there is no table {}", rows.table);
-  const SparseTable& table = tables_[rows.table].table;
-  if (table.digest(rows.first, std::min(rows.count, kVerifiedRows)) == rows.digest) return {};
-  return fail(ErrorCode::Corrupt, "rows {} to {} of table \"{}\" are not what they are where they were stepped first",
-              rows.first, rows.first + kVerifiedRows - 1, table.name());
 }
 
 }  // namespace cohort::ps

@@ -68,7 +68,7 @@ class ModelServer {
   float value() const {
     const std::uint64_t key = 7;
     float value = 0;
-    state_.table(0)->read(&key, 1, &value, 1);
+    state_.tables().at(0).read(&key, 1, &value, 1);
     return value;
   }
 

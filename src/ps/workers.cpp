@@ -18,8 +18,6 @@ constexpr std::size_t kMostNamed = 4;
 
 }  // namespace
 
-bool Workers::holds_others(std::uint32_t worker) const noexcept { return holds(all_[worker]); }
-
 std::optional<std::int64_t> Workers::least() const noexcept {
   std::optional<std::int64_t> least;
   for (const Worker& worker : all_) {

@@ -111,34 +111,31 @@ struct Message {
 
 /// Text for errors: "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
+/// The error of either side of a refused message, with the sent and the expected type and count.
+Error refusal_of(const Members& members, const Message& own, const MessageHeader& header);
 
 class Transfer;
 
 class MessageWork final : public PendingWork {
  public:
   /// `owner` keeps the matcher alive.
-  MessageWork(Carrier& matcher, std::shared_ptr<void> owner, const Message& message, Clock::time_point called)
-      : PendingWork(matcher, std::move(owner)),
-        message_(message),
-        any_source_(message.peer == kAnySource),
-        called_(called) {}
+  MessageWork(Carrier& matcher, std::shared_ptr<void> owner, const Message& own, Clock::time_point called_at)
+      : PendingWork(matcher, std::move(owner)), message(own), any_source(own.peer == kAnySource), called(called_at) {}
   ~MessageWork() override;
 
   std::optional<int> source() const noexcept override {
-    return any_source_ ? std::optional<int>(message_.peer) : std::nullopt;
+    return any_source ? std::optional<int>(message.peer) : std::nullopt;
   }
 
- private:
-  friend class Matcher;
-  Clock::time_point deadline() const noexcept { return called_ + message_.timeout; }
+  Clock::time_point deadline() const noexcept { return called + message.timeout; }
 
-  Message message_;  // constant, except that a receive from any source sets the peer once
-  const bool any_source_;
-  const Clock::time_point called_;
-  Clock::time_point met_{};             // when the peer's side came; set for observers only
-  std::uint64_t offer_ = 0;             // the sender's number of the message, if it was offered
-  std::unique_ptr<Transfer> transfer_;  // transfer of the payload
-  std::optional<Error> refusal_;        // the error with which the work ends after the peer has been sent the refusal
+  Message message;  ///< constant, except that a receive from any source sets the peer once
+  const bool any_source;
+  const Clock::time_point called;
+  Clock::time_point met{};             ///< when the peer's side came; set for observers only
+  std::uint64_t offer = 0;             ///< the sender's number of the message, if it was offered
+  std::unique_ptr<Transfer> transfer;  ///< transfer of the payload
+  std::optional<Error> refusal;        ///< the error with which the work ends after the peer has been sent the refusal
 };
 
 // Interface beneath the matcher of sends and receives: headers and payloads from rank to rank. A Channel leads to one

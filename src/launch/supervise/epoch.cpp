@@ -103,7 +103,7 @@ void Epoch::settle(const std::vector<int>& shown) {
 void Epoch::look() {
   if (stopping_.given_up() && stage_ != Stage::Ended) {
     say("an agent does not answer; ending its processes from here");
-    agent_lost_ = true;
+    end_.agent_lost = true;
     finish();
   }
   while (elastic_) {
@@ -164,7 +164,7 @@ void Epoch::carry_out(const action::Excuse& excuse) {
 }
 
 void Epoch::carry_out(const action::EndJob& end) {
-  if (!end_.stop_status) end_.stop_status = end.status;
+  end_.set_status(end.status);
   stop(end.why, end.signal, end.signal == SIGKILL ? Stopping::Grace() : grace_after(end.signal));
 }
 
@@ -226,7 +226,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     if (!gone->stuck.empty()) {
       say(fmt::format("{}: even SIGKILL does not end {}; the host may have to be restarted", agent.host.name,
                       gone->stuck));
-      if (!end_.stop_status) end_.stop_status = 1;
+      end_.set_status(1);
     }
     check_end();
   }
@@ -253,7 +253,7 @@ void Epoch::look_for_running() {
   if (spec_.timeout) {
     if (!past_.limit) past_.limit = Clock::now() + *spec_.timeout;
     limits_.job = Timer(loop_, *past_.limit - Clock::now(), [this] {
-      if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
+      end_.set_status(kTimeoutStatus);
       stop(fmt::format("the time limit of {:g} s is over", std::chrono::duration<double>(*spec_.timeout).count()),
            SIGTERM, grace_after(SIGTERM));
     });
@@ -445,8 +445,8 @@ void Epoch::tell_failure() {
 }
 
 void Epoch::on_stuck(const std::string& why) {
-  end_.stuck = !end_.stop_status && stage_ == Stage::Running;
-  if (!end_.stop_status) end_.stop_status = kTimeoutStatus;
+  end_.known.stuck = !end_.known.stop_status && stage_ == Stage::Running;
+  end_.set_status(kTimeoutStatus);
   stop(why, SIGTERM, {spec_.grace});
 }
 
@@ -482,14 +482,14 @@ void Epoch::stop(const std::string& reason, int signal, Stopping::Grace grace) {
   run_.ending();
   input_.reset();
   agents_.start_no_more();
-  if (end_.quiet) stopping_.be_quiet();
+  if (end_.known.quiet) stopping_.be_quiet();
   stopping_.begin(reason, signal, grace, stop_status());
   check_end();
 }
 
 void Epoch::fail_start(const std::string& why) {
-  if (!end_.stop_status) end_.stop_status = kCannotStartStatus;
-  end_.start_failure = why;
+  end_.set_status(kCannotStartStatus);
+  end_.known.start_failure = why;
   stop(why, SIGKILL, {});
 }
 
@@ -512,15 +512,6 @@ void Epoch::fail_start_of_hosts() {
   fail_start(why_not_had(failed_hosts_));
 }
 
-// Sets the lost agent as the reason, unless a rank had failed before and not as a consequence of a loss.
-void Epoch::lose_agent(const std::string& what) {
-  agent_lost_ = true;
-  const auto first = first_failure(members_.endings());
-  if (end_.stop_status || (first && !follows_another(*first))) return;
-  end_.stop_status = 1;
-  lost_agent_ = what;
-}
-
 void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& error) {
   if (agent.all_gone && elastic_) decide(event::AgentLost{agent.host.index, {}});  // it can start nothing any more
   if (agent.all_gone && stage_ == Stage::Stopping) return check_end();
@@ -531,7 +522,7 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
   AgentPool::kill(agent);  // its guard, if it lives, ends the processes that are left
   const std::string why = error ? fmt::format(" ({})", error->what()) : "";
   if (stopping_.reason().empty()) say(fmt::format("the agent of {} is lost{}; ending the job", agent.host.name, why));
-  lose_agent(fmt::format("the agent of {} was lost{}", agent.host.name, why));
+  end_.lose_agent(members_, fmt::format("the agent of {} was lost{}", agent.host.name, why));
   stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
 }
 
@@ -555,12 +546,12 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
                                           : std::string("its guard was killed"))) {
       return check_end();
     } else if (!AgentPool::is_connected(agent)) {
-      lose_agent(fmt::format("the agent of {} was lost", agent.host.name));
+      end_.lose_agent(members_, fmt::format("the agent of {} was lost", agent.host.name));
       if (stopping_.reason().empty())
         say(fmt::format("the agent of {} ended before the job; ending the job", agent.host.name));
       if (stage_ != Stage::Stopping) stop(fmt::format("the agent of {} was lost", agent.host.name), SIGKILL, {});
     } else if (stage_ != Stage::Stopping) {
-      if (!end_.stop_status) end_.stop_status = 1;
+      end_.set_status(1);
       const std::string what =
           agent.remote ? fmt::format("the connection to {} has ended ({})", agent.host.name, agents_.how_ended(agent))
                        : fmt::format("the guard of {} was killed", agent.host.name);
@@ -574,8 +565,8 @@ void Epoch::on_agent_process_ended(AgentHandle& agent) {
 void Epoch::on_agent_ends(AgentHandle& agent, const Ends& ends) {
   if (agent.all_gone || stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   if (goes_on_without(agent, ends.why)) return;
-  agent_lost_ = true;
-  if (!end_.stop_status) end_.stop_status = 1;
+  end_.agent_lost = true;
+  end_.set_status(1);
   say(ends.why + "; ending the job");
   stop(ends.why, SIGKILL, {});
 }
@@ -599,7 +590,7 @@ void Epoch::on_signal(int signal) {
     default: break;
   }
   // A batch system signals all processes of a job together: the agents' message and this signal are one request.
-  if (stage_ == Stage::Stopping && signal == told_by_ && std::exchange(told_by_agent_, false)) return;
+  if (stage_ == Stage::Stopping && signal == end_.told_by && std::exchange(told_by_agent_, false)) return;
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
 
@@ -633,12 +624,9 @@ void Epoch::told_by_agent(const AgentHandle& agent, int signal) {
 
 void Epoch::on_told(int signal, const std::string& reason) {
   if (stage_ == Stage::Ended) return loop_.stop();  // output that nobody reads is dropped
-  told_to_end_ = true;
+  end_.told_to_end = true;
   if (stage_ == Stage::Stopping) return stopping_.hurry();
-  if (!end_.stop_status) {
-    end_.stop_status = 128 + signal;
-    told_by_ = signal;
-  }
+  if (end_.set_status(128 + signal)) end_.told_by = signal;
   stop(reason, signal, grace_after(signal));
 }
 
@@ -648,14 +636,14 @@ Stopping::Grace Epoch::grace_after(int signal) const {
 
 void Epoch::on_reader_gone() {
   if (stage_ != Stage::Running) return;
-  end_.quiet = true;
-  end_.stop_status = 128 + SIGPIPE;
+  end_.known.quiet = true;
+  end_.known.stop_status = 128 + SIGPIPE;
   stop("nobody reads stdout any more", SIGTERM, {spec_.grace});
 }
 
 void Epoch::on_owner_gone() {
-  end_.quiet = told_to_end_ = true;
-  if (!end_.stop_status && stage_ != Stage::Stopping) end_.stop_status = 128 + SIGHUP;
+  end_.known.quiet = end_.told_to_end = true;
+  if (!end_.known.stop_status && stage_ != Stage::Stopping) end_.known.stop_status = 128 + SIGHUP;
   stop(fmt::format("the process that it belongs to (pid {}) has ended", *spec_.owner_pid), SIGTERM, {spec_.grace});
 }
 
@@ -669,7 +657,7 @@ void Epoch::check_end() {
 }
 
 Restarts::Decision Epoch::after(const Verdict& verdict) {
-  if (!verdict.breakdown || told_to_end_ || agent_lost_ || run_.reader_gone()) return {};
+  if (!verdict.breakdown || end_.told_to_end || end_.agent_lost || run_.reader_gone()) return {};
   std::optional<Plan> next;
   if (elastic_)
     next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
@@ -682,12 +670,7 @@ Restarts::Decision Epoch::after(const Verdict& verdict) {
 }
 
 JobEnd Epoch::how_it_ended() const {
-  JobEnd end = end_;
-  end.roles = members_.roles();
-  end.endings = members_.endings();
-  end.doing_then = members_.doing_then();
-  end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
-  end.told_to_end = told_by_ != 0;
+  JobEnd end = end_.with(members_, stopping_.reason());
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = run_.shown_logs();
   end.colour = sys::wants_colour(2);
@@ -705,15 +688,10 @@ void Epoch::finish() {
 
 int Epoch::report(const Result<void>& closed) {
   // A job whose results are lost has not ended well; but an earlier reason takes precedence.
-  if (!closed && (end_.stop_status || first_failure(members_.endings()))) {
-    say(closed.error().what());
-  } else if (!closed) {
-    end_.stop_status = 1;
-    undelivered_ = closed.error().what();
-  }
+  if (!closed && !end_.lose_payloads(members_, closed.error().what())) say(closed.error().what());
   const JobEnd end = how_it_ended();
   const Verdict verdict = judge(end);
-  end_.stop_status = verdict.status;
+  end_.known.stop_status = verdict.status;
   run_.attempt_ended(end, verdict, restart_.value_or(Restarts::Decision()));
   return verdict.status;
 }

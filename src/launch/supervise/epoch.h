@@ -65,7 +65,7 @@ class Epoch {
   const std::optional<Plan>& next_plan() const noexcept { return next_plan_; }
   /// Reports how the epoch ended, and returns the exit status. `closed`: an error if the job's results are lost.
   int report(const Result<void>& closed);
-  int stop_status() const noexcept { return end_.stop_status.value_or(1); }
+  int stop_status() const noexcept { return end_.known.stop_status.value_or(1); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -116,7 +116,6 @@ class Epoch {
   void pass_on(int signal);
   Stopping::Grace grace_after(int signal) const;
   void stop(const std::string& reason, int signal, Stopping::Grace grace);
-  void lose_agent(const std::string& what);
   void on_host_failed(AgentHandle& agent, const std::string& why);
   void fail_start_of_hosts();
   void check_end();
@@ -137,17 +136,12 @@ class Epoch {
   StopOrders stopping_;
   std::unique_ptr<InputReader> input_;
   std::optional<ElasticJob> elastic_;
-  JobEnd end_;                                 ///< what is known of the end so far; `how_it_ended` adds the rest
-  std::string lost_agent_;                     ///< the lost agent, if that is why the job ends
-  std::string undelivered_;                    ///< why the owner lacks payloads that its ranks have sent
+  EpochEnd end_;
   std::map<int, std::string> failed_hosts_;    ///< why agents do not come, by host index
   std::optional<Restarts::Decision> restart_;  ///< set when no process runs any more
   std::optional<Plan> next_plan_;              ///< plan of the epoch that follows, if any
   bool ordered_ = false;
-  bool agent_lost_ = false;
-  bool told_to_end_ = false;
   bool told_by_agent_ = false;  ///< and this process has not got that signal itself yet
-  int told_by_ = 0;             ///< the signal that decides the exit status
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< timers that run until the job is stopped
     Timer start, job, cause, other_hosts, health;

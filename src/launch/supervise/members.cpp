@@ -101,4 +101,26 @@ void Members::note_failure(const Ending& ending) {
     doing_then_[static_cast<std::size_t>(process)] = doing(ending.last) + at_step(ending.last);
 }
 
+void EpochEnd::lose_agent(const Members& members, const std::string& what) {
+  agent_lost = true;
+  const auto first = first_failure(members.endings());
+  if ((!first || follows_another(*first)) && set_status(1)) lost_agent = what;
+}
+
+bool EpochEnd::lose_payloads(const Members& members, const std::string& why) {
+  if (first_failure(members.endings()) || !set_status(1)) return false;
+  undelivered = why;
+  return true;
+}
+
+JobEnd EpochEnd::with(const Members& members, const std::string& stop_reason) const {
+  JobEnd end = known;
+  end.roles = members.roles();
+  end.endings = members.endings();
+  end.doing_then = members.doing_then();
+  end.stop_reason = !undelivered.empty() ? undelivered : lost_agent.empty() ? stop_reason : lost_agent;
+  end.told_to_end = told_by != 0;
+  return end;
+}
+
 }  // namespace cohort::launch

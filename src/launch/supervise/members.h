@@ -1,5 +1,5 @@
-// The processes of an epoch: which processes take part, what they report and print, and how they have ended. Decides
-// nothing. One thread.
+// The processes of an epoch: which processes take part, what they report and print, and how they have ended; and what
+// is known of the epoch's end. Decides nothing. One thread.
 #pragma once
 
 #include "launch/health/health.h"
@@ -72,6 +72,24 @@ class Members {
   std::optional<RemoteLogs> remote_logs_;
   std::vector<Ending> endings_;
   std::vector<std::string> doing_then_;
+};
+
+/// The end of an epoch, as far as it is known. The first reason counts.
+struct EpochEnd {
+  JobEnd known;             ///< `with` adds the rest
+  std::string lost_agent;   ///< the lost agent, if that is why the job ends
+  std::string undelivered;  ///< why the owner lacks payloads that its ranks have sent
+  bool agent_lost = false;
+  bool told_to_end = false;
+  int told_by = 0;  ///< the signal that decides the exit status
+
+  /// Sets the exit status, unless there is one; then returns false.
+  bool set_status(int status) { return !known.stop_status && (known.stop_status = status, true); }
+  /// Sets the lost agent as the reason, unless a rank had failed before and not as a consequence of a loss.
+  void lose_agent(const Members& members, const std::string& what);
+  /// Sets the lost payloads as the reason. Returns false if there is an earlier one.
+  bool lose_payloads(const Members& members, const std::string& why);
+  JobEnd with(const Members& members, const std::string& stop_reason) const;
 };
 
 }  // namespace cohort::launch

@@ -1,9 +1,12 @@
 #include "train/named/engine.h"
 
-#include "base/env.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "comm/api/work_state.h"
-#include "train/named/engine_core.h"
+#include "train/named/executor.h"
+#include "train/named/requests.h"
+#include "train/named/rounds.h"
+#include "train/named/table.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,10 +15,82 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
 #include <utility>
 
 namespace cohort::named {
+
+/// The thread of an Engine, which alone calls the communicator: it negotiates with the other ranks in rounds which
+/// operations all have requested, and has them carried out. In a round the ranks' contributions are combined, and every
+/// rank draws the same conclusions from them. Any thread may call the public functions.
+class EngineCore {
+ public:
+  EngineCore(Communicator comm, EngineOptions options);
+  ~EngineCore();
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  Requests& requests() noexcept { return requests_; }
+  void shutdown();
+  void begin_shutdown();
+  bool ended() const noexcept { return over_; }
+  Engine::Statistics statistics() const;
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  /// A rank's contribution to a round.
+  struct Contribution {
+    std::vector<std::uint64_t> words;  // flags, then bits
+    std::vector<PendingPtr> described;
+    bool joins = false;
+    std::vector<Stalled> stalled;
+  };
+
+  void run() noexcept;
+  void agree_on_options();
+  void serve();
+
+  // One round of negotiation.
+  bool round(std::vector<Stalled> stalled);  // false: the engine ends
+  Contribution contribute(std::vector<Stalled> stalled);
+  std::vector<std::uint64_t> combine(const Contribution& own);
+  std::vector<std::string> exchange(const std::string& own);
+  void enter_descriptions(const Contribution& own);
+  void take_table(std::vector<Ready>& ready);
+  void take_census(const Contribution& own);
+  void fail_expired(const Stall& stall);
+  void finish_join();
+  Error why_ended();
+
+  Communicator comm_;
+  const EngineOptions options_;
+  const int rank_;
+  const int size_;
+  const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> over_{false};  // the thread has ended its work
+  Requests requests_;
+  Executor executor_;
+
+  // Used by the thread only.
+  std::unique_ptr<RoundAnnouncer> announcer_;
+  Table table_;
+  std::vector<bool> joined_;
+  int last_joined_ = -1;
+  std::uint64_t round_ = 1;
+  std::atomic<std::uint64_t> rounds_{0}, exchanges_{0}, rings_{0};
+
+  std::mutex shutdown_mutex_;
+  std::thread thread_;
+};
 
 Engine::Engine(Communicator comm, EngineOptions options) {
   if (!comm) raise(ErrorCode::InvalidArgument, "named::Engine: this Communicator belongs to no world");
@@ -24,16 +99,18 @@ Engine::Engine(Communicator comm, EngineOptions options) {
 
 Engine::~Engine() {
   // A forked child has no engine thread: the core is left to the parent.
-  if (core_->in_child()) static_cast<void>(core_.release());
+  if (core_->requests().in_child()) static_cast<void>(core_.release());
 }
 
 int Engine::rank() const noexcept { return core_->rank(); }
 int Engine::size() const noexcept { return core_->size(); }
 
-Handle Engine::submit(Request request) { return core_->submit(std::move(request)); }
-std::vector<Handle> Engine::submit(std::vector<Request> requests) { return core_->submit(std::move(requests)); }
+Handle Engine::submit(Request request) { return core_->requests().submit(std::move(request)); }
+std::vector<Handle> Engine::submit(std::vector<Request> requests) {
+  return core_->requests().submit(std::move(requests));
+}
 
-Handle Engine::join_async() { return core_->join(); }
+Handle Engine::join_async() { return core_->requests().join(); }
 int Engine::join() { return join_async().outcome().last_joined; }
 
 Communicator Engine::form_group(std::span<const int> ranks) { return form_group_async(ranks).outcome().group; }
@@ -64,9 +141,8 @@ EngineCore::EngineCore(Communicator comm, EngineOptions options)
       options_(std::move(options)),
       rank_(comm_.rank()),
       size_(comm_.size()),
-      process_(::getpid()),
-      timeout_(options_.timeout.value_or(comm_.timeout())),
-      cache_(options_.cache_capacity),
+      requests_(rank_, size_, options_, options_.timeout.value_or(comm_.timeout()), wakeup_),
+      executor_(comm_, options_, requests_, stopping_),
       table_(size_),
       joined_(static_cast<std::size_t>(size_), false) {
   const sys::SignalsBlocked blocked;
@@ -80,105 +156,7 @@ EngineCore::EngineCore(Communicator comm, EngineOptions options)
 
 EngineCore::~EngineCore() { shutdown(); }
 
-bool EngineCore::in_child() const noexcept { return process_ != ::getpid(); }
-
 // --- users' calls ---
-
-void EngineCore::check_open() const {
-  if (ended_) throw *ended_;
-  if (join_) {
-    raise(ErrorCode::InvalidArgument,
-          "this rank has joined: it has said that it has no more data -- wait for the join before the next operation");
-  }
-}
-
-// NCCL uses one GPU per communicator. A second GPU is refused here, since a later failure would fail the other ranks.
-void EngineCore::check_gpu(const Pending& asked) {
-  if (asked.device.type == DeviceType::CPU) return;
-  if (gpu_ < 0) gpu_ = asked.device.index;
-  if (gpu_ == asked.device.index || env::text(env::kNccl) == "off") return;
-  raise(ErrorCode::InvalidArgument,
-        "{} '{}': its memory is on cuda:{}, and that of operations before it was on cuda:{} -- rank {} -- keep to one "
-        "GPU in each process, or set COHORT_NCCL=off on all ranks",
-        name_of(asked.request.kind), asked.request.name, asked.device.index, gpu_, rank_);
-}
-
-EngineCore::PendingPtr EngineCore::pending_of(Request request, Clock::time_point now) const {
-  auto signature = signature_of(request, size_);
-  if (!signature) throw signature.error();
-  auto pending = std::make_shared<Pending>();
-  pending->signature = *std::move(signature);
-  pending->request = std::move(request);
-  pending->device = device_of(pending->request);
-  if (!in_child()) pending->marks = marks_of(pending->request, rank_);
-  pending->state = std::make_shared<State>(wakeup_, pending->request.name);
-  pending->since = now;
-  pending->report_at = now + std::min(options_.stall_after, timeout_);
-  return pending;
-}
-
-/// Accepts all requests or none.
-void EngineCore::enqueue(std::span<const PendingPtr> made) {
-  if (in_child()) {
-    raise(ErrorCode::InvalidArgument,
-          "this engine belongs to the process that made it -- this is a forked child of it (pid {})", ::getpid());
-  }
-  bool rouse = false;
-  {
-    const std::lock_guard lock(mutex_);
-    check_open();
-    for (const PendingPtr& pending : made) check_gpu(*pending);
-    std::size_t accepted = 0;
-    while (accepted < made.size() && pending_.emplace(made[accepted]->request.name, made[accepted]).second) ++accepted;
-    if (accepted < made.size()) {
-      for (std::size_t i = 0; i < accepted; ++i) pending_.erase(made[i]->request.name);
-      raise(ErrorCode::InvalidArgument,
-            "{} '{}': an operation of this name is still under way -- rank {} -- wait for it, or use another name",
-            name_of(made[accepted]->request.kind), made[accepted]->request.name, rank_);
-    }
-    for (const PendingPtr& pending : made) {
-      if (const auto slot = cache_.find(pending->request.name, pending->signature)) {
-        set_slot(pending, *slot);
-      } else {
-        news_.push_back(pending);
-      }
-      look_at_ = std::min(look_at_, pending->report_at);
-    }
-    // If the flag was already set, the thread checks for requests before it sleeps.
-    rouse = !made.empty() && !stirred_.exchange(true);
-  }
-  if (rouse) wakeup_->request();
-}
-
-Handle EngineCore::submit(Request request) {
-  const PendingPtr made = pending_of(std::move(request), Clock::now());
-  enqueue(std::span(&made, 1));
-  return Handle(made->state);
-}
-
-std::vector<Handle> EngineCore::submit(std::vector<Request> requests) {
-  const auto now = Clock::now();
-  std::vector<PendingPtr> made;
-  made.reserve(requests.size());
-  for (Request& request : requests) made.push_back(pending_of(std::move(request), now));
-  enqueue(made);
-  std::vector<Handle> handles;
-  handles.reserve(made.size());
-  for (const PendingPtr& pending : made) handles.emplace_back(pending->state);
-  return handles;
-}
-
-Handle EngineCore::join() {
-  if (in_child()) raise(ErrorCode::InvalidArgument, "join: this engine belongs to the parent process");
-  auto state = std::make_shared<State>(wakeup_, "join");
-  {
-    const std::lock_guard lock(mutex_);
-    check_open();
-    join_ = state;
-  }
-  if (!stirred_.exchange(true)) wakeup_->notify();
-  return Handle(std::move(state));
-}
 
 void EngineCore::shutdown() {
   const std::lock_guard lock(shutdown_mutex_);
@@ -195,7 +173,7 @@ Engine::Statistics EngineCore::statistics() const {
   Engine::Statistics now;
   now.rounds = rounds_;
   now.exchanges = exchanges_;
-  now.batches = batches_;
+  now.batches = executor_.batches();
   now.rings = rings_;
   return now;
 }
@@ -211,10 +189,11 @@ void EngineCore::run() noexcept {
     serve();
     announcer_->close(options_.shutdown_timeout);
   } catch (const Error& error) {
-    end(error);
+    requests_.end(error);
     if (error.code() != ErrorCode::Mismatch) comm_.abort(error.what());
   } catch (const std::exception& error) {
-    end(Error(ErrorCode::Internal, fmt::format("unexpected in the engine of named operations -- {}", error.what())));
+    requests_.end(
+        Error(ErrorCode::Internal, fmt::format("unexpected in the engine of named operations -- {}", error.what())));
     comm_.abort(error.what());
   }
   announcer_.reset();
@@ -247,77 +226,258 @@ void EngineCore::agree_on_options() {
 void EngineCore::serve() {
   while (true) {
     const bool rung = announcer_->heard() >= round_;
-    const bool stalls = due();
-    if (rung || stalls || stirred_ || stopping_) {
-      if (!round()) return;
+    std::vector<Stalled> stalled = requests_.take_stalled();
+    if (rung || !stalled.empty() || requests_.stirred() || stopping_) {
+      if (!round(std::move(stalled))) return;
       wakeup_->linger(kLinger);
       continue;
     }
-    Clock::time_point limit;
-    {
-      const std::lock_guard lock(mutex_);
-      limit = look_at_;
-    }
     // Some clocks overflow on time_point::max().
-    wakeup_->wait_until(std::min(limit, Clock::now() + std::chrono::hours(1)));
+    wakeup_->wait_until(std::min(requests_.look_at(), Clock::now() + std::chrono::hours(1)));
   }
 }
 
-/// Returns whether names have waited for so long that the ranks should exchange which of them lack these names.
-bool EngineCore::due() {
-  const auto now = Clock::now();
-  const std::lock_guard lock(mutex_);
-  if (now < look_at_) return false;
-  look_at_ = Clock::time_point::max();
-  for (const auto& [name, pending] : pending_) {
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - pending->since);
-    const bool waits = pending->stage == Pending::Stage::Described || pending->stage == Pending::Stage::Slot;
-    if (now >= pending->report_at) {
-      if (waits) stalled_.push_back({std::string(name), waited.count(), waited >= timeout_});
-      const auto expires = pending->since + timeout_;
-      pending->report_at = now + options_.stall_after;
-      if (expires > now) pending->report_at = std::min(pending->report_at, expires);
+// --- one round ---
+
+void visit_fields(auto& m, auto& a, const Stalled*) { a(m.name, m.milliseconds, m.expired); }
+
+namespace {
+
+// Flags of the first word. The word is combined by "and", like the bits, so a flag is sent as a zero bit.
+constexpr std::uint64_t kNews = 1;    // names are described
+constexpr std::uint64_t kCensus = 2;  // requests an exchange of the names that ranks lack
+constexpr std::uint64_t kEnd = 4;     // a rank shuts down
+
+constexpr std::size_t kMostStalls = 256;
+
+/// A name in an exchange of descriptions.
+struct Description {
+  std::string name;
+  Signature signature;
+};
+struct Descriptions {
+  bool joins = false;
+  std::vector<Description> all;
+};
+/// A rank's part in an exchange about names that wait too long.
+struct Census {
+  std::vector<std::uint64_t> words;
+  std::vector<Stalled> stalled;
+};
+
+void visit_fields(auto& m, auto& a, const Description*) { a(m.name, m.signature); }
+void visit_fields(auto& m, auto& a, const Descriptions*) { a(m.joins, m.all); }
+void visit_fields(auto& m, auto& a, const Census*) { a(m.words, m.stalled); }
+
+bool bit_of(std::span<const std::uint64_t> words, std::size_t slot) noexcept {
+  return slot / kWordBits < words.size() && (words[slot / kWordBits] >> (slot % kWordBits) & 1) != 0;
+}
+
+}  // namespace
+
+bool EngineCore::round(std::vector<Stalled> stalled) {
+  const Contribution own = contribute(std::move(stalled));
+  const std::vector<std::uint64_t> all = combine(own);
+  ++round_;
+  const std::uint64_t flags = ~all.front();
+  if ((flags & kEnd) != 0) {
+    requests_.end(why_ended());
+    return false;
+  }
+  std::vector<Ready> ready;
+  if ((flags & kNews) != 0) enter_descriptions(own);
+  requests_.take_slots(std::span(all).subspan(1), joined_, ready);
+  if ((flags & kNews) != 0) take_table(ready);
+  if ((flags & kCensus) != 0) take_census(own);
+  executor_.execute(std::move(ready), *announcer_);
+  finish_join();
+  return true;
+}
+
+EngineCore::Contribution EngineCore::contribute(std::vector<Stalled> stalled) {
+  Requests::News news = requests_.take_news();
+  Contribution own;
+  own.stalled = std::move(stalled);
+  own.joins = news.joins;
+  own.described = std::move(news.described);
+  std::uint64_t flags = 0;
+  if (own.joins || !own.described.empty()) flags |= kNews;
+  if (!own.stalled.empty()) flags |= kCensus;
+  if (stopping_) flags |= kEnd;
+  own.words.push_back(~flags);
+  own.words.insert(own.words.end(), news.bits.begin(), news.bits.end());
+  if (joined_[static_cast<std::size_t>(rank_)]) std::fill(own.words.begin() + 1, own.words.end(), ~std::uint64_t{0});
+  return own;
+}
+
+std::vector<std::uint64_t> EngineCore::combine(const Contribution& own) {
+  std::vector<std::uint64_t> all = own.words;
+  AllReduceOptions options;
+  options.op = ReduceOp::BitAnd;
+  options.timeout = executor_.timeout();
+  Work work = comm_.all_reduce(std::span(all), options);
+  rounds_.fetch_add(1, std::memory_order_relaxed);
+  if (!work.done()) {  // a rank may be asleep
+    announcer_->ring(round_);
+    rings_.fetch_add(1, std::memory_order_relaxed);
+  }
+  work.wait();
+  return all;
+}
+
+/// Sends `own` to all ranks; returns the text of each rank, by rank.
+std::vector<std::string> EngineCore::exchange(const std::string& own) {
+  AllGatherOptions options;
+  options.timeout = executor_.timeout();
+  const auto size = static_cast<std::size_t>(size_);
+  const auto own_length = static_cast<std::int64_t>(own.size());
+  std::vector<std::int64_t> lengths(size);
+  comm_.all_gather(std::span(&own_length, 1), std::span(lengths), options).wait();
+  std::int64_t total = 0;
+  for (const std::int64_t length : lengths) total += length;
+  std::string bytes(static_cast<std::size_t>(total), '\0');
+  comm_
+      .all_gather_v(ConstBuffer(own.data(), own_length, DType::UInt8), Buffer(bytes.data(), total, DType::UInt8),
+                    lengths, options)
+      .wait();
+  std::vector<std::string> result;
+  std::size_t at = 0;
+  for (const std::int64_t length : lengths) {
+    result.push_back(bytes.substr(at, static_cast<std::size_t>(length)));
+    at += static_cast<std::size_t>(length);
+  }
+  return result;
+}
+
+void EngineCore::enter_descriptions(const Contribution& own) {
+  exchanges_.fetch_add(1, std::memory_order_relaxed);
+  Descriptions mine{own.joins, {}};
+  for (const PendingPtr& one : own.described) mine.all.push_back({one->request.name, one->signature});
+  const std::vector<std::string> all = exchange(codec::encode(mine));
+  for (int rank = 0; rank < size_; ++rank) {
+    auto theirs = value_or_throw(codec::decode<Descriptions>(all[static_cast<std::size_t>(rank)]));
+    for (Description& one : theirs.all) {
+      requests_.free_slot(one.name);  // the cached operation is not what all ranks request now
+      table_.add(rank, one.name, std::move(one.signature));
     }
-    look_at_ = std::min(look_at_, pending->report_at);
+    if (!theirs.joins) continue;
+    joined_[static_cast<std::size_t>(rank)] = true;
+    last_joined_ = rank;
+    // The others have announced all outstanding names, which this rank's bits now complete.
+    if (rank == rank_) requests_.stir();
   }
-  return !stalled_.empty();
 }
 
-std::chrono::milliseconds EngineCore::operation_timeout() const {
-  return stopping_ ? std::min(options_.shutdown_timeout, comm_.timeout()) : comm_.timeout();
+void EngineCore::take_table(std::vector<Ready>& ready) {
+  for (Table::Complete& complete : table_.take_complete(joined_)) {
+    PendingPtr own = requests_.take_described(complete.name);
+    auto agreed = match(complete.name, complete.brought);
+    if (!agreed) {
+      if (own) requests_.finish(std::span(&own, 1), agreed.error());
+      continue;
+    }
+    std::vector<bool> lacking(complete.brought.size());
+    bool all = true;
+    for (std::size_t rank = 0; rank < lacking.size(); ++rank) {
+      lacking[rank] = !complete.brought[rank].has_value();
+      all = all && !lacking[rank];
+    }
+    if (all && own && (*agreed)->common.kind != Kind::Group) requests_.remember(*agreed, *own);
+    ready.push_back({*std::move(agreed), std::move(lacking), std::move(own)});
+  }
 }
 
-// --- endings ---
+// --- waiting too long ---
 
-void EngineCore::finish(std::span<const PendingPtr> done, const std::optional<Error>& error) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (const PendingPtr& one : done) {
-      if (one) pending_.erase(one->request.name);
+void EngineCore::take_census(const Contribution& own) {
+  const bool joined = joined_[static_cast<std::size_t>(rank_)];
+  Census mine;
+  if (!joined) mine.words.assign(own.words.begin() + 1, own.words.end());
+  mine.stalled = own.stalled;
+  mine.stalled.resize(std::min(own.stalled.size(), kMostStalls));
+  struct Case {
+    std::int64_t waited = 0;
+    bool expired = false;
+  };
+  std::map<std::string, Case> cases;
+  std::vector<std::vector<std::uint64_t>> bits;
+  for (const std::string& bytes : exchange(codec::encode(mine))) {
+    auto theirs = value_or_throw(codec::decode<Census>(bytes));
+    bits.push_back(std::move(theirs.words));
+    for (const Stalled& one : theirs.stalled) {
+      Case& known = cases[one.name];
+      known.waited = std::max(known.waited, one.milliseconds);
+      known.expired = known.expired || one.expired;
     }
   }
-  for (const PendingPtr& one : done) {
-    if (one) one->state->end(error);
+  std::vector<Stall> stalls_of_all;
+  for (const auto& [name, one] : cases) {
+    Stall stall;
+    stall.name = name;
+    stall.waited = std::chrono::milliseconds(one.waited);
+    const auto slot = requests_.slot_of(name);
+    for (int rank = 0; rank < size_; ++rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      const bool present = table_.has(rank, name) || (slot && bit_of(bits[index], *slot));
+      if (present) stall.present.push_back(rank);
+      if (!present && !joined_[index]) stall.missing.push_back(rank);
+    }
+    if (stall.missing.empty() || stall.present.empty()) continue;  // the name has become ready in this round
+    if (one.expired) {
+      fail_expired(stall);
+    } else {
+      stalls_of_all.push_back(std::move(stall));
+    }
+  }
+  if (stalls_of_all.empty()) return;
+  if (options_.on_stall) return options_.on_stall(stalls_of_all);
+  if (rank_ != 0) return;
+  for (const Stall& stall : stalls_of_all) {
+    log::warn("named", "'{}' has waited for {} s -- rank{} {} ha{} not asked for it, rank{} {} ha{}", stall.name,
+              stall.waited.count() / 1000, stall.missing.size() > 1 ? "s" : "", list_ranks(stall.missing),
+              stall.missing.size() > 1 ? "ve" : "s", stall.present.size() > 1 ? "s" : "", list_ranks(stall.present),
+              stall.present.size() > 1 ? "ve" : "s");
   }
 }
 
-void EngineCore::end(const Error& why) {
-  std::vector<PendingPtr> outstanding;
-  std::shared_ptr<State> joining;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!ended_) ended_ = why;
-    for (const auto& [name, pending] : pending_) outstanding.push_back(pending);
-    pending_.clear();
-    news_.clear();
-    by_slot_.clear();
-    joining = std::exchange(join_, nullptr);
+/// Removes the name on every rank; ranks that wait get the error.
+void EngineCore::fail_expired(const Stall& stall) {
+  const PendingPtr own = requests_.take_expired(stall.name);
+  table_.erase(stall.name);
+  if (!own) return;
+  requests_.finish(
+      std::span(&own, 1),
+      Error(
+          ErrorCode::Timeout,
+          fmt::format("'{}' timed out after {} ms -- {} -- rank{} {} did not ask for it, rank{} {} did -- is it "
+                      "slow, or in another branch of the program? other operations are not affected",
+                      stall.name, stall.waited.count(), to_string(own->signature), stall.missing.size() > 1 ? "s" : "",
+                      list_ranks(stall.missing), stall.present.size() > 1 ? "s" : "", list_ranks(stall.present))));
+}
+
+// --- join and end ---
+
+void EngineCore::finish_join() {
+  if (std::find(joined_.begin(), joined_.end(), false) != joined_.end()) return;
+  joined_.assign(joined_.size(), false);
+  requests_.finish_join(last_joined_);
+}
+
+Error EngineCore::why_ended() {
+  const std::uint8_t own = stopping_ ? 1 : 0;
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(size_));
+  AllGatherOptions options;
+  options.timeout = executor_.timeout();
+  comm_.all_gather(std::span(&own, 1), std::span(all), options).wait();
+  std::vector<int> who;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (all[static_cast<std::size_t>(rank)] != 0) who.push_back(rank);
   }
-  for (const PendingPtr& one : outstanding) {
-    if (one != outstanding.front()) one->state->reported = true;  // one warning is enough if nobody waits
-    one->state->end(why);
-  }
-  if (joining) joining->end(why);
+  return Error(
+      ErrorCode::Aborted,
+      fmt::format("the engine of named operations has been shut down by rank{} {} -- rank {} -- what was "
+                  "outstanding is not carried out -- wait for operations before shutdown, or make a new engine",
+                  who.size() > 1 ? "s" : "", list_ranks(who), rank_));
 }
 
 }  // namespace cohort::named

@@ -37,6 +37,8 @@ void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 /// rank, for messages. Throws Unavailable, InvalidArgument.
 using Marks = std::vector<comm::cuda::MarkPtr>;
 Marks marks_of(const Request& request, int rank);
+/// Throws InvalidArgument while the stream is captured into a graph.
+void refuse_capture(const comm::cuda::Gpu& gpu, comm::cuda::Stream stream, const Request& request, int rank);
 
 /// The engine's streams, one for each GPU that is used.
 class GpuStreams {

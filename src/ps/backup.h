@@ -1,0 +1,100 @@
+// Backup: a primary's side of the copy of its rows: the process that gets it or has it, the commands that it is sent,
+// and the answers that wait until it has them. Finds that process dead or silent, and has the map say so. Everything on
+// the thread of the RpcServer, from construction to destruction; the map is changed on other threads.
+#pragma once
+
+#include "net/rpc.h"
+#include "ps/protocol.h"
+#include "ps/replication.h"
+#include "ps/server_map.h"
+#include "ps/state.h"
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace cohort::ps {
+
+class Backup {
+ public:
+  using ClientPtr = net::RpcServer::ClientPtr;
+  using Call = net::RpcServer::Call;
+
+  /// `membership`: null if there is never a backup. `rows`: number of the rows' server. `changed`: called when the last
+  /// held answer has gone out. `is_over`: returns whether all workers have gone, so that a loss is no warning.
+  Backup(net::RpcServer& rpc, Membership* membership, std::uint32_t rows, std::function<void()> changed,
+         std::function<bool()> is_over)
+      : rpc_(rpc), membership_(membership), rows_(rows), changed_(std::move(changed)), is_over_(std::move(is_over)) {}
+
+  Backup(const Backup&) = delete;
+
+  /// `state`: null while another thread works on it.
+  Result<void> follow(const ClientPtr& client, const Call& call, const Follow& asked, State* state);
+  Result<void> fetch(const ClientPtr& client, const Call& call, const Fetch& asked);
+  void on_gone(const ClientPtr& client) {
+    if (client == client_) lose();
+  }
+  /// Forgets the connection of the process with the copy, and returns it; null if there is none.
+  ClientPtr release() { return std::exchange(client_, nullptr); }
+
+  /// Sends a command that the state is about to run.
+  void append(const Command& command);
+  void verify_now_and_then(const State& state);
+
+  /// Answers a call, like `RpcServer::answer`, when the process with the copy has all commands so far.
+  void answer(const ClientPtr& client, std::uint64_t id, std::string body);
+  void answer(const ClientPtr& client, std::uint64_t id, const std::string& head, std::size_t bytes,
+              const std::function<void(char*)>& fill);
+  bool holds_answers() const noexcept { return !held_.empty(); }
+
+  /// Bytes that the process with the copy may still allocate.
+  std::size_t room() const noexcept { return room_; }
+  /// Memory of commands and answers that are not sent yet.
+  std::size_t bytes() const noexcept { return replication_.bytes() + held_bytes_; }
+  bool is_behind() const noexcept { return replication_.is_behind(); }
+
+ private:
+  /// An answer that waits until the backup has the commands up to its position.
+  struct Held {
+    std::uint64_t position = 0;
+    ClientPtr client;
+    std::uint64_t id = 0;
+    std::string body;
+  };
+
+  bool may_answer() const;
+  void answer_held();
+  void send_records();
+  /// Called when the process that has, or gets, the copy has lost its connection.
+  void lose();
+  void look_for(std::chrono::steady_clock::time_point until);
+  void watch();
+  void give_up(const std::string& why);
+  /// Changes the map on another thread, retrying until the store says whether it has been changed; then calls `done` on
+  /// this thread.
+  void tell_map(Membership::Edit edit, std::function<void(Outcome)> done);
+
+  net::RpcServer& rpc_;
+  Membership* const membership_;
+  const std::uint32_t rows_;
+  const std::function<void()> changed_;
+  const std::function<bool()> is_over_;
+  Replication replication_;
+  ClientPtr client_;                       // the connection of the process with the copy
+  std::optional<std::uint64_t> fetching_;  // number of its call that waits for records
+  std::shared_ptr<void> heartbeat_;        // answers that call
+  std::shared_ptr<void> timer_;            // checks whether the process is silent
+  std::optional<Replication::Time> sent_;  // when its latest call was answered
+  std::size_t room_ = ~std::size_t{0};
+  std::size_t takes_ = 0;  // most bytes of records in one answer
+  std::uint64_t since_verified_ = 0, turn_ = 0;
+  std::deque<Held> held_;
+  std::size_t held_bytes_ = 0;
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // for tasks on other threads
+};
+
+}  // namespace cohort::ps
