@@ -1,4 +1,4 @@
-// Schedulers' answers to `cohort submit`: a job that is over has a status that a shell can give, and 0 only if the
+// Slurm's answers to `cohort submit`: a job that is over has a status that a shell can give, and 0 only if the
 // answer says so.
 #include "cohort/job_state.h"
 
@@ -20,7 +20,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string text(reinterpret_cast<const char*>(data), size);
   check(state_by_scontrol(text));
   if (const auto kept = state_by_sacct(text)) check(*kept);
-  check(state_by_qstat(text));
-  check(state_by_flux(text));
   return 0;
 }

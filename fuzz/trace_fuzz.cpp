@@ -14,13 +14,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   HostClock clock;
   for (TraceReader reader(text); reader.next();) {
-    if (reader.packet().size() > size) std::abort();
+    if (reader.line().size() > size) std::abort();
     if (reader.event()) clock.take(*reader.event());
   }
   clock.settle();
   for (TraceReader reader(text); reader.next();) {
     if (!reader.event()) continue;
-    const std::int64_t there = clock.base_ns() + reader.event()->time_ns;
+    const std::int64_t there = clock.base_ns() + reader.event()->begun_ns;
     (void)clock.common_ns(there);
     (void)clock.realtime_of(there);
     (void)clock.host_ns_of(there);

@@ -18,7 +18,7 @@ std::string word_behind(const std::string& text, std::string_view name) {
   const auto at = text.find(name);
   if (at == std::string::npos) return {};
   const auto begin = at + name.size();
-  return text.substr(begin, text.find_first_of(" \t\n|<", begin) - begin);
+  return text.substr(begin, text.find_first_of(" \t\n|", begin) - begin);
 }
 
 /// Clamps a status to the range of a shell's, so that no other status becomes 0.
@@ -54,27 +54,6 @@ std::optional<JobState> state_by_sacct(const std::string& text) {
   if (bar == std::string::npos) return std::nullopt;
   // "CANCELLED by 0|0:15"
   return slurm_state(text.substr(0, text.find_first_of(" |")), text.substr(bar + 1, text.find('\n', bar) - bar - 1));
-}
-
-JobState state_by_qstat(const std::string& text) {
-  const bool xml = text.find("<job_state>") != std::string::npos;
-  JobState found{word_behind(text, xml ? "<job_state>" : "job_state = "), false, {}};
-  found.over = found.word == "F" || found.word == "C";
-  const auto status = parse_integer<int>(word_behind(text, xml ? "<exit_status>" : "xit_status = "));
-  if (found.over && status)
-    found.status = shell_status(*status > 256 ? std::int64_t{128} + *status - 256 : *status < 0 ? 1 : *status);
-  return found;  // (256 and a signal: it was killed)
-}
-
-JobState state_by_flux(const std::string& text) {
-  JobState found{text.substr(0, text.find_first_of(" \n")), false, {}};
-  constexpr std::array<std::string_view, 4> kOver = {"COMPLETED", "FAILED", "CANCELED", "TIMEOUT"};
-  found.over = std::ranges::find(kOver, found.word) != kOver.end();
-  if (const auto code = parse_integer<int>(word_behind(text, found.word + " ")); found.over && code)
-    found.status = shell_status(*code < 0 ? std::int64_t{128} - *code : *code);
-  if (found.word == "TIMEOUT") found.status = launch::kTimeoutStatus;
-  if (found.word == "CANCELED") found.status = kCancelled;
-  return found;
 }
 
 }  // namespace cohort::app

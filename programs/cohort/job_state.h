@@ -1,5 +1,4 @@
-// Parses schedulers' answers about a job. Pure functions over the output of the schedulers' commands, which may be any
-// text.
+// Parses Slurm's answers about a job. Pure functions over the output of its commands, which may be any text.
 #pragma once
 
 #include <optional>
@@ -9,7 +8,7 @@
 namespace cohort::app {
 
 struct JobState {
-  std::string word;  ///< the scheduler's own: "RUNNING"
+  std::string word;  ///< Slurm's own: "RUNNING"
   bool over = false;
   std::optional<int> status = {};  ///< exit status of an ended job, as a shell gives it; nullopt: not known
 };
@@ -18,9 +17,5 @@ struct JobState {
 JobState state_by_scontrol(const std::string& text);
 /// State from `sacct -X -n -P -o State,ExitCode -j JOB`; nullopt if there is no accounting.
 std::optional<JobState> state_by_sacct(const std::string& text);
-/// State from `qstat -x -f JOB`: PBS Professional's text, or Torque's XML.
-JobState state_by_qstat(const std::string& text);
-/// State from `flux jobs -n -o "{status} {returncode}" JOB`.
-JobState state_by_flux(const std::string& text);
 
 }  // namespace cohort::app

@@ -96,16 +96,15 @@ namespace {
 // own tables. zsh uses bash's.
 
 /// Cases of the programs beside this one first, before the empty ones of the same names.
-std::string all_cases(const CLI::App& app, std::string_view shell, const std::string& commands) {
+std::string all_cases(const CLI::App& app, const std::string& commands) {
   std::string cases;
   std::string_view last;
   for (const CommandProgram& program : programs()) {
-    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program, shell);
+    if (std::exchange(last, program.program) != program.program) cases += completion_cases_of(program.program);
   }
-  return cases + completion_cases(app, shell,
-                                  {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), commands)},
-                                   {"completion", "bash zsh fish"},
-                                   {"runs", "rm"}});
+  return cases + completion_cases(app, {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), commands)},
+                                        {"completion", "bash zsh"},
+                                        {"runs", "rm"}});
 }
 
 std::string script(const CLI::App& app, std::string_view shell) {
@@ -114,8 +113,7 @@ std::string script(const CLI::App& app, std::string_view shell) {
     if (!command->get_group().empty()) commands.push_back(command->get_name());
   }
   const std::string all = fmt::format("{}", fmt::join(commands, " "));
-  const std::string cases = all_cases(app, shell, all);
-  if (shell == "fish") return "# Completion of `cohort` for fish; made by `cohort completion fish`.\n" + cases;
+  const std::string cases = all_cases(app, all);
   const std::string head = shell == "zsh" ? "#compdef cohort\nautoload -Uz bashcompinit && bashcompinit\n" : "";
   return head + fmt::format(R"(# Completion of `cohort`; made by `cohort completion`.
 _cohort() {{
@@ -164,11 +162,11 @@ complete {}-F _cohort cohort
 void add_completion(CLI::App& app, int&) {
   auto shell = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("completion", "Print a script that completes the command in a shell");
-  command->add_option("SHELL", *shell, "bash, zsh or fish")->required()->type_name("");
-  command->footer("Examples: source <(cohort completion bash)\n          cohort completion fish | source");
+  command->add_option("SHELL", *shell, "bash or zsh")->required()->type_name("");
+  command->footer("Example: source <(cohort completion bash)");
   command->callback([&app, shell] {
-    if (*shell != "bash" && *shell != "zsh" && *shell != "fish")
-      raise(ErrorCode::InvalidArgument, "completion for {}: there is one for bash, zsh and fish", *shell);
+    if (*shell != "bash" && *shell != "zsh")
+      raise(ErrorCode::InvalidArgument, "completion for {}: there is one for bash and zsh", *shell);
     std::fputs(script(app, *shell).c_str(), stdout);
   });
 }

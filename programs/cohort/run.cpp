@@ -373,7 +373,7 @@ void add_run(CLI::App& app, int&) {
 
 namespace {
 
-/// Merges the traces of a job's hosts into trace.pftrace.
+/// Merges the traces of a job's hosts into trace.json.
 void merge_trace_of(const std::string& run_folder, bool quiet) {
   const auto merged =
       launch::capture({launch::own_command().value_or("cohort"), "trace", "merge", run_folder}, std::chrono::hours(1));

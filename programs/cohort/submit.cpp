@@ -1,6 +1,5 @@
-// `cohort submit`: a batch script for Slurm, PBS or Flux that starts `cohort run`, made from a template; handed to the
-// scheduler, and its output followed until the job ends. --login has all of that done by the same command on another
-// host.
+// `cohort submit`: a batch script for Slurm that starts `cohort run`, made from a template; handed to sbatch, and its
+// output followed until the job ends.
 #include "base/files.h"
 #include "base/json.h"
 #include "base/parse.h"
@@ -13,11 +12,9 @@
 #include "launch/output/run_folder.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
-#include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "shared/run_options.h"
-#include "shared/sync.h"
-#include "submit_templates.h"
+#include "submit_template.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,7 +26,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -54,14 +50,13 @@ using Clock = std::chrono::steady_clock;
 struct SubmitOptions {
   int nodes = 1;
   std::optional<int> tasks, tasks_per_node, cpus_per_task, gpus_per_node;
-  std::string time, partition, account, scheduler = "auto", template_file, run_folder, login, folder, job;
+  std::string time, partition, account, template_file, run_folder, job;
   std::vector<std::string> sbatch;
-  bool dry_run = false, no_follow = false, sync = false;
-  SharedOptions shared;                  ///< --ssh, --remote-cohort
+  bool dry_run = false, no_follow = false;
   std::vector<std::string> run_options;  ///< for `cohort run`, as words
 };
 
-// Questions to a scheduler, and its answers.
+// Questions to Slurm, and its answers.
 
 using Answer = Result<launch::Captured>;
 
@@ -69,7 +64,7 @@ Answer ask(const std::vector<std::string>& command, int interrupt) {
   return launch::capture(command, std::chrono::seconds(30), interrupt);
 }
 
-/// Error for a scheduler that does not answer, which says nothing about the job: it is asked again later.
+/// Error for commands that do not answer, which says nothing about the job: they are asked again later.
 tl::unexpected<Error> no_answer(const Answer& said) {
   return said ? fail(ErrorCode::Io, "{}", launch::last_of(said->text)) : tl::unexpected(said.error());
 }
@@ -96,7 +91,9 @@ std::vector<std::string> of_cluster(std::string command, const SlurmJob& job, co
   return all;
 }
 
-Result<JobState> ask_slurm(const std::string& name, int interrupt) {
+/// Fails if Slurm does not answer now; with Aborted if the descriptor becomes readable, with Unavailable if its command
+/// is missing here.
+Result<JobState> ask_state(const std::string& name, int interrupt) {
   const SlurmJob job = slurm_job(name);
   const Answer live = ask(of_cluster("scontrol", job, {"-o", "show", "job", job.number}), interrupt);
   if (live && live->status == 0) return state_by_scontrol(live->text);
@@ -106,56 +103,6 @@ Result<JobState> ask_slurm(const std::string& name, int interrupt) {
       ask(of_cluster("sacct", job, {"-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number}), interrupt);
   if (!kept && kept.error().code() == ErrorCode::Aborted) return tl::unexpected(kept.error());
   return kept && kept->status == 0 ? state_by_sacct(kept->text).value_or(gone()) : gone();
-}
-
-Result<JobState> ask_pbs(const std::string& job, int interrupt) {
-  const Answer said = ask({"qstat", "-x", "-f", job}, interrupt);
-  if (said && said->status == 0) return state_by_qstat(said->text);
-  if (said && said->text.find("Unknown Job") != std::string::npos) return gone();
-  return no_answer(said);
-}
-
-Result<JobState> ask_flux(const std::string& job, int interrupt) {
-  const Answer said = ask({"flux", "jobs", "-n", "-o", "{status} {returncode}", job}, interrupt);
-  if (said && said->text.find("JobID " + job + " unknown") != std::string::npos) return gone();
-  if (said && said->status == 0) return state_by_flux(said->text);
-  return no_answer(said);
-}
-
-struct Scheduler {
-  std::string_view name, script;
-  std::vector<std::string> submit;  ///< submit command, followed by the script
-  const char* number;               ///< pattern of the job's number, for whole lines; the last match counts
-  std::string cancel, partitions;   ///< for messages
-  /// Fails if the scheduler does not answer now; with Aborted if the descriptor becomes readable, with Unavailable if
-  /// its command is missing here.
-  Result<JobState> (*ask)(const std::string& job, int interrupt);
-};
-
-const std::vector<Scheduler>& schedulers() {
-  static const std::vector<Scheduler> kSchedulers = {
-      {"slurm", kSlurmScript, {"sbatch", "--parsable"}, R"(\d+(;\S+)?)", "scancel", "sinfo -s", ask_slurm},
-      {"pbs", kPbsScript, {"qsub"}, R"(\d+(\[\])?(\.\S+)?)", "qdel", "qstat -Q", ask_pbs},
-      {"flux", kFluxScript, {"flux", "batch"}, R"([^\s#*=-]\S*)", "flux cancel", "flux queue list", ask_flux},
-  };
-  return kSchedulers;
-}
-
-const Scheduler& scheduler_of(const std::string& name) {
-  std::vector<std::string> commands;
-  for (const Scheduler& one : schedulers()) {
-    if (one.name == name) return one;
-    if (launch::find_command(one.submit.front(), launch::Environment::current())) {
-      if (name == "auto") return one;
-    }
-    commands.push_back(one.submit.front());
-  }
-  if (name != "auto") raise(ErrorCode::InvalidArgument, "--scheduler {}: slurm, pbs or flux is wanted", name);
-  raise(
-      ErrorCode::Unavailable,
-      "no scheduler here: none of {} is in PATH -- from a laptop: --login USER@HOST, a login node; to see the script: "
-      "--scheduler slurm --dry-run; hosts without a scheduler: `cohort run -H a,b`",
-      fmt::join(commands, ", "));
 }
 
 // The script.
@@ -219,44 +166,11 @@ std::string command_text(const std::vector<std::string>& words) {
   return text;
 }
 
-/// Lines of the script that export the variables a job needs. Only the user can read the script, whereas qsub's -V
-/// would show the whole environment, with keys, to anybody who can query the job.
-std::vector<std::string> exports() {
-  std::vector<std::string> lines;
-  const launch::Environment environment = launch::Environment::current();
-  for (const auto& [name, value] : environment.variables()) {
-    const bool plain = name == "PATH" || name == "LANG" || name == "LC_ALL";
-    if (!plain && (name.starts_with("SLURM_") || !launch::is_recorded(name, value))) continue;
-    lines.push_back(fmt::format("export {}={}", name, launch::shell_quoted(value)));
-  }
-  return lines;
-}
-
 std::string name_of(const std::string& program) {
   std::string name = fs::path(program).stem().string();
   std::ranges::replace_if(
       name, [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_'; }, '_');
   return name;
-}
-
-struct Placing {
-  int tasks = 1, per_node = 1;
-};
-
-Placing placing_of(const SubmitOptions& options, const Scheduler& scheduler) {
-  const auto uneven = [&](const char* what, int number, const char* over, int among) {
-    raise(ErrorCode::InvalidArgument, "{} {} does not go evenly over {} {}, as {} wants it", what, number, among, over,
-          scheduler.name);
-  };
-  Placing placing;
-  placing.per_node =
-      options.tasks_per_node.value_or(options.tasks ? (*options.tasks + options.nodes - 1) / options.nodes : 1);
-  placing.tasks = options.tasks.value_or(options.nodes * placing.per_node);
-  if (scheduler.name == "slurm") return placing;
-  if (placing.tasks != placing.per_node * options.nodes) uneven("-np", placing.tasks, "nodes", options.nodes);
-  if (scheduler.name == "flux" && options.gpus_per_node.value_or(0) % placing.per_node != 0)
-    uneven("--gpus-per-node", *options.gpus_per_node, "ranks", placing.per_node);
-  return placing;
 }
 
 /// True if one of sbatch's own options gives the number of tasks or nodes.
@@ -265,9 +179,7 @@ bool sbatch_says_how_many(const SubmitOptions& options) {
   return std::ranges::any_of(options.sbatch, [](const std::string& each) { return std::regex_match(each, theirs); });
 }
 
-Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const std::string& run_folder,
-                 const std::vector<std::string>& program) {
-  const Placing placing = placing_of(options, scheduler);
+Values values_of(const SubmitOptions& options, const std::string& run_folder, const std::vector<std::string>& program) {
   const long seconds = options.time.empty() ? 0 : seconds_of(options.time);
   const auto given = [](const auto& value) {
     return value ? std::vector{std::to_string(*value)} : std::vector<std::string>();
@@ -277,36 +189,24 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
   };
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
   // With several nodes Slurm says how many tasks run on each; `cohort run` treats a single node as any host.
-  if (scheduler.name == "slurm" && options.nodes == 1 && !sbatch_says_how_many(options))
-    command.insert(command.end(), {"-np", std::to_string(placing.tasks)});
+  if (options.nodes == 1 && !sbatch_says_how_many(options))
+    command.insert(command.end(), {"-np", std::to_string(options.tasks.value_or(options.tasks_per_node.value_or(1)))});
   command.insert(command.end(), options.run_options.begin(), options.run_options.end());
   Values values;
   values["name"] = {name_of(program.front())};
   values["folder"] = {launch::shell_quoted(fs::current_path().string())};
   values["run_dir"] = {launch::shell_quoted(run_folder)};
-  values["output"] = {launch::shell_quoted(run_folder + "/output.txt")};
-  if (scheduler.name == "slurm")  // %j is the job's number
-    values["output"] = {std::regex_replace(values["output"].front(), std::regex("%"), "%%")};
+  // %j is the job's number.
+  values["output"] = {std::regex_replace(launch::shell_quoted(run_folder + "/output.txt"), std::regex("%"), "%%")};
   values["command_with"] = {command_text(command)};
   values["program"] = {command_text(program)};
   values["command"] = {values["command_with"].front() + " -- " + values["program"].front()};
-  values["exports"] = exports();
   values["nodes"] = {std::to_string(options.nodes)};
   values["ntasks"] = given(options.tasks);
   values["ntasks_per_node"] = given(options.tasks_per_node);
-  values["slots"] = {std::to_string(placing.tasks)};
-  values["slots_per_node"] = {std::to_string(placing.per_node)};
   values["cpus_per_task"] = given(options.cpus_per_task);
   values["gpus_per_node"] = given(options.gpus_per_node);
-  values["gpus_per_slot"] =
-      options.gpus_per_node ? text(std::to_string(*options.gpus_per_node / placing.per_node)) : text("");
-  values["select"] = {fmt::format("{}:ncpus={}:mpiprocs={}", options.nodes,
-                                  placing.per_node * options.cpus_per_task.value_or(1), placing.per_node) +
-                      (options.gpus_per_node ? fmt::format(":ngpus={}", *options.gpus_per_node) : "")};
   values["time"] = text(options.time);
-  values["seconds"] = text(seconds == 0 ? "" : std::to_string(seconds));
-  values["walltime"] =
-      text(seconds == 0 ? "" : fmt::format("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60));
   const auto word = [&text](const std::string& value) {
     return text(value.empty() ? "" : launch::shell_quoted(value));
   };
@@ -320,8 +220,7 @@ Values values_of(const SubmitOptions& options, const Scheduler& scheduler, const
 // Following.
 
 struct Submitted {
-  const Scheduler* scheduler = nullptr;
-  std::string job, folder;  ///< of the run
+  std::string job, folder;  ///< the run's folder
   std::string output() const { return folder + "/output.txt"; }
 };
 
@@ -367,13 +266,12 @@ int follow(const Submitted& job, std::streamoff at, int interrupt) {
       fmt::print(stderr,
                  "\ncohort: not followed any more; the job goes on\n  to come back:   cohort submit --follow {}\n"
                  "  to end the job: {}\n",
-                 shown_job(job),
-                 fmt::join(of_cluster(job.scheduler->cancel, slurm_job(job.job), {shown_job(job)}), " "));
+                 shown_job(job), fmt::join(of_cluster("scancel", slurm_job(job.job), {shown_job(job)}), " "));
       return 128 + SIGINT;
     }
     if (Clock::now() - asked < kAskEvery) continue;
     asked = Clock::now();
-    const auto state = job.scheduler->ask(job.job, interrupt);
+    const auto state = ask_state(job.job, interrupt);
     if (!state && state.error().code() == ErrorCode::Aborted) continue;
     if (!state && state.error().code() == ErrorCode::Unavailable)
       raise(ErrorCode::Unavailable, "job {} cannot be followed here, and goes on: {}", shown_job(job),
@@ -385,8 +283,8 @@ int follow(const Submitted& job, std::streamoff at, int interrupt) {
     print_new(job.output(), at);
     const auto status = state->status ? state->status : recorded_status(job.folder);
     if (!status)
-      raise(ErrorCode::Unavailable, "job {} is over, and {} does not say how it ended; its output: {}", shown_job(job),
-            job.scheduler->name, job.output());
+      raise(ErrorCode::Unavailable, "job {} is over, and Slurm does not say how it ended; its output: {}",
+            shown_job(job), job.output());
     if (*status != 0)
       fmt::print(stderr, "cohort: job {} ended with status {} ({})\n", shown_job(job), *status, job.folder);
     return *status;
@@ -406,7 +304,7 @@ Submitted submitted_as(const std::string& wanted) {
     if (!record.is_object()) continue;
     const std::string job = text_in(record, "job");
     if (folder != wanted && job != wanted && slurm_job(job).number != wanted) continue;
-    return {&scheduler_of(text_in(record, "scheduler")), text_in(record, "job"), fs::absolute(folder).string()};
+    return {job, fs::absolute(folder).string()};
   }
   raise(
       ErrorCode::InvalidArgument,
@@ -430,72 +328,76 @@ int follow_again(const std::string& wanted) {
   return follow(job, at, interrupt.fd());
 }
 
-int submit_here(const SubmitOptions& options, const std::vector<std::string>& program) {
-  if (!options.job.empty()) return follow_again(options.job);
-  if (program.empty()) raise(ErrorCode::InvalidArgument, "no program; for example: cohort submit --nodes 2 -- ./train");
-  const Scheduler& scheduler = scheduler_of(options.scheduler);
-  if (!options.sbatch.empty() && scheduler.name != "slurm")
-    raise(ErrorCode::InvalidArgument, "--sbatch is of Slurm; options of {} stand in a file for --template",
-          scheduler.name);
-  std::string script(scheduler.script);
-  if (!options.template_file.empty())
-    script = std::string(value_or_throw(sys::read_file(options.template_file)).text());
-  const std::string whose =
-      options.template_file.empty() ? fmt::format("{}.sh", scheduler.name) : options.template_file;
-  if (options.dry_run) {
-    const std::string folder = options.run_folder.empty() ? "runs/NAME" : options.run_folder;
-    const Values values = values_of(options, scheduler, launch::absolute_path(folder), program);
-    std::fputs(filled(script, values, whose).c_str(), stdout);
-    fmt::print(stderr, "cohort: not submitted; it would be: {} {}/submit.sh\n", fmt::join(scheduler.submit, " "),
-               folder);
-    return 0;
-  }
-  // Errors in the options are reported before a folder is made.
-  (void)filled(script, values_of(options, scheduler, "/", program), whose);
-  launch::RunFolder folder =
-      value_or_throw(launch::make_run_folder({options.run_folder, name_of(program.front()), sys::random_hex(6)}));
-  const std::string text = filled(script, values_of(options, scheduler, folder.path, program), whose);
-  const std::string path = folder.path + "/submit.sh";
-  value_or_throw(launch::replace_file(folder, "submit.sh", text));
-  fmt::print(stderr, "{}\ncohort: {} {}\n", text, fmt::join(scheduler.submit, " "), path);
-  folder.lock.reset();  // the job needs the lock, and may begin before we know
-  std::vector<std::string> command = scheduler.submit;
-  command.push_back(path);
-  const std::streamoff begin = size_of(folder.path + "/output.txt");  // left by an earlier job
-  const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
-  const auto said = launch::capture(command, std::chrono::minutes(2), interrupt.fd());
-  std::string told = said ? said->text : said.error().what();
-  while (told.ends_with('\n')) told.pop_back();
+/// Hands the script to sbatch; the job's number, in its notation. Raises if there is none; nullopt, and a message, if
+/// the job may be queued all the same: `status` is the command's.
+std::optional<std::string> submit_script(const std::string& path, int interrupt, int& status) {
+  const auto said = launch::capture({"sbatch", "--parsable", path}, std::chrono::minutes(2), interrupt);
+  std::string answer = said ? said->text : said.error().what();
+  while (answer.ends_with('\n')) answer.pop_back();
   if (!said && said.error().code() != ErrorCode::Unavailable) {
-    fmt::print(stderr, "cohort: {}: the job may be queued all the same; the script is {}\n", told, path);
-    return said.error().code() == ErrorCode::Aborted ? 128 + SIGINT : 1;
+    fmt::print(stderr, "cohort: {}: the job may be queued all the same; the script is {}\n", answer, path);
+    status = said.error().code() == ErrorCode::Aborted ? 128 + SIGINT : 1;
+    return std::nullopt;
   }
   if (!said || said->status != 0) {
-    raise(ErrorCode::Unavailable, "{} refuses the job: {} -- partitions that there are: `{}`; the script is {}",
-          scheduler.submit.front(), told, scheduler.partitions, path);
+    raise(ErrorCode::Unavailable,
+          "sbatch refuses the job: {} -- partitions that there are: `sinfo -s`; the script is {}", answer, path);
   }
   // Remarks may come before and after the number.
   std::string number;
-  const std::regex form(scheduler.number);
-  for (std::string& line : split(told, '\n')) {
+  const std::regex form(R"(\d+(;\S+)?)");
+  for (std::string& line : split(answer, '\n')) {
     if (std::regex_match(line, form))
       number = std::move(line);
     else
       fmt::print(stderr, "{}\n", line);
   }
-  if (number.empty())
-    raise(ErrorCode::Unavailable, "{} does not say the job's number; the script is {}", scheduler.submit.front(), path);
-  Submitted job{&scheduler, number, folder.path};
+  if (number.empty()) raise(ErrorCode::Unavailable, "sbatch does not say the job's number; the script is {}", path);
+  return number;
+}
+
+int submit_job(const SubmitOptions& options, const std::vector<std::string>& program) {
+  if (!options.job.empty()) return follow_again(options.job);
+  if (program.empty()) raise(ErrorCode::InvalidArgument, "no program; for example: cohort submit --nodes 2 -- ./train");
+  std::string script(kSlurmScript);
+  if (!options.template_file.empty())
+    script = std::string(value_or_throw(sys::read_file(options.template_file)).text());
+  const std::string whose = options.template_file.empty() ? "slurm.sh" : options.template_file;
+  if (options.dry_run) {
+    const std::string folder = options.run_folder.empty() ? "runs/NAME" : options.run_folder;
+    const Values values = values_of(options, launch::absolute_path(folder), program);
+    std::fputs(filled(script, values, whose).c_str(), stdout);
+    fmt::print(stderr, "cohort: not submitted; it would be: sbatch --parsable {}/submit.sh\n", folder);
+    return 0;
+  }
+  // Errors in the options are reported before a folder is made.
+  (void)filled(script, values_of(options, "/", program), whose);
+  if (!launch::find_command("sbatch", launch::Environment::current()))
+    raise(ErrorCode::Unavailable,
+          "there is no sbatch in PATH -- submit on a login node of a cluster with Slurm; to see the script: --dry-run; "
+          "another scheduler: docs/reference/submit.md; hosts without a scheduler: `cohort run -H a,b`");
+  launch::RunFolder folder =
+      value_or_throw(launch::make_run_folder({options.run_folder, name_of(program.front()), sys::random_hex(6)}));
+  const std::string path = folder.path + "/submit.sh";
+  const std::string text = filled(script, values_of(options, folder.path, program), whose);
+  value_or_throw(launch::replace_file(folder, "submit.sh", text));
+  fmt::print(stderr, "{}\ncohort: sbatch --parsable {}\n", text, path);
+  folder.lock.reset();  // the job needs the lock, and may begin before we know
+  const std::streamoff begin = size_of(folder.path + "/output.txt");  // left by an earlier job
+  const sys::SignalFd interrupt = value_or_throw(sys::SignalFd::create({SIGINT}));
+  int status = 0;
+  const auto number = submit_script(path, interrupt.fd(), status);
+  if (!number) return status;
+  Submitted job{*number, folder.path};
   fmt::print(stderr, "cohort: job {}; its output: {}\n", shown_job(job), job.output());
-  const nlohmann::ordered_json record = {
-      {"scheduler", scheduler.name}, {"job", job.job}, {"submitted", launch::utc_now()}};
+  const nlohmann::ordered_json record = {{"scheduler", "slurm"}, {"job", job.job}, {"submitted", launch::utc_now()}};
   value_or_throw(sys::write_file_atomically(folder.path + "/" + kRecord, json_text(record) + "\n"));
   return options.no_follow ? 0 : follow(job, begin, interrupt.fd());
 }
 
 // The words.
 
-/// True for options of `cohort run` that say where a job runs or how it is started, which the scheduler decides.
+/// True for options of `cohort run` that say where a job runs or how it is started, which Slurm decides.
 bool is_schedulers(const RunOption& option) {
   constexpr std::string_view kTheirs =
       ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"
@@ -504,53 +406,11 @@ bool is_schedulers(const RunOption& option) {
   return option.only_on_command_line() || kTheirs.find("," + option.name() + ",") != std::string_view::npos;
 }
 
-/// (Without line breaks of its own, which csh does not take in a word.)
-/// No shell has replaced a ~ behind `=`, and none will: ssh and rsync begin in the home folder.
-std::string folder_there(const std::string& folder) {
-  if (!folder.starts_with('~')) return folder;
-  if (folder == "~" || folder == "~/") return ".";
-  if (folder[1] != '/')
-    raise(ErrorCode::InvalidArgument, "--chdir {}: whose home folder that is, is known there alone -- give its path",
-          folder);
-  return folder.substr(folder.find_first_not_of('/', 1));
-}
-
-/// Runs the same command on the login node, without the options that say how to reach that node.
-int submit_at_login(const SubmitOptions& options, const std::vector<std::string>& words) {
-  const launch::JobSpec& spec = options.shared.spec;
-  const std::string folder = options.folder.empty() ? fs::current_path().string() : options.folder;
-  const std::string cohort = launch::remote_cohort(spec);
-  const auto or_say = [](const std::string& condition, const std::string& text) {
-    return fmt::format("{} || {{ echo {} >&2; exit 1; }}; ", condition, launch::shell_quoted("cohort: " + text));
-  };
-  std::string order = or_say(
-      fmt::format("cd {} 2>/dev/null", launch::shell_quoted(folder)),
-      fmt::format("there is no {} on {} -- copy it there, or name another folder by --chdir", folder, options.login));
-  order += or_say(fmt::format("[ -x {} ]", launch::shell_quoted(cohort)),
-                  fmt::format("there is no {} on {} -- install Cohort there, or name its path by --remote-cohort",
-                              cohort, options.login));
-  if (const auto venv = launch::Environment::current().find("VIRTUAL_ENV"); venv && !venv->empty()) {
-    const std::string quoted = launch::shell_quoted(*venv);
-    order += fmt::format("[ -d {0} ] && export VIRTUAL_ENV={0} PATH={0}/bin:\"$PATH\"; ", quoted);
-  }
-  order += fmt::format("exec {} submit {}", launch::shell_quoted(cohort), command_text(words));
-  std::vector<std::string> command = spec.ssh;
-  if (::isatty(STDIN_FILENO) != 0) command.emplace_back("-t");  // for Ctrl-C
-  // Works with any login shell there.
-  command.insert(command.end(), {"--", options.login, "exec sh -c " + launch::shell_quoted(order)});
-  std::vector<char*> arguments;
-  for (std::string& word : command) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  ::execvp(arguments.front(), arguments.data());
-  raise(ErrorCode::Unavailable, "{}: {}", command.front(), errno_text(errno));
-}
-
 constexpr const char* kSubmitFooter =
     R"(Options of `cohort run` that say how the job runs (--max-restarts, --env, --config, ...) are taken, too.
 Examples:
   cohort submit --nodes 2 --ntasks-per-node 4 --gpus-per-node 4 --time 4:00:00 -- python train.py
   cohort submit --nodes 2 --dry-run -- ./train          the script alone
-  cohort submit --login me@cluster -p gpu -- ./train    from a laptop
   cohort submit --follow 4711                           its output, again
 
 Ctrl-C ends the following, not the job. Exit status: the job's. See docs/reference/submit.md.)";
@@ -574,19 +434,12 @@ void add_submit_options(CLI::App& command, SubmitOptions& options) {
   text("-t,--time", options.time, "TIME", "Limit: minutes, hours:minutes:seconds, days-hours [the partition's]");
   text("-p,--partition", options.partition, "NAME", "Partition, or queue");
   text("-A,--account", options.account, "NAME", "Whose time it is");
-  text("--scheduler", options.scheduler, "NAME:{auto,slurm,pbs,flux}", "auto: the one whose command is here")
-      ->capture_default_str();
   repeatable("--sbatch", "OPTION", "An option of sbatch: --sbatch=--constraint=a100; repeatable");
   text("--template", options.template_file, "FILE", "A script of the site's own, with @nodes@ and the like");
   text("--run-dir", options.run_folder, "DIR", "The run's folder [runs/<UTC time>-<program>-<id>]");
   command.add_flag("--dry-run", options.dry_run, "Print the script, and submit nothing");
   command.add_flag("--no-follow", options.no_follow, "End once it is submitted");
   text("--follow", options.job, "JOB", "Follow a job that was submitted: its number, or the run's folder");
-  text("--login", options.login, "USER@HOST", "Submit on this host, over ssh");
-  text("-D,--chdir", options.folder, "DIR", "With --login: the working folder there [as here]");
-  command.add_flag("--sync", options.sync, "With --login: copy the working folder there first, as `cohort run --sync`");
-  repeatable("--sync-exclude", "PATTERN", "Leave out what fits this pattern of rsync's; repeatable");
-  add_shared_options(command, {"--ssh", "--remote-cohort"}, options.shared);
   for (const RunOption& option : run_options()) {
     if (is_schedulers(option)) continue;
     const std::string names(option.names), help(option.help);
@@ -600,27 +453,11 @@ void add_submit_options(CLI::App& command, SubmitOptions& options) {
   }
 }
 
-/// The words typed, as parsed, without the options that say where and how to submit.
-std::vector<std::string> words_for_login(const CLI::App& parser) {
-  static const std::vector<std::string> kHere = {"login", "chdir", "ssh", "remote-cohort", "sync", "sync-exclude"};
-  std::vector<std::string> words;
-  for (const CLI::Option* option : parser.get_options()) {
-    const std::string name = option->get_single_name();
-    if (std::ranges::find(kHere, name) != kHere.end()) continue;
-    for (const std::string& value : option->results()) {
-      const bool flag = option->get_items_expected_max() == 0;
-      words.push_back(flag && value == "true" ? "--" + name : fmt::format("--{}={}", name, value));
-    }
-  }
-  words.emplace_back("--");
-  return words;
-}
-
 }  // namespace
 
 void add_submit(CLI::App& app, int&) {
   static SubmitOptions none;  // for the help and the completion; `submit` reads the words
-  CLI::App* command = app.add_subcommand("submit", "Submit a job to Slurm, PBS or Flux, and follow its output");
+  CLI::App* command = app.add_subcommand("submit", "Submit a job to Slurm, and follow its output");
   add_submit_options(*command, none);
   command->add_option("PROGRAM", "Program or .py file, and its arguments")->type_name("...");
   command->footer(kSubmitFooter);
@@ -666,26 +503,7 @@ void submit(const std::vector<std::string>& typed, int& exit_status) {
         options.run_options.back() += "=" + value;
     }
   }
-  if (options.login.empty()) {
-    if (!options.folder.empty() || options.sync)
-      raise(ErrorCode::InvalidArgument, "--chdir and --sync are for --login; here the job runs in this folder");
-    exit_status = submit_here(options, program);
-    return;
-  }
-  options.folder = folder_there(options.folder);
-  if (options.sync && !options.dry_run && options.job.empty()) {
-    // Copying runs outside of the terminal's process group, where a question would stop it forever.
-    std::vector<std::string> ssh = options.shared.spec.ssh;
-    ssh.insert(ssh.end(), {"-o", "BatchMode=yes"});
-    sync({.ssh = std::move(ssh),
-          .hosts = {options.login},
-          .folder = options.folder,
-          .excludes = parser.get_option("--sync-exclude")->results(),
-          .program = program.empty() ? "" : program.front()});
-  }
-  words = words_for_login(parser);
-  words.insert(words.end(), program.begin(), program.end());
-  exit_status = submit_at_login(options, words);
+  exit_status = submit_job(options, program);
 }
 
 }  // namespace cohort::app

@@ -3,7 +3,6 @@
 #include "base/files.h"
 #include "base/result.h"
 #include "telemetry/record.h"
-#include "telemetry/trace_encoder.h"
 
 #include <fmt/format.h>
 
@@ -22,8 +21,6 @@
 
 namespace cohort::track {
 namespace {
-
-using status::ProtoWriter;
 
 constexpr std::string_view kWritingEvents = "writing TensorBoard's events";
 constexpr std::string_view kSuffix = ".cohort";
@@ -53,6 +50,40 @@ std::uint32_t masked_crc(std::string_view bytes) noexcept {
   const std::uint32_t crc = crc32c(bytes);
   return std::rotr(crc, 15) + 0xa282ead8U;
 }
+
+/// Appends the fields of one protobuf message.
+class ProtoWriter {
+ public:
+  explicit ProtoWriter(std::string& out) noexcept : out_(out) {}
+  ProtoWriter& number(std::uint32_t field, std::uint64_t value) {
+    varint(std::uint64_t{field} << 3);
+    varint(value);
+    return *this;
+  }
+  ProtoWriter& fixed32(std::uint32_t field, std::uint32_t value) {
+    varint(std::uint64_t{field} << 3 | 5);
+    append_raw(out_, value);
+    return *this;
+  }
+  ProtoWriter& fixed64(std::uint32_t field, std::uint64_t value) {
+    varint(std::uint64_t{field} << 3 | 1);
+    append_raw(out_, value);
+    return *this;
+  }
+  ProtoWriter& bytes(std::uint32_t field, std::string_view value) {
+    varint(std::uint64_t{field} << 3 | 2);
+    varint(value.size());
+    out_ += value;
+    return *this;
+  }
+
+ private:
+  void varint(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) out_ += static_cast<char>(value | 0x80);
+    out_ += static_cast<char>(value);
+  }
+  std::string& out_;
+};
 
 // Fields of Event, Summary.Value and SessionLog.
 constexpr std::uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;

@@ -290,7 +290,7 @@ std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() != 0; }
 
-/// For bash, in words of a `case`.
+/// A command's part of the script, in words of a `case`.
 std::string case_of(const CLI::App& command, const std::string& words) {
   std::string options, valued, values;
   for (const CLI::Option* option : command.get_options()) {
@@ -308,47 +308,19 @@ std::string case_of(const CLI::App& command, const std::string& words) {
   return text + "      ;;\n";
 }
 
-std::string fish_quoted(std::string_view text) {
-  std::string out = "'";
-  for (const char c : text) {
-    if (c == '\'' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "'";
-}
-
-std::string fish_lines(const CLI::App& command, const std::string& words) {
-  const std::string within =
-      fmt::format("complete -c cohort -n 'test (count (commandline -opc)) -gt 1; and test (commandline -opc)[2] = {}'",
-                  command.get_name());
-  std::string text = fmt::format("complete -c cohort -n __fish_use_subcommand -f -a {} -d {}\n", command.get_name(),
-                                 fish_quoted(command.get_description()));
-  for (const CLI::Option* option : command.get_options()) {
-    std::string names;
-    for (const std::string& name : option->get_snames()) names += " -s " + name;
-    for (const std::string& name : option->get_lnames()) names += (name == "np" ? " -o np -l " : " -l ") + name;
-    if (names.empty()) continue;
-    const std::string known = choices(*option);
-    text += within + names +
-            (!known.empty()         ? " -x -a " + fish_quoted(known)
-             : takes_value(*option) ? " -r"
-                                    : "") +
-            fmt::format(" -d {}\n", fish_quoted(option->get_description()));
-  }
-  return words.empty() ? text : text + within + " -f -a " + fish_quoted(words) + "\n";
-}
-
-/// Output of a program that is asked with the option `asked`.
-std::string said_by(std::string_view program, const char* asked, std::string_view about) {
+/// Output of a program with these words.
+std::string said_by(std::string_view program, const std::vector<std::string>& words) {
   const std::string path =
       (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();
-  const auto said = launch::capture({path, asked, std::string(about)}, std::chrono::minutes(2));
-  if (!said) raise(said.error().code(), "asking {} for {} failed -- {}", path, asked + 2, said.error().what());
+  std::vector<std::string> command = {path};
+  command.insert(command.end(), words.begin(), words.end());
+  const auto said = launch::capture(command, std::chrono::minutes(2));
+  if (!said) raise(said.error().code(), "asking {} for {} failed -- {}", path, words[0].substr(2), said.error().what());
   if (said->status != 0)
     raise(ErrorCode::Unavailable,
           "asking {} for {} failed: it has ended with status {} -- the programs beside `cohort` are installed with it; "
           "in a build folder: cmake --build BUILD --target programs",
-          path, asked + 2, said->status);
+          path, words[0].substr(2), said->status);
   return said->text;
 }
 
@@ -413,22 +385,18 @@ void write_manual(const CLI::App& app, const std::string& folder) {
   }
 }
 
-void write_manual_of(std::string_view program, const std::string& folder) { (void)said_by(program, kManual, folder); }
+void write_manual_of(std::string_view program, const std::string& folder) { (void)said_by(program, {kManual, folder}); }
 
-std::string completion_cases(const CLI::App& app, std::string_view shell,
-                             const std::map<std::string, std::string>& behind) {
+std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind) {
   std::string cases;
   for (const CLI::App* command : shown_commands(app)) {
     const auto found = behind.find(command->get_name());
-    const std::string words = found == behind.end() ? "" : found->second;
-    cases += shell == "fish" ? fish_lines(*command, words) : case_of(*command, words);
+    cases += case_of(*command, found == behind.end() ? "" : found->second);
   }
   return cases;
 }
 
-std::string completion_cases_of(std::string_view program, std::string_view shell) {
-  return said_by(program, kCompletion, shell);
-}
+std::string completion_cases_of(std::string_view program) { return said_by(program, {kCompletion}); }
 
 /// "there is no `cohort trace summary`; there are merge and report", where a command has commands of its own; or empty.
 static std::string no_such_part(const CLI::App& app, const std::vector<std::string>& words) {
@@ -454,8 +422,8 @@ int program_main(int argc, char** argv, std::initializer_list<AddCommand> comman
     set_up(app);
     int exit_status = 0;
     for (const AddCommand add : commands) add(app, exit_status);
-    if (words.size() == 2 && words[0] == kCompletion) {
-      std::fputs(completion_cases(app, words[1]).c_str(), stdout);
+    if (words.size() == 1 && words[0] == kCompletion) {
+      std::fputs(completion_cases(app).c_str(), stdout);
       return 0;
     }
     if (words.size() == 2 && words[0] == kManual) {

@@ -58,12 +58,11 @@ int fail_usage(const std::string& message, const std::string& command);
 /// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Shell completion data for the commands of `app`: parts of a `case` for "bash", and zsh, lines for "fish". `behind`:
-/// possible words behind a command besides options.
-std::string completion_cases(const CLI::App& app, std::string_view shell,
-                             const std::map<std::string, std::string>& behind = {});
-/// The same for another program; empty if that program is missing.
-std::string completion_cases_of(std::string_view program, std::string_view shell);
+/// Shell completion data for the commands of `app`: parts of a `case`, for bash and zsh. `behind`: possible words
+/// behind a command besides options.
+std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind = {});
+/// The same for another program. Throws Unavailable if that program is missing.
+std::string completion_cases_of(std::string_view program);
 
 /// Writes cohort-NAME.1, a manual page of each command of `app`, into `folder`. Throws Io.
 void write_manual(const CLI::App& app, const std::string& folder);

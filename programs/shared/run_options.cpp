@@ -281,10 +281,9 @@ const RunOption kOptions[] = {
               c.track.push_back(v);
             },
             Kind::Repeatable}),
-    common(
-        {"--trace", "", "",
-         "Record what each rank does, event by event, in trace.pftrace in the run's folder; see `cohort trace --help`",
-         [](C& c, Text v) { c.trace = truth(v); }, Kind::Flag}),
+    common({"--trace", "", "",
+            "Record what each rank does, event by event, in trace.json in the run's folder; see `cohort trace --help`",
+            [](C& c, Text v) { c.trace = truth(v); }, Kind::Flag}),
     {"--timeout", "SECONDS", "", "End the job after this long, restarts included, with exit status 124 [never]",
      [](C& c, Text v) {
        const auto limit = milliseconds_of(v);

@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 struct MergeArguments {
   fs::path run, output;
   std::vector<std::string> others;
-  bool json = false;
 };
 
 /// "3=trace.json" gives the rank of a trace that does not contain it.
@@ -50,10 +49,9 @@ void merge(const MergeArguments& arguments) {
     if (!fs::is_directory(arguments.run))
       raise(ErrorCode::InvalidArgument, "{}: this is no folder of a run: give the output with -o",
             arguments.run.string());
-    output = arguments.run / (arguments.json ? "trace.json" : "trace.pftrace");
+    output = arguments.run / "trace.json";
   }
-  const auto summary =
-      arguments.json ? track::merge_as_json(set, others, output) : track::merge_traces(set, others, output);
+  const auto summary = track::merge_traces(set, others, output);
   fmt::print("{}: {}\n", output.string(), summary_of(summary));
 }
 
@@ -65,15 +63,12 @@ static void add_trace(CLI::App& app, int& /*exit_status*/) {
 
   const auto arguments = std::make_shared<MergeArguments>();
   CLI::App* merging = trace->add_subcommand("merge", "One trace of all ranks, with other programs' traces beside them");
-  merging->add_option("run", arguments->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  merging->add_option("run", arguments->run, "Folder of a run, or one host's trace/host-N.json")->required();
   merging->add_option("other", arguments->others,
                       "Traces of torch's profiler (Kineto), or of Horovod's timeline; 3=FILE for one that does not say "
                       "that it is rank 3's");
   merging->add_option("-o,--output", arguments->output,
-                      "The trace (default: trace.pftrace or trace.json in the run's folder); with --json a folder gets "
-                      "a file of each rank");
-  merging->add_flag("--json", arguments->json,
-                    "Chrome's JSON, as torch's profiler writes it, instead of Perfetto's format");
+                      "The trace (default: trace.json in the run's folder); a folder gets a file of each rank");
   merging->callback([arguments] { merge(*arguments); });
 
   struct ReportArguments {
@@ -83,7 +78,7 @@ static void add_trace(CLI::App& app, int& /*exit_status*/) {
   const auto wanted = std::make_shared<ReportArguments>();
   CLI::App* report =
       trace->add_subcommand("report", "Which rank is late, what communication costs, which operations take longest");
-  report->add_option("run", wanted->run, "Folder of a run, or one host's trace/host-N.pftrace")->required();
+  report->add_option("run", wanted->run, "Folder of a run, or one host's trace/host-N.json")->required();
   report->add_flag("--json", wanted->json, "Everything, as JSON");
   report->callback([wanted] {
     const track::TraceReport made = track::make_report(track::open_traces(wanted->run));
@@ -92,7 +87,7 @@ static void add_trace(CLI::App& app, int& /*exit_status*/) {
   trace->footer(
       "Examples: cohort run --trace -np 4 ./train\n"
       "          cohort trace report runs/latest\n"
-      "          cohort trace merge runs/latest -o all.pftrace profile-0.json profile-1.json");
+      "          cohort trace merge runs/latest -o all.json profile-0.json profile-1.json");
 }
 
 }  // namespace cohort::app

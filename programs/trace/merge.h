@@ -1,7 +1,7 @@
 // Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
 // object with one. Free functions; any thread. One trace of all ranks: each host's times by the common clock,
-// recordings of other programs at the same times, and the bytes that each rank had under way. For Perfetto, or in
-// Chrome's JSON as torch's profiler writes it. Free functions; the caller's thread. Conversion of another program's
+// recordings of other programs at the same times, and the bytes that each rank had under way, as torch's profiler
+// writes it. Free functions; the caller's thread. Conversion of another program's
 // times of day to times in the trace of a run. Values; the caller's thread.
 #pragma once
 
@@ -48,14 +48,11 @@ struct MergeSummary {
   std::vector<std::string> remarks;  ///< on incomplete traces
 };
 
-/// Replaces `output` atomically. Throws Io; InvalidArgument if another program's trace is of no rank of this run, or if
-/// the time of day of its host is unknown.
+/// Writes a file of all ranks, or, if `output` is a folder, one for each rank: rank-R.json. Replaces files atomically.
+/// Throws Io; InvalidArgument if another program's trace is of no rank of this run, or if the time of day of its host
+/// is unknown.
 MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others,
                           const std::filesystem::path& output);
-
-/// Writes a file of all ranks, or, if `output` is a folder, one for each rank: rank-R.json.
-MergeSummary merge_as_json(const TraceSet& set, const std::vector<ChromeTrace>& others,
-                           const std::filesystem::path& output);
 
 class Placed {
  public:

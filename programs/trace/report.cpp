@@ -108,7 +108,7 @@ class Reporter {
         if (span.end > span.begin) events.steps.push_back(span);
         break;
       case TraceTrack::Thread:
-        if (slice.name == "wait") events.waits.push_back(span);
+        if (slice.event.name == "wait") events.waits.push_back(span);
         break;
       case TraceTrack::Operations: take_operation(slice, figures, events); break;
       default: break;
@@ -125,8 +125,8 @@ class Reporter {
     figures.bytes += event.bytes;
     figures.wire_bytes += event.wire_bytes;
     figures.wire_seconds += static_cast<double>(event.wire_us) * 1e-6;
-    OperationFigures& one = operations_[{slice.name, event.bytes}];
-    one.name = slice.name;
+    OperationFigures& one = operations_[{std::string(event.name), event.bytes}];
+    one.name = event.name;
     one.bytes = event.bytes;
     ++one.count;
     one.seconds += lasted;

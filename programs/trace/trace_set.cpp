@@ -1,11 +1,13 @@
 #include "trace/trace_set.h"
 
-#include "telemetry/trace_encoder.h"
+#include "base/json.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cstring>
+#include <charconv>
+#include <cmath>
 #include <limits>
-#include <map>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -13,195 +15,82 @@
 namespace cohort::track {
 namespace {
 
-namespace field = status::trace_field;
-namespace name = status::trace_name;
+using Json = nlohmann::json;
 
-/// Later than any clock's time, and small enough that sums of a few do not overflow.
-constexpr std::uint64_t kLatest = std::uint64_t{1} << 60;
+/// Latest time of a trace, in microseconds: sums of a few of these, in nanoseconds, do not overflow.
+constexpr double kLatest = 1e15;
+
+std::optional<std::int64_t> time_in(const Json& object, const char* name) {
+  const auto microseconds = number_in(object, name);
+  if (!microseconds || *microseconds < 0 || *microseconds > kLatest) return std::nullopt;
+  return std::llround(*microseconds * 1000);
+}
+
+std::uint64_t count_in(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
+}
+
+/// Reads the arguments of an event that are there.
+struct ArgumentReader {
+  const Json& arguments;
+  void operator()(const char* name, std::uint64_t& value) const { value = count_in(arguments, name); }
+  void operator()(const char* name, std::optional<std::int64_t>& value) const {
+    const auto found = arguments.find(name);
+    if (found == arguments.end() || !found->is_number_integer()) return;
+    if (found->is_number_unsigned() && found->get<std::uint64_t>() > INT64_MAX) return;
+    value = found->get<std::int64_t>();
+  }
+};
 
 }  // namespace
 
-std::optional<std::uint64_t> ProtoReader::varint() {
-  std::uint64_t value = 0;
-  for (int shift = 0; shift < 64 && !rest_.empty(); shift += 7) {
-    const auto byte = static_cast<unsigned char>(rest_.front());
-    rest_.remove_prefix(1);
-    value |= std::uint64_t{byte & 0x7fU} << shift;
-    if ((byte & 0x80) == 0) return value;
-  }
-  return std::nullopt;
-}
-
-bool ProtoReader::next() {
-  if (broken_ || rest_.empty()) return false;
-  const std::string_view begin = rest_;
-  number_ = 0;
-  bytes_ = {};
-  broken_ = true;
-  const auto tag = varint();
-  if (!tag || *tag >> 3 == 0 || *tag >> 3 > 0x1fffffff) return false;
-  field_ = static_cast<std::uint32_t>(*tag >> 3);
-  std::size_t length = 0;
-  switch (*tag & 7) {
-    case 0: {
-      const auto value = varint();
-      if (!value) return false;
-      number_ = *value;
-      break;
-    }
-    case 1: length = 8; break;
-    case 2: {
-      const auto value = varint();
-      if (!value || *value > rest_.size()) return false;
-      length = static_cast<std::size_t>(*value);
-      break;
-    }
-    case 5: length = 4; break;
-    default: return false;
-  }
-  if (length > rest_.size()) return false;
-  bytes_ = rest_.substr(0, length);
-  if ((*tag & 7) == 1) std::memcpy(&number_, bytes_.data(), 8);
-  rest_.remove_prefix(length);
-  raw_ = begin.substr(0, begin.size() - rest_.size());
-  broken_ = false;
-  return true;
-}
-
 bool TraceReader::next() {
-  while (packets_.next()) {
-    if (packets_.field() != field::kTracePacket) {
+  for (bool first = line_.data() == nullptr; !rest_.empty(); first = false) {
+    const auto end = rest_.find('\n');
+    line_ = rest_.substr(0, end);
+    rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
+    if (first && line_.starts_with('[')) line_.remove_prefix(1);
+    if (line_.ends_with(',')) line_.remove_suffix(1);
+    if (line_.empty() || line_ == "]") continue;
+    if (decode()) return true;
+    if (rest_.empty())
+      torn_ = true;
+    else
       ++damaged_;
-      continue;
-    }
-    if (decode(packets_.bytes())) return true;
-    ++damaged_;
   }
   return false;
 }
 
-bool TraceReader::decode(std::string_view packet) {
-  packet_ = packet;
+bool TraceReader::decode() {
   event_.reset();
   description_.reset();
-  std::uint64_t time = 0, sequence_id = 0, flags = 0;
-  std::string_view event, interned, defaults, description;
-  bool has_event = false;
-  ProtoReader fields(packet);
-  while (fields.next()) {
-    switch (fields.field()) {
-      case field::kTimestamp: time = fields.number(); break;
-      case field::kSequence: sequence_id = fields.number(); break;
-      case field::kSequenceFlags: flags = fields.number(); break;
-      case field::kInterned: interned = fields.bytes(); break;
-      case field::kDefaults: defaults = fields.bytes(); break;
-      case field::kTrackDescriptor: description = fields.bytes(); break;
-      case field::kTrackEvent:
-        event = fields.bytes();
-        has_event = true;
-        break;
-      default: break;
-    }
+  const Json object = parse_json_or_discard<Json>(line_);
+  const std::string phase = text_in(object, "ph");
+  if (phase.empty()) return false;
+  static const Json kNone = Json::object();
+  const auto found = object.find("args");
+  const Json& arguments = found != object.end() && found->is_object() ? *found : kNone;
+  const std::uint64_t pid = count_in(object, "pid"), tid = count_in(object, "tid");
+  name_ = text_in(object, "name");
+  if (phase == "M") {
+    description_ = {pid, tid, name_ == "process_name", text_in(arguments, "name")};
+    return true;
   }
-  if (fields.broken()) return false;
-  Sequence& sequence = sequences_[sequence_id];
-  if ((flags & field::kStateCleared) != 0) sequence = {};
-  for (ProtoReader each(defaults); each.next();) {
-    if (each.field() != field::kTrackEventDefaults) continue;
-    for (ProtoReader inner(each.bytes()); inner.next();) {
-      if (inner.field() == field::kTrack) sequence.track = inner.number();
-    }
-  }
-  if (!read_interned(sequence, interned)) return false;
-  if (!description.empty() && !read_description(description)) return false;
-  if (!has_event) return true;
+  const auto begun = time_in(object, "ts");
+  const auto lasted = phase == "X" ? time_in(object, "dur") : std::optional<std::int64_t>(0);
+  if (!begun || !lasted || (phase != "X" && phase != "i")) return false;
   event_.emplace();
-  event_->time_ns = static_cast<std::int64_t>(time);
-  event_->track = sequence.track;
-  if (time < kLatest && read_event(sequence, event)) return true;
-  event_.reset();
-  return false;
-}
-
-bool TraceReader::read_interned(Sequence& sequence, std::string_view interned) const {
-  ProtoReader kinds(interned);
-  while (kinds.next()) {
-    const bool event = kinds.field() == field::kEventNames;
-    if (!event && kinds.field() != field::kAnnotationNames) continue;
-    std::uint64_t id = 0;
-    std::string_view text;
-    for (ProtoReader entry(kinds.bytes()); entry.next();) {
-      if (entry.field() == field::kIid) id = entry.number();
-      if (entry.field() == field::kInternedName) text = entry.bytes();
-    }
-    (event ? sequence.names : sequence.annotations)[id] = std::string(text);
-  }
-  return !kinds.broken();
-}
-
-bool TraceReader::read_event(const Sequence& sequence, std::string_view text) {
-  ProtoReader fields(text);
-  std::uint64_t type = 0;
-  while (fields.next()) {
-    switch (fields.field()) {
-      case field::kType: type = fields.number(); break;
-      case field::kTrack: event_->track = fields.number(); break;
-      case field::kName: event_->name = fields.bytes(); break;
-      case field::kFlow: event_->flow = fields.number(); break;
-      case field::kNameId:
-        if (const auto found = sequence.names.find(fields.number()); found != sequence.names.end())
-          event_->name = found->second;
-        break;
-      case field::kAnnotation:
-        if (!read_annotation(sequence, fields.bytes())) return false;
-        break;
-      default: break;
-    }
-  }
-  if (fields.broken() || type < field::kBegin || type > field::kCounterType) return false;
-  event_->type = static_cast<TraceEvent::Type>(type - field::kBegin);
+  event_->pid = pid;
+  event_->tid = tid;
+  event_->name = name_;
+  event_->begun_ns = *begun;
+  event_->ended_ns = *begun + *lasted;
+  event_->moment = phase == "i";
+  if (const std::string flow = text_in(object, "bind_id"); flow.starts_with("0x"))
+    std::from_chars(flow.data() + 2, flow.data() + flow.size(), event_->flow, 16);
+  visit_arguments(*event_, ArgumentReader{arguments});
   return true;
-}
-
-bool TraceReader::read_annotation(const Sequence& sequence, std::string_view text) {
-  ProtoReader fields(text);
-  std::string_view title;
-  std::uint64_t value = 0;
-  while (fields.next()) {
-    if (fields.field() == field::kAnnotationName) title = fields.bytes();
-    if (fields.field() == field::kAnnotationNameId) {
-      const auto found = sequence.annotations.find(fields.number());
-      if (found != sequence.annotations.end()) title = found->second;
-    }
-    if (fields.field() == field::kUnsigned || fields.field() == field::kSigned) value = fields.number();
-  }
-  const auto is_signed = static_cast<std::int64_t>(value);
-  if (title == name::kBytes) event_->bytes = value;
-  if (title == name::kWaited) event_->waited_ns = value;
-  if (title == name::kWireBytes) event_->wire_bytes = value;
-  if (title == name::kWireTime) event_->wire_us = value;
-  if (title == name::kNumber) event_->number = value;
-  if (title == name::kLost) event_->lost = value;
-  if (title == name::kFailed) event_->failed = value != 0;
-  if (title == name::kHostTime) event_->host_ns = is_signed;
-  if (title == name::kRealtime) event_->realtime_ns = is_signed;
-  if (title == name::kOffset) event_->offset_ns = is_signed;
-  if (title == name::kUncertainty) event_->uncertainty_ns = is_signed;
-  return !fields.broken();
-}
-
-bool TraceReader::read_description(std::string_view text) {
-  description_.emplace();
-  ProtoReader fields(text);
-  while (fields.next()) {
-    if (fields.field() == field::kUuid) description_->uuid = fields.number();
-    if (fields.field() == field::kTrackName) description_->name = fields.bytes();
-    if (fields.field() != field::kProcess) continue;
-    for (ProtoReader process(fields.bytes()); process.next();) {
-      if (process.field() == field::kProcessName) description_->process = process.bytes();
-    }
-  }
-  return !fields.broken();
 }
 
 namespace {
@@ -222,12 +111,12 @@ bool sane_day(std::int64_t ns) { return ns >= 0 && ns < kLatestDay; }
 void HostClock::take(const TraceEvent& event) {
   if (!event.host_ns || !sane(*event.host_ns) || *event.host_ns < 0) return;
   if (event.realtime_ns && sane_day(*event.realtime_ns)) {
-    if (!base_ns_ && *event.host_ns >= event.time_ns) base_ns_ = *event.host_ns - event.time_ns;
+    if (!base_ns_ && *event.host_ns >= event.begun_ns) base_ns_ = *event.host_ns - event.begun_ns;
     realtime_.push_back({*event.host_ns, *event.realtime_ns});
   }
-  if (event.offset_ns && sane(*event.offset_ns) && event.uncertainty_ns >= 0 &&
-      event.uncertainty_ns < kFarthest / kWorse)
-    offsets_.push_back({*event.host_ns, *event.offset_ns, event.uncertainty_ns});
+  const std::int64_t uncertainty = event.uncertainty_ns.value_or(0);
+  if (event.offset_ns && sane(*event.offset_ns) && uncertainty >= 0 && uncertainty < kFarthest / kWorse)
+    offsets_.push_back({*event.host_ns, *event.offset_ns, uncertainty});
 }
 
 void HostClock::settle() {
@@ -281,7 +170,6 @@ std::int64_t HostClock::uncertainty_ns() const noexcept {
 namespace {
 
 namespace fs = std::filesystem;
-using status::TrackId;
 
 constexpr std::string_view kClockOf = "clock of ";
 
@@ -293,13 +181,12 @@ HostPiece look_at(const fs::path& file) {
   bool known = false;
   while (reader.next()) {
     known = true;
-    if (const auto& about = reader.description()) {
-      if (about->uuid >= status::kHostTracks && about->name.starts_with(kClockOf) && piece.host.empty())
-        piece.host = about->name.substr(kClockOf.size());
-      if (!about->process.empty() && about->uuid < status::kExternalTracks)
-        piece.processes[TrackId::of(about->uuid).rank] = about->process;
+    if (const auto& about = reader.description(); about && about->names_process) {
+      if (about->pid >= status::kHostPids && about->text.starts_with(kClockOf) && piece.host.empty())
+        piece.host = about->text.substr(kClockOf.size());
+      if (about->pid < status::kHostPids) piece.processes[static_cast<std::uint32_t>(about->pid)] = about->text;
     }
-    if (const auto& event = reader.event(); event && event->track >= status::kHostTracks) piece.clock.take(*event);
+    if (const auto& event = reader.event(); event && event->pid >= status::kHostPids) piece.clock.take(*event);
   }
   piece.clock.settle();
   piece.damaged = reader.damaged();
@@ -307,7 +194,7 @@ HostPiece look_at(const fs::path& file) {
   if (!known || piece.host.empty()) {
     raise(ErrorCode::Corrupt,
           "{}: this is no trace of one host -- give the folder of a run that was started with "
-          "`cohort run --trace`, or its trace/host-N.pftrace",
+          "`cohort run --trace`, or its trace/host-N.json",
           file.string());
   }
   return piece;
@@ -337,7 +224,7 @@ TraceSet open_traces(const fs::path& run) {
     const fs::path folder = run / "trace";
     for (const auto& entry : fs::directory_iterator(folder, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with("host-") && name.ends_with(".pftrace")) set.pieces.push_back(look_at(entry.path()));
+      if (name.starts_with("host-") && name.ends_with(".json")) set.pieces.push_back(look_at(entry.path()));
     }
     if (set.pieces.empty()) {
       raise(ErrorCode::Unavailable, "{}: there is no trace in trace/ -- was the run started with `cohort run --trace`?",
@@ -374,27 +261,12 @@ std::vector<std::string> remarks_on(const TraceSet& set) {
 
 void each_slice(const TraceSet& set, const HostPiece& piece, const std::function<void(const Slice&)>& take) {
   const sys::FileBytes bytes = read_trace(piece);
-  TraceReader reader(bytes.text());
-  std::map<std::uint64_t, std::vector<Slice>> open;
-  // Inner slices of a thread end first, and so come first in the trace; each end follows its beginning.
-  while (reader.next()) {
+  for (TraceReader reader(bytes.text()); reader.next();) {
     const auto& event = reader.event();
-    if (!event || event->track >= status::kExternalTracks) continue;
-    const std::int64_t time = piece.common_ns(event->time_ns, set.zero_ns);
-    Slice slice{status::TrackId::of(event->track), *event, std::string(event->name), time, time};
-    slice.event.name = {};
-    if (event->type == TraceEvent::Type::Begin) {
-      open[event->track].push_back(std::move(slice));
-    } else if (event->type == TraceEvent::Type::Instant) {
-      take(slice);
-    } else if (event->type == TraceEvent::Type::End) {
-      auto& begun = open[event->track];
-      if (begun.empty()) continue;
-      slice = std::move(begun.back());
-      begun.pop_back();
-      slice.ended_ns = std::max(time, slice.begun_ns);
-      take(slice);
-    }
+    if (!event || event->pid >= status::kHostPids) continue;
+    const std::int64_t begun = piece.common_ns(event->begun_ns, set.zero_ns);
+    const std::int64_t ended = std::max(piece.common_ns(event->ended_ns, set.zero_ns), begun);
+    take({status::TrackId::of(event->pid, event->tid), *event, begun, ended});
   }
 }
 

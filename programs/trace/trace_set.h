@@ -1,10 +1,10 @@
-// Reads packets of Perfetto's format, as far as Cohort writes it. Accepts any bytes: the trace ends at a torn end,
-// invalid packets are counted, and unknown fields are skipped. The text has to outlive the reader. One thread.
+// Reads a host's trace as Cohort writes it: an event on each line. Accepts any bytes: the trace ends at a torn end, and
+// lines that are no events are counted. The text has to outlive the reader. One thread.
 #pragma once
 
 #include "base/files.h"
 #include "base/result.h"
-#include "telemetry/trace_encoder.h"
+#include "telemetry/trace_writer.h"
 
 #include <cstdint>
 #include <filesystem>
@@ -13,90 +13,44 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace cohort::track {
 
-/// Iterates over the fields of a message.
-class ProtoReader {
- public:
-  explicit ProtoReader(std::string_view message) noexcept : rest_(message) {}
+using status::TraceEvent;
 
-  /// Returns false at the end, and if the rest is invalid: then `broken` is true.
-  bool next();
-  bool broken() const noexcept { return broken_; }
-  std::uint32_t field() const noexcept { return field_; }
-  /// The field's number; for a fixed64 its bits.
-  std::uint64_t number() const noexcept { return number_; }
-  /// The field's bytes, if it is a text or a message.
-  std::string_view bytes() const noexcept { return bytes_; }
-  /// The encoded field, with its tag.
-  std::string_view raw() const noexcept { return raw_; }
-
- private:
-  std::optional<std::uint64_t> varint();
-
-  std::string_view rest_;
-  std::string_view raw_;
-  std::string_view bytes_;
-  std::uint64_t number_ = 0;
-  std::uint32_t field_ = 0;
-  bool broken_ = false;
-};
-
-struct TraceEvent {
-  enum class Type { Begin, End, Instant, Counter };
-  Type type = Type::Instant;
-  std::uint64_t track = 0;
-  std::int64_t time_ns = 0;
-  std::string_view name;  ///< valid until the reader's next call
-  std::uint64_t flow = 0;
-  std::uint64_t bytes = 0, waited_ns = 0, wire_bytes = 0, wire_us = 0, number = 0, lost = 0;
-  bool failed = false;
-  std::optional<std::int64_t> host_ns, realtime_ns, offset_ns;
-  std::int64_t uncertainty_ns = 0;
-};
-
+/// The name of a process or row, or its place among the others.
 struct TraceDescription {
-  std::uint64_t uuid = 0;
-  std::string_view name;     ///< of a track
-  std::string_view process;  ///< of a process
+  std::uint64_t pid = 0, tid = 0;
+  bool names_process = false;
+  std::string text = {};  ///< the name
 };
 
 class TraceReader {
  public:
-  explicit TraceReader(std::string_view trace) noexcept : packets_(trace) {}
+  explicit TraceReader(std::string_view trace) noexcept : rest_(trace) {}
 
-  /// Reads the next packet; returns false at the end.
+  /// Reads the next line; returns false at the end.
   bool next();
-  /// The packet's fields.
-  std::string_view packet() const noexcept { return packet_; }
-  const std::optional<TraceEvent>& event() const noexcept { return event_; }
+  /// The object as it stands in the line.
+  std::string_view line() const noexcept { return line_; }
+  const std::optional<TraceEvent>& event() const noexcept { return event_; }  ///< its texts: until the next call
   const std::optional<TraceDescription>& description() const noexcept { return description_; }
 
-  /// Number of invalid packets, which were skipped.
+  /// Number of lines that make no sense, which were skipped.
   std::uint64_t damaged() const noexcept { return damaged_; }
-  /// True if the trace ends in the middle of a packet.
-  bool torn() const noexcept { return packets_.broken(); }
+  /// True if the trace ends in the middle of an event.
+  bool torn() const noexcept { return torn_; }
 
  private:
-  struct Sequence {
-    std::unordered_map<std::uint64_t, std::string> names, annotations;
-    std::uint64_t track = 0;
-  };
-  bool decode(std::string_view packet);
-  bool read_interned(Sequence& sequence, std::string_view interned) const;
-  bool read_event(const Sequence& sequence, std::string_view text);
-  bool read_annotation(const Sequence& sequence, std::string_view text);
-  bool read_description(std::string_view text);
+  bool decode();
 
-  ProtoReader packets_;
-  std::string_view packet_;
+  std::string_view rest_, line_;
+  std::string name_;
   std::optional<TraceEvent> event_;
   std::optional<TraceDescription> description_;
-  std::map<std::uint64_t, Sequence> sequences_;
   std::uint64_t damaged_ = 0;
+  bool torn_ = false;
 };
 
 // Clock of a host as its trace records it, and the conversion of its times to times common to all hosts. Between two
@@ -146,7 +100,7 @@ struct HostPiece {
   std::filesystem::path file;
   std::string host;  ///< empty: unknown
   HostClock clock;
-  std::map<std::uint32_t, std::string> processes;  ///< names of ranks, from their tracks
+  std::map<std::uint32_t, std::string> processes;  ///< names of ranks
   std::uint64_t damaged = 0;
   bool torn = false;
 
@@ -168,18 +122,15 @@ sys::FileBytes read_trace(const HostPiece& piece);
 /// Remarks for people on traces that are incomplete.
 std::vector<std::string> remarks_on(const TraceSet& set);
 
-// Slices of a trace: a name with its beginning and end, on a rank's track. Times are of the common clock, since the
-// beginning of all traces. The caller's thread.
-
+/// An event on a rank's row. Times are of the common clock, since the beginning of all traces.
 struct Slice {
   status::TrackId track;
-  TraceEvent event;  ///< its begin event; `name` is below
-  std::string name;
+  const TraceEvent& event;
   std::int64_t begun_ns = 0;
-  std::int64_t ended_ns = 0;  ///< for an instant, its time
+  std::int64_t ended_ns = 0;  ///< for a moment, its time
 };
 
-/// Passes the slices of ranks to `take`, in the order of their ends. Skips slices without an end, as in a torn trace.
+/// Passes the events of ranks to `take`, in the order of their ends.
 void each_slice(const TraceSet& set, const HostPiece& piece, const std::function<void(const Slice&)>& take);
 
 }  // namespace cohort::track

@@ -1,5 +1,5 @@
 #include "base/files.h"
-#include "telemetry/trace_encoder.h"
+#include "telemetry/trace_writer.h"
 #include "trace/merge.h"
 #include "trace/report.h"
 #include "trace/trace_set.h"
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
@@ -62,6 +63,7 @@ class TraceTest : public testing::Test {
     std::string out;
     const std::int64_t base = host.there(kStart - kSecond / 2);
     host.trace.append_description(out);
+    out = status::begin_list(out);
     host.trace.append_clocks(out, base, host.there(kStart), kDay + kStart);
     for (const std::int64_t at : {kStart, kStart + kSecond}) {
       if (measured) host.trace.append_offset(out, base, host.there(at), host.there(at) - at + 3000, 20'000);
@@ -101,9 +103,12 @@ class TraceTest : public testing::Test {
     value_or_throw(sys::write_file_atomically(file.string(), text));
     return file;
   }
+  static Json events_of(const fs::path& file) {
+    return Json::parse(value_or_throw(sys::read_file(file.string())).text())["traceEvents"];
+  }
   void write_both() const {
-    write("trace/host-0.pftrace", record(a_, 0));
-    write("trace/host-1.pftrace", record(b_, 1));
+    write("trace/host-0.json", record(a_, 0));
+    write("trace/host-1.json", record(b_, 1));
   }
 
   static std::string message_of(const std::function<void()>& body) {
@@ -131,7 +136,7 @@ TEST_F(TraceTest, HostsWithClocksHoursApartAreOnOneTimeBase) {
   std::vector<std::vector<std::int64_t>> ends(2);
   for (const HostPiece& piece : set.pieces) {
     each_slice(set, piece, [&](const Slice& slice) {
-      if (slice.name == "all_reduce") ends[slice.track.rank].push_back(slice.ended_ns);
+      if (slice.event.name == "all_reduce") ends[slice.track.rank].push_back(slice.ended_ns);
     });
   }
   ASSERT_EQ(ends[0].size(), 10U);
@@ -169,40 +174,39 @@ TEST_F(TraceTest, TheReportNamesTheLateRank) {
 
 TEST_F(TraceTest, MergedTracesHaveAllEventsAndBytesUnderWay) {
   write_both();
-  const fs::path merged = run_ / "all.pftrace";
+  const fs::path merged = run_ / "all.json";
   const MergeSummary summary = merge_traces(open_traces(run_), {}, merged);
   EXPECT_EQ(summary.ranks, 2);
   EXPECT_TRUE(summary.remarks.empty());
-  const sys::FileBytes bytes = value_or_throw(sys::read_file(merged.string()));
-  TraceReader reader(bytes.text());
-  int begins = 0, counters = 0;
-  std::map<std::uint64_t, int> flows;
+  int slices = 0, counters = 0;
+  std::map<std::string, int> flows, begun;
   std::vector<std::string> processes;
-  while (reader.next()) {
-    if (reader.description() && !reader.description()->process.empty())
-      processes.emplace_back(reader.description()->process);
-    if (!reader.event()) continue;
-    begins += reader.event()->type == TraceEvent::Type::Begin ? 1 : 0;
-    counters += reader.event()->type == TraceEvent::Type::Counter ? 1 : 0;
-    if (reader.event()->flow != 0) ++flows[reader.event()->flow];
+  for (const Json& event : events_of(merged)) {
+    if (event["name"] == "process_name") processes.push_back(event["args"]["name"]);
+    slices += event["ph"] == "X" ? 1 : 0;
+    counters += event["ph"] == "C" ? 1 : 0;
+    if (!event.contains("bind_id")) continue;
+    ++flows[event["bind_id"]];
+    if (event.contains("flow_in")) continue;
+    ++begun[event["bind_id"]];
+    EXPECT_EQ(event["pid"], 0);  // rank 1 comes later
   }
-  EXPECT_FALSE(reader.torn());
-  EXPECT_EQ(reader.damaged(), 0U);
-  EXPECT_EQ(begins, 2 * 10 * 4);
+  EXPECT_EQ(slices, 2 * 10 * 4);
   EXPECT_EQ(counters, 2 * 10 * 2);
   EXPECT_EQ(flows.size(), 10U);  // each collective is the same one on both ranks
+  EXPECT_EQ(begun.size(), 10U);
   for (const auto& [flow, ranks] : flows) EXPECT_EQ(ranks, 2);
-  EXPECT_EQ(processes,
-            (std::vector<std::string>{"rank 0 (a, pid 100; clock ± 20 us)", "rank 1 (b, pid 101; clock ± 20 us)"}));
+  EXPECT_EQ(processes, (std::vector<std::string>{"clock of a", "rank 0 (a, pid 100; clock ± 20 us)", "clock of b",
+                                                 "rank 1 (b, pid 101; clock ± 20 us)"}));
 }
 
 TEST_F(TraceTest, AHostWhoseClockIsNotKnownIsMarked) {
-  write("trace/host-0.pftrace", record(a_, 0));
-  write("trace/host-1.pftrace", record(b_, 1, /*measured=*/false));
-  const MergeSummary summary = merge_traces(open_traces(run_), {}, run_ / "all.pftrace");
+  write("trace/host-0.json", record(a_, 0));
+  write("trace/host-1.json", record(b_, 1, /*measured=*/false));
+  const MergeSummary summary = merge_traces(open_traces(run_), {}, run_ / "all.json");
   ASSERT_EQ(summary.remarks.size(), 1U);
   EXPECT_NE(summary.remarks[0].find("b: its clock was not measured"), std::string::npos);
-  const sys::FileBytes bytes = value_or_throw(sys::read_file((run_ / "all.pftrace").string()));
+  const sys::FileBytes bytes = value_or_throw(sys::read_file((run_ / "all.json").string()));
   EXPECT_NE(bytes.text().find("rank 1 (b, pid 101; clock not measured"), std::string::npos);
 }
 
@@ -211,9 +215,9 @@ TEST_F(TraceTest, ATornTraceIsReadUpToTheTear) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 100; ++trial) {
     const std::string torn = whole.substr(0, 200 + random() % (whole.size() - 200));
-    const TraceSet set = open_traces(write("trace/host-0.pftrace", torn));
+    const TraceSet set = open_traces(write("trace/host-0.json", torn));
     (void)make_report(set);
-    const MergeSummary summary = merge_traces(set, {}, run_ / "all.pftrace");
+    const MergeSummary summary = merge_traces(set, {}, run_ / "all.json");
     const bool at_an_end = !set.pieces[0].torn;
     EXPECT_EQ(summary.remarks.empty(), at_an_end);
   }
@@ -234,26 +238,16 @@ TEST_F(TraceTest, OtherProgramsTracesLieOnTheSameTimeBase) {
     return read_chrome_trace(write("kineto-" + std::to_string(rank) + ".json", trace.dump()));
   };
   const TraceSet set = open_traces(run_);
-  merge_traces(set, {kineto(0, true), kineto(1, true)}, run_ / "all.pftrace");
-  const sys::FileBytes bytes = value_or_throw(sys::read_file((run_ / "all.pftrace").string()));
-  TraceReader reader(bytes.text());
+  merge_traces(set, {kineto(0, true), kineto(1, true)}, run_ / "all.json");
   std::vector<std::int64_t> ours(2), theirs;
-  int open = 0;
-  while (reader.next()) {
-    const auto& event = reader.event();
-    if (!event) continue;
-    if (event->name == "all_reduce" && ours[status::TrackId::of(event->track).rank] == 0)
-      ours[status::TrackId::of(event->track).rank] = event->time_ns;
-    if (event->name == "outer") theirs.push_back(event->time_ns);
-    if (event->track < status::kExternalTracks || event->track >= status::kHostTracks) continue;
-    open += event->type == TraceEvent::Type::Begin ? 1 : -1;
-    EXPECT_GE(open, 0);
-    // Within the outer one, which stands behind it in the file.
-    if (event->name == "inner") {
-      EXPECT_EQ(open, 2);
+  const auto ns_of = [](const Json& event) { return std::llround(event["ts"].get<double>() * 1000); };
+  for (const Json& event : events_of(run_ / "all.json")) {
+    if (event["name"] == "all_reduce" && ours[event["pid"]] == 0) ours[event["pid"]] = ns_of(event);
+    if (event["name"] == "outer") theirs.push_back(ns_of(event));
+    if (event["name"] == "inner") {
+      EXPECT_EQ(ns_of(event), theirs.back());  // within the outer one, which stands behind it in their file
     }
   }
-  EXPECT_EQ(open, 0);
   ASSERT_EQ(theirs.size(), 2U);
   EXPECT_LE(std::llabs(theirs[0] - ours[0]), 30'000);
   EXPECT_LE(std::llabs(theirs[1] + 3 * kMillisecond - ours[1]), 30'000);
@@ -286,7 +280,7 @@ TEST_F(TraceTest, HorovodsTimelineIsTakenAlsoWhereItsEndIsMissing) {
 TEST_F(TraceTest, JsonIsAsTorchsProfilerWritesIt) {
   write_both();
   const TraceSet set = open_traces(run_);
-  merge_as_json(set, {}, run_ / "all.json");
+  merge_traces(set, {}, run_ / "all.json");
   const Json all = Json::parse(value_or_throw(sys::read_file((run_ / "all.json").string())).text());
   EXPECT_EQ(all["distributedInfo"]["world_size"], 2);
   // (A drift is not known before the first measurement.)
@@ -296,7 +290,7 @@ TEST_F(TraceTest, JsonIsAsTorchsProfilerWritesIt) {
   EXPECT_EQ(slices, 2 * 10 * 4);
 
   fs::create_directories(run_ / "each");
-  merge_as_json(set, {}, run_ / "each");
+  merge_traces(set, {}, run_ / "each");
   const ChromeTrace own = read_chrome_trace(run_ / "each/rank-1.json");  // ours are read as theirs
   EXPECT_EQ(own.rank, 1U);
   EXPECT_FALSE(fs::exists(run_ / "each/rank-2.json"));

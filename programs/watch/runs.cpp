@@ -49,10 +49,9 @@ constexpr double kSilenceElsewhere = 3600;
 constexpr std::string_view kRemoved = ".removed-";
 /// Names that `cohort` makes in a run's folder, besides earlier-N; `checkpoints` as in the documentation.
 constexpr std::string_view kOwnNames[] = {
-    "job.json",       "live.json",     "run.jsonl",      "usage.jsonl",    "warnings.jsonl", "logs",
-    "trace",          "trace.pftrace", "trace.json",     "checkpoints",    "curves.svg",     "compare.svg",
-    "on-warning.log", "page.url",      "control",        "submit.sh",      "submit.json",    "output.txt",
-    "wandb",          ".job.json.new", ".live.json.new", launch::kLockFile};
+    "job.json",   "live.json",   "run.jsonl",  "usage.jsonl", "warnings.jsonl", "logs",           "trace",
+    "trace.json", "checkpoints", "curves.svg", "compare.svg", "on-warning.log", "page.url",       "control",
+    "submit.sh",  "submit.json", "output.txt", "wandb",       ".job.json.new",  ".live.json.new", launch::kLockFile};
 
 std::string text_of(const fs::path& file, std::streamoff tail) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);

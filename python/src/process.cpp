@@ -10,6 +10,7 @@
 #include "telemetry/last_words.h"
 #include "telemetry/status_page.h"
 #include "telemetry/timeline.h"
+#include "telemetry/trace_writer.h"
 
 #include <cohort/cluster_spec.h>
 #include <cohort/preemption.h>
@@ -165,6 +166,29 @@ void bind_process(py::module_& module) {
             {status::TimelineKind::Span, name, begun, Clock::now(), status::timeline::this_thread(), 0, 0, {}});
       },
       py::arg("name"), py::arg("begun_ns"), "Something that this thread did from then (time.monotonic_ns) until now.");
+  module.def(
+      "trace_event",
+      [](std::uint64_t row, const std::string& name, std::int64_t begun_ns, std::int64_t ended_ns,
+         const std::string& error) {
+        std::string text;
+        status::TraceEvent event{row, 0, name};
+        event.begun_ns = begun_ns;
+        event.ended_ns = ended_ns;
+        event.moment = ended_ns <= begun_ns;
+        event.error = error;
+        status::append_event(text, event);
+        return text;
+      },
+      py::arg("row"), py::arg("name"), py::arg("begun_ns"), py::arg("ended_ns"), py::arg("error") = "",
+      "An event as it stands in a trace: a comma, and a line.");
+  module.def(
+      "trace_row",
+      [](std::uint64_t row, const std::string& name) {
+        std::string text;
+        status::append_process(text, row, name);
+        return text;
+      },
+      py::arg("row"), py::arg("name"), "The name of a row, likewise.");
   module.def(
       "say_last_words",
       [](const std::string& words, const py::object& cause) {

@@ -1,4 +1,4 @@
-"""Files that the command writes for others: completion for zsh and fish, as these carry it out, and manual pages.
+"""Files that the command writes for others: completion for zsh, as it carries it out, and manual pages.
 
 Tests whose shell is not installed are left out, and say so.
 """
@@ -29,26 +29,6 @@ class Completion(unittest.TestCase):
         made = subprocess.run([COMMAND, "completion", shell], capture_output=True, text=True, check=True, timeout=SECONDS)
         file.write_text(made.stdout)
         return file
-
-    @unittest.skipUnless(shutil.which("fish"), "fish is not installed (tools/setup --for all)")
-    def test_fish(self):
-        file = self.script("fish")
-
-        def complete(words):
-            said = subprocess.run(
-                ["fish", "-c", f"source {file}; complete -C '{words}'"],
-                cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=SECONDS,
-            )  # fmt: skip
-            self.assertEqual(said.stderr, "")
-            return {line.split("\t")[0] for line in said.stdout.splitlines()}
-
-        self.assertEqual(complete("cohort ru"), {"run", "runs"})
-        self.assertEqual(complete("cohort run --pref"), {"--prefix"})
-        self.assertEqual(complete("cohort run --prefix "), {"none", "rank", "full"})
-        self.assertIn("--nproc", complete("cohort run --npr"))
-        self.assertEqual(complete("cohort watch --pa"), {"--page"})
-        self.assertEqual(complete("cohort help fail"), {"failures"})
-        self.assertEqual(complete("cohort export --pa"), set())
 
     @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed (tools/setup --for all)")
     def test_zsh(self):

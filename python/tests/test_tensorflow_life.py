@@ -190,14 +190,13 @@ class Ranks(unittest.TestCase):
         rows = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
         seen = {name: [(event["name"], event["ph"]) for event in events if event["pid"] == row and event["ph"] != "M"]
                 for name, row in rows.items()}  # fmt: skip
-        once = [("NEGOTIATE_ALLREDUCE", "B"), ("NEGOTIATE_ALLREDUCE", "E"), ("ALLREDUCE", "B"), ("ALLREDUCE", "E")]
+        once = [("NEGOTIATE_ALLREDUCE", "X"), ("ALLREDUCE", "X")]
         self.assertEqual(seen["allreduce.graph"], once * 3)
         self.assertEqual(seen["allreduce.eager"], once)
-        self.assertEqual(seen["allgather.rows"][2::4], [("ALLGATHER", "B")] * 3)
+        self.assertEqual(seen["allgather.rows"][1::2], [("ALLGATHER", "X")] * 3)
         self.assertEqual(seen["allreduce.wrong"][-1], ("FAILED", "i"))
-        begins, ends = ([event["ts"] for event in events if event["pid"] == rows["allreduce.graph"] and event["ph"] == phase
-                         and event["name"] == "NEGOTIATE_ALLREDUCE"] for phase in "BE")  # fmt: skip
-        self.assertGreater(max(end - begin for begin, end in zip(begins, ends)), 10_000)
+        waits = [event["dur"] for event in events if event["pid"] == rows["allreduce.graph"] and event["name"] == "NEGOTIATE_ALLREDUCE"]
+        self.assertGreater(max(waits), 10_000)
 
     def test_the_end_with_operations_under_way(self):
         program = """

@@ -1,4 +1,4 @@
-"""`cohort run --trace` and `cohort trace`: what ranks did, read by the command, by Perfetto's own schema and as Kineto."""
+"""`cohort run --trace` and `cohort trace`: what ranks did, read by the command and as viewers of Chrome's format do."""
 
 import collections
 import json
@@ -14,11 +14,6 @@ try:
     import torch
 except ImportError:
     torch = None
-try:
-    from google.protobuf.unknown_fields import UnknownFieldSet
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-except ImportError:
-    perfetto_trace_pb2 = None
 
 COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
 SECONDS = 100
@@ -104,14 +99,14 @@ class Traced(unittest.TestCase):
 
     def chrome(self, *others):
         output = self.folder / "all.json"
-        self.trace("merge", self.run_folder, *others, "--json", "-o", output)
+        self.trace("merge", self.run_folder, *others, "-o", output)
         return json.loads(output.read_text())
 
 
 class Command(Traced):
     def test_the_late_rank_is_named(self):
         done = self.train(PROGRAM)
-        self.assertIn("trace.pftrace: ", done.stderr)
+        self.assertIn("trace.json: ", done.stderr)
         report = json.loads(self.trace("report", self.run_folder, "--json"))
         early, late = report["ranks"]
         self.assertEqual((early["steps"], late["steps"]), (19, 19))  # when the first began is not known
@@ -146,8 +141,7 @@ class Command(Traced):
     def test_restarts_have_tracks_of_their_own(self):
         self.train("import os\n" + PROGRAM.replace('"die" in sys.argv', 'os.environ["COHORT_RESTART"] == "0"'),
                    options=("--trace", "--max-restarts", "1"))
-        merged = (self.run_folder / "trace.pftrace").read_bytes()
-        self.assertIn(b"restart 1", merged)
+        self.assertIn("restart 1", (self.run_folder / "trace.json").read_text())
         report = json.loads(self.trace("report", self.run_folder, "--json"))
         self.assertEqual(report["ranks"][0]["steps"], 38)
 
@@ -183,58 +177,55 @@ class Command(Traced):
         self.assertIn("name the rank", self.trace("merge", self.run_folder, self.folder / "profile-0.json", status=2))
 
 
-@unittest.skipIf(perfetto_trace_pb2 is None, "needs Perfetto's schema: pip install perfetto")
-class Perfetto(Traced):
-    def test_perfettos_schema_reads_what_is_written(self):
-        self.train(PROGRAM)
-        merged = (self.run_folder / "trace.pftrace").read_bytes()
-        trace = perfetto_trace_pb2.Trace()
-        trace.ParseFromString(merged)
-        event = perfetto_trace_pb2.TrackEvent
-        names, tracks, defaults, stacks, flows = {}, {}, {}, collections.defaultdict(list), collections.defaultdict(list)
-        seen = collections.Counter()
-        slices = []
-        count = 0
-        for packet in trace.packet:
-            self.assertEqual(len(UnknownFieldSet(packet)), 0)
-            sequence = packet.trusted_packet_sequence_id
-            if packet.HasField("track_descriptor"):
-                tracks[packet.track_descriptor.uuid] = packet.track_descriptor
-            if packet.sequence_flags & packet.SEQ_INCREMENTAL_STATE_CLEARED:
-                names[sequence] = {}
-            if packet.HasField("trace_packet_defaults"):
-                defaults[sequence] = packet.trace_packet_defaults.track_event_defaults.track_uuid
-            for name in packet.interned_data.event_names:
-                names[sequence][name.iid] = name.name
-            if not packet.HasField("track_event"):
+class Format(Traced):
+    """Checks files against the Trace Event Format, by which Perfetto and chrome://tracing read them."""
+
+    def check(self, events):
+        names, slices, flows = {}, collections.defaultdict(list), collections.defaultdict(list)
+        for event in events:
+            self.assertIn(event["ph"], ("X", "i", "M", "C"))
+            if event["ph"] == "M":
+                names.setdefault((event["name"], event["pid"], event["tid"]), event["args"])
                 continue
-            count += 1
-            one = packet.track_event
-            track = one.track_uuid or defaults[sequence]
-            self.assertIn(track, tracks)
-            if one.type == event.TYPE_SLICE_BEGIN:
-                slices.append((packet.timestamp, 0, track, names[sequence][one.name_iid], one))
-                flows[tuple(one.flow_ids)].append(track)
-            elif one.type == event.TYPE_SLICE_END:
-                slices.append((packet.timestamp, 1, track, None, one))
-            seen[one.type] += 1
-        self.assertEqual(seen[event.TYPE_SLICE_BEGIN], seen[event.TYPE_SLICE_END])
-        self.assertGreater(seen[event.TYPE_COUNTER], 0)
-        for time, ends, track, name, _ in sorted(slices, key=lambda s: s[0]):
-            if ends:
-                stacks[track].pop()
-            else:
-                stacks[track].append(name)
-        self.assertFalse(any(stacks.values()))
-        # Each collective is joined over both ranks.
-        joined = [members for flow, members in flows.items() if flow]
-        self.assertGreaterEqual(sum(len(members) == 2 for members in joined), 20)
-        processes = [t.process.process_name for t in tracks.values() if t.HasField("process")]
-        self.assertEqual([name.split(" (")[0] for name in processes], ["rank 0", "rank 1"])
-        for track in tracks.values():
-            if track.parent_uuid:
-                self.assertIn(track.parent_uuid, tracks)
-        self.assertLessEqual(len(merged) / count, 30, "bytes an event")
+            self.assertGreaterEqual(event["ts"], 0)
+            if event["ph"] == "C":
+                self.assertEqual([type(value) for value in event["args"].values()], [int])
+                continue
+            self.assertIn(("process_name", event["pid"], 0), names)
+            if event["ph"] == "i":
+                self.assertEqual(event["s"], "t")
+                continue
+            self.assertIn(("thread_name", event["pid"], event["tid"]), names)
+            slices[event["pid"], event["tid"]].append((round(event["ts"] * 1000), -round(event["dur"] * 1000)))
+            if "bind_id" in event:
+                flows[event["bind_id"]].append((event["ts"], event.get("flow_in", False), event["flow_out"]))
+        for row in slices.values():  # nested or disjoint
+            ends = []
+            for begun, minus_lasted in sorted(row):
+                while ends and ends[-1] <= begun:
+                    ends.pop()
+                self.assertTrue(not ends or begun - minus_lasted <= ends[-1])
+                ends.append(begun - minus_lasted)
+        return flows
+
+    def test_the_merged_trace(self):
+        self.train(PROGRAM)
+        whole = json.loads((self.run_folder / "trace.json").read_text())
+        flows = self.check(whole["traceEvents"])
+        # Each collective is joined over both ranks, from the one that was first.
+        joined = [sorted(members) for members in flows.values() if len(members) == 2]
+        self.assertGreaterEqual(len(joined), 20)
+        for first, second in joined:
+            self.assertEqual((first[1:], second[1:]), ((False, True), (True, True)))
+        processes = [e["args"]["name"] for e in whole["traceEvents"] if e["name"] == "process_name"]
+        self.assertEqual(sorted(name.split(" (")[0].split(" of ")[0] for name in processes), ["clock", "rank 0", "rank 1"])
+        self.assertTrue(any(e["ph"] == "C" for e in whole["traceEvents"]))
+
+    def test_a_hosts_file_is_a_trace_without_its_end(self):
+        self.train(PROGRAM, "die", status=137)
+        text = (self.run_folder / "trace/host-0.json").read_text()
+        self.check(json.loads(text + "]"))
+        self.assertTrue(all(line.startswith(("[", "{")) for line in text.splitlines()))
 
 
 if __name__ == "__main__":

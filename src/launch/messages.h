@@ -124,10 +124,10 @@ struct Told {
   std::int32_t signal = 0;
 };
 
-/// Part of the timelines of the host's ranks: packets in Perfetto's format, to be appended to the earlier ones.
+/// Part of the timelines of the host's ranks: events of the trace as text, to be appended to the earlier ones.
 struct TracePiece {
-  std::int64_t base_ns = 0;  ///< time 0 of the packets, by the host's CLOCK_MONOTONIC; the same in all pieces
-  std::string packets;
+  std::int64_t base_ns = 0;  ///< time 0 of the events, by the host's CLOCK_MONOTONIC; the same in all pieces
+  std::string events;
 };
 
 /// The answer to a ClockQuestion.

@@ -1,11 +1,12 @@
 #include "telemetry/timeline.h"
 
 #include "base/env.h"
-#include "telemetry/trace_encoder.h"
+#include "telemetry/trace_writer.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <chrono>
 #include <csignal>
@@ -238,13 +239,26 @@ TEST(TimelineTest, NothingThatAnotherProcessWritesIsBelieved) {
   EXPECT_FALSE(trace.empty());
 }
 
-TEST(TraceEncoderTest, TextsAreValid) {
-  EXPECT_EQ(valid_text("ä€😀"), "ä€😀");
-  EXPECT_EQ(valid_text("a\xff"), "a?");
-  EXPECT_EQ(valid_text("\xc3"), "?");
-  EXPECT_EQ(valid_text("\xc0\x80"), "??");
-  EXPECT_EQ(valid_text("\xed\xa0\x80"), "???");
-  EXPECT_EQ(valid_text("\xf4\x90\x80\x80"), "????");
+TEST(TraceWriterTest, EachEventIsJsonWhateverItsTextsAre) {
+  std::string events;
+  append_process(events, 3, "rank 3 (\"a\"\\, pid 1)");
+  TraceEvent event{3, 4096, "a\xff\n\"b\""};
+  event.begun_ns = 1234567;
+  event.ended_ns = 1234568;
+  event.flow = 0xfedcba9876543210;
+  event.bytes = UINT64_MAX;
+  append_event(events, event);
+  append_counter(events, 3, "n", 5, -7);
+  const auto list = nlohmann::json::parse(begin_list(events) + "\n]");
+  ASSERT_EQ(list.size(), 4U);
+  EXPECT_EQ(list[0]["args"]["name"], "rank 3 (\"a\"\\, pid 1)");
+  EXPECT_EQ(list[2]["name"], "a\xef\xbf\xbd\n\"b\"");
+  EXPECT_EQ(list[2]["ts"], 1234.567);
+  EXPECT_EQ(list[2]["dur"], 0.001);
+  EXPECT_EQ(list[2]["bind_id"], "0xfedcba9876543210");
+  EXPECT_EQ(list[2]["args"]["bytes"], UINT64_MAX);
+  EXPECT_EQ(list[3]["args"]["n"], -7);
+  EXPECT_EQ(std::ranges::count(events, '\n'), 4);  // a line each: a reader needs no more than a line
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class TestTrace(Launch):
     def ends(self):
         """By rank: when each of its collectives had ended."""
         output = pathlib.Path(self.folder) / "all.json"
-        done = self.box.run("h1", COHORT, "trace", "merge", "run", "--json", "-o", str(output), cwd=self.folder, timeout=60)
+        done = self.box.run("h1", COHORT, "trace", "merge", "run", "-o", str(output), cwd=self.folder, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         events = json.loads(output.read_text(encoding="utf-8"))["traceEvents"]
         return [[e["ts"] + e["dur"] for e in events if e["name"] == "all_reduce" and e["pid"] == rank and e["ph"] == "X"] for rank in (0, 1)]

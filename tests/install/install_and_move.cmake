@@ -30,7 +30,7 @@ endforeach()
 foreach(file bin/cohort bin/cohort-doctor bin/cohort-bench include/cohort/cohort.h share/doc/cohort/LICENSE
              share/doc/cohort/THIRD_PARTY_LICENSES.txt
              share/bash-completion/completions/cohort share/zsh/site-functions/_cohort
-             share/fish/vendor_completions.d/cohort.fish share/man/man1/cohort.1 share/man/man1/cohort-run.1
+             share/man/man1/cohort.1 share/man/man1/cohort-run.1
              share/man/man1/cohort-runs.1)
   if(NOT EXISTS ${PREFIX}/${file})
     message(SEND_ERROR "${file} is not installed")

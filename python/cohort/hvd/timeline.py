@@ -1,8 +1,8 @@
-"""The timeline: the progress of each operation, in the format of chrome://tracing and Perfetto.
+"""The timeline: the progress of each operation, in the format of `cohort run --trace`, written by the same code.
 
 Each name is a row ("process"). In that row NEGOTIATE_<OPERATION> lasts from the call on this rank until all ranks have
-called the operation, and <OPERATION> from then until it is done. Times are microseconds since the start. The file is
-complete JSON after the timeline is stopped; before that, every line is complete.
+called the operation, and <OPERATION> from then until it is done. The file is complete JSON after the timeline is
+stopped; before that, its list is open, which viewers accept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 from cohort import _core
 from cohort._core import NamedWork
@@ -39,9 +39,9 @@ class Timeline:
         self._rows: Dict[str, int] = {}
         self._last_cycle = -1.0
         self._lock = threading.Lock()
-        self._queue: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
+        self._queue: "queue.SimpleQueue[str]" = queue.SimpleQueue()
         self._ending = threading.Event()
-        self._file.write(b"[\n" + _line({"name": "start_time", "ph": "M", "pid": 0, "args": start}))
+        self._file.write(b"[\n" + json.dumps({"name": "start_time", "ph": "M", "pid": 0, "args": start}).encode())
         _core.named_records_keep(True)
         self._thread = threading.Thread(target=self._write, name="cohort-timeline", daemon=True)
         self._thread.start()
@@ -64,22 +64,20 @@ class Timeline:
             row = self._rows.get(name)
             if row is None:
                 row = self._rows[name] = len(self._rows) + 1
-                self._queue.put({"name": "process_name", "ph": "M", "pid": row, "args": {"name": name}})
-                self._queue.put({"name": "process_sort_index", "ph": "M", "pid": row, "args": {"sort_index": row}})
+                self._queue.put(_core.trace_row(row, name))
             # Operations on which all ranks agreed at the same time belong to one round of the engine.
             if self._mark_cycles and agreed > self._last_cycle:
                 self._last_cycle = agreed
-                self._put("CYCLE_START", "i", 0, agreed, s="g")
-        self._put(f"NEGOTIATE_{kind}", "B", row, began)
-        self._put(f"NEGOTIATE_{kind}", "E", row, agreed)
+                self._put(0, "CYCLE_START", agreed, agreed)
+        self._put(row, f"NEGOTIATE_{kind}", began, agreed)
         if not error:
-            self._put(kind, "B", row, agreed)
-            self._put(kind, "E", row, ended)
+            self._put(row, kind, agreed, ended)
         else:
-            self._put("FAILED", "i", row, ended, s="p", args={"error": error})
+            self._put(row, "FAILED", ended, ended, error)
 
-    def _put(self, name: str, phase: str, row: int, at: float, **more: Any) -> None:
-        self._queue.put({"name": name, "ph": phase, "ts": round((at - self._began) * 1e6, 3), "pid": row, "tid": 0, **more})
+    def _put(self, row: int, name: str, began: float, ended: float, error: str = "") -> None:
+        begun_ns, ended_ns = (round((at - self._began) * 1e9) for at in (began, ended))
+        self._queue.put(_core.trace_event(row, name, begun_ns, ended_ns, error))
 
     def _write(self) -> None:
         going = True
@@ -89,8 +87,8 @@ class Timeline:
                 self._note(*record)
             lines = []
             while not self._queue.empty():
-                lines.append(b",\n" + _line(self._queue.get()))
-            self._file.write(b"".join(lines))
+                lines.append(self._queue.get())
+            self._file.write("".join(lines).encode())
 
     def close(self) -> None:
         """Writes the remaining records, and the end of the file."""
@@ -99,10 +97,6 @@ class Timeline:
         _core.named_records_keep(False)
         self._file.write(b"\n]\n")
         self._file.close()
-
-
-def _line(event: Dict[str, Any]) -> bytes:
-    return json.dumps(event).encode()
 
 
 current: Optional[Timeline] = None

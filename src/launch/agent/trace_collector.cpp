@@ -9,7 +9,7 @@ namespace {
 constexpr auto kDrainEvery = std::chrono::milliseconds(100);
 /// Interval for noting both clocks: NTP moves CLOCK_REALTIME, which other programs' traces use.
 constexpr std::int64_t kNoteClocksEvery = 60'000'000'000;
-/// Size from which packets are sent as one message.
+/// Size from which events are sent as one message.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
 
 std::int64_t now_of(clockid_t clock) {

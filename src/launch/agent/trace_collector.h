@@ -1,4 +1,4 @@
-// Sends the timelines of one host's ranks to the supervisor, as packets in Perfetto's format: the rings are drained a
+// Sends the timelines of one host's ranks to the supervisor, as they stand in the trace: the rings are drained a
 // few times a second, and once more when nothing runs any more. If the supervisor does not keep up, the rings fill and
 // their oldest events are lost, which the trace says; the ranks never wait. One thread.
 #pragma once
@@ -8,7 +8,7 @@
 #include "launch/agent/upstream.h"
 #include "launch/loop.h"
 #include "telemetry/timeline.h"
-#include "telemetry/trace_encoder.h"
+#include "telemetry/trace_writer.h"
 
 #include <cstdint>
 #include <memory>

@@ -91,14 +91,14 @@ void RemoteLogs::keep(const Output& output) {
 }
 
 std::string TracePieces::path_of(const status::HostTrace& host) const {
-  return fmt::format("{}/host-{}.pftrace", folder_, host.index);
+  return fmt::format("{}/host-{}.json", folder_, host.index);
 }
 
 TracePieces::File& TracePieces::file(const status::HostTrace& host) {
   const auto [place, is_new] = files_.try_emplace(host.index);
   File& file = place->second;
   if (!is_new) return file;
-  auto made = make(folder_, fmt::format("host-{}.pftrace", host.index));
+  auto made = make(folder_, fmt::format("host-{}.json", host.index));
   if (!made) {
     troubles_.push_back(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
     return file;
@@ -106,13 +106,13 @@ TracePieces::File& TracePieces::file(const status::HostTrace& host) {
   file.fd = *std::move(made);
   std::string description;
   host.append_description(description);
-  write(file, host, description);
+  write(file, host, status::begin_list(description));
   return file;
 }
 
-void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets) {
+void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events) {
   File& to = file(host);
-  write(to, host, packets);
+  write(to, host, events);
   if (to.base_ns) return;
   to.base_ns = base_ns;
   for (const ClockOffset& offset : std::exchange(to.early, {})) keep_offset(host, offset);
@@ -121,9 +121,9 @@ void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std:
 void TracePieces::keep_offset(const status::HostTrace& host, const ClockOffset& offset) {
   File& to = file(host);
   if (!to.base_ns) return to.early.push_back(offset);
-  std::string packets;
-  host.append_offset(packets, *to.base_ns, offset.there_ns, offset.offset_ns, offset.uncertainty_ns);
-  write(to, host, packets);
+  std::string event;
+  host.append_offset(event, *to.base_ns, offset.there_ns, offset.offset_ns, offset.uncertainty_ns);
+  write(to, host, event);
 }
 
 void TracePieces::write(File& file, const status::HostTrace& host, std::string_view bytes) {

@@ -8,7 +8,7 @@
 #include "launch/messages.h"
 #include "launch/processes.h"
 #include "net/secret.h"
-#include "telemetry/trace_encoder.h"
+#include "telemetry/trace_writer.h"
 
 #include <cstdint>
 #include <map>
@@ -82,7 +82,7 @@ class RemoteLogs {
   std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< an invalid descriptor: given up
 };
 
-/// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.pftrace, one per host, to which
+/// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.json, one per host, to which
 /// data is appended as it comes, with the offsets of the host's clock. `programs/trace` makes one trace of them.
 class TracePieces {
  public:
@@ -92,7 +92,7 @@ class TracePieces {
   explicit TracePieces(const std::string& run_folder) : folder_(run_folder + "/trace") {}
 
   /// `base_ns`: as TracePiece has it.
-  void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view packets);
+  void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
   /// Like RemoteLogs::take_troubles.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }

@@ -170,7 +170,7 @@ Result<std::string> put_aside(int folder, const std::vector<std::string>& what) 
 /// Moves an earlier run's files aside. Returns the name of their folder below `folder`; empty if there were none.
 Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   if (::faccessat(folder, "job.json", F_OK, AT_SYMLINK_NOFOLLOW) != 0) return std::string();
-  std::vector<std::string> what = {"logs", "job.json", "live.json", "trace", "trace.pftrace"};
+  std::vector<std::string> what = {"logs", "job.json", "live.json", "trace", "trace.json"};
   // The records of an elastic training's worlds belong to one run.
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {

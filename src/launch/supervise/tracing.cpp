@@ -51,7 +51,7 @@ void Tracing::follow(const AgentHandle& agent, const ClockSync::Next& next) {
 bool Tracing::take(AgentHandle& agent, const Message& message) {
   const auto clock = clocks_.find(agent.host.index);
   if (const auto* piece = std::get_if<TracePiece>(&message)) {
-    pieces_.keep(host_of(agent), piece->base_ns, piece->packets);
+    pieces_.keep(host_of(agent), piece->base_ns, piece->events);
     tell_troubles();
   } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
     if (clock != clocks_.end()) follow(agent, clock->second.sync.answer(answer->number, answer->now_ns, now_ns()));
