@@ -639,7 +639,9 @@ void Epoch::on_told(int signal, const std::string& reason) {
     end_.stop_status = 128 + signal;
     told_by_ = signal;
   }
-  stop(reason, signal, grace_after(signal));
+  // A terminal or a connection of ssh is closed: ranks that save when asked to end know SIGTERM.
+  const int to_ranks = signal == SIGHUP ? SIGTERM : signal;
+  stop(reason, to_ranks, grace_after(to_ranks));
 }
 
 Stopping::Grace Epoch::grace_after(int signal) const {
@@ -688,6 +690,10 @@ JobEnd Epoch::how_it_ended() const {
   end.doing_then = members_.doing_then();
   end.stop_reason = !undelivered_.empty() ? undelivered_ : lost_agent_.empty() ? stopping_.reason() : lost_agent_;
   end.told_to_end = told_by_ != 0;
+  // A rank that is lost while the others save is lost as at any other moment of an elastic job.
+  for (Ending& one : end.endings)
+    one.spared =
+        one.spared || (elastic_ && end.told_to_end && one.role == Role::Worker && one.status.signal != 0 && !one.asked);
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = run_.shown_logs();
   end.colour = sys::wants_colour(2);
