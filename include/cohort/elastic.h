@@ -166,11 +166,14 @@ class State {
   enum class Wait : std::uint8_t {
     Over,  ///< the next world is to be formed
     Save,  ///< no others have come for 10 s, or the job is to end: this rank, which is furthest in training, saves its
-           ///< state
+           ///< state. Where the job's launcher is lost, it is the first rank of the last world
     End,   ///< the job is to end
   };
   /// After `leave`, waits until the job has members for another world; after 10 s, `init` does the waiting.
   Wait await_members();
+  /// After `init` has failed to form the next world: returns whether it did because the job ends, whose members do not
+  /// come any more. `await_members` then says which rank saves. Waits for a second.
+  bool ends_without_world(const Error& error);
   /// Writes the rest of the ledger when training has ended.
   void finish();
   /// True if the job is to end: the launcher has asked all ranks, and they have agreed at this step.

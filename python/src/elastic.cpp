@@ -199,6 +199,11 @@ class ElasticState {
     const py::gil_scoped_release release;
     state_->finish();
   }
+  bool ends_without_world(const py::object& error) {
+    const Error own = from_python(error);
+    const py::gil_scoped_release release;
+    return state_->ends_without_world(own);
+  }
   std::string await_members() {
     const py::gil_scoped_release release;
     switch (state_->await_members()) {
@@ -284,6 +289,7 @@ void bind_elastic(py::module_& module) {
       .def("set_steps", &ElasticState::set_steps, py::arg("steps"))
       .def("enter", &ElasticState::enter, py::arg("comm"), py::arg("epoch"), py::arg("ledger"))
       .def("leave", &ElasticState::leave, py::arg("error"))
+      .def("ends_without_world", &ElasticState::ends_without_world, py::arg("error"))
       .def("await_members", &ElasticState::await_members)
       .def("finish", &ElasticState::finish)
       .def_property_readonly("told_to_end", &ElasticState::told_to_end)

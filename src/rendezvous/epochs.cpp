@@ -19,10 +19,28 @@ namespace {
 
 constexpr std::string_view kFormed = "formed";
 
+/// Time between two questions whether the job ends.
+constexpr std::chrono::milliseconds kAsk{500};
+
+/// Waits for one of the keys as the store does, and throws Unavailable where the job ends.
+store::MeetingStore::Found await_any(store::MeetingStore& store, std::span<const std::string> keys,
+                                     net::Deadline deadline, const JobEnds& ends) {
+  while (true) {
+    const net::Deadline until = ends ? std::min(deadline, net::deadline_in(kAsk)) : deadline;
+    try {
+      return store.get_any(keys, until);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Timeout) throw;
+      if (ends && ends()) raise(ErrorCode::Unavailable, "the job is to end, and forms no other world");
+      if (until == deadline) throw;
+    }
+  }
+}
+
 class EndingWithEpoch final : public store::MeetingStore {
  public:
-  EndingWithEpoch(std::shared_ptr<MeetingStore> store, std::uint64_t epoch)
-      : store_(std::move(store)), epoch_(epoch), next_(membership_key(epoch + 1)) {}
+  EndingWithEpoch(std::shared_ptr<MeetingStore> store, std::uint64_t epoch, JobEnds ends)
+      : store_(std::move(store)), epoch_(epoch), next_(membership_key(epoch + 1)), ends_(std::move(ends)) {}
 
   void set(std::string_view key, std::string_view value) override { store_->set(key, value); }
   std::string get(std::string_view key, Deadline deadline) override {
@@ -46,7 +64,7 @@ class EndingWithEpoch final : public store::MeetingStore {
   Found get_any(std::span<const std::string> keys, Deadline deadline) override {
     std::vector<std::string> and_next(keys.begin(), keys.end());
     and_next.push_back(next_);
-    Found found = store_->get_any(and_next, deadline);
+    Found found = await_any(*store_, and_next, deadline, ends_);
     if (found.index == keys.size()) throw Superseded(epoch_);
     return found;
   }
@@ -57,6 +75,7 @@ class EndingWithEpoch final : public store::MeetingStore {
   const std::shared_ptr<MeetingStore> store_;
   const std::uint64_t epoch_;
   const std::string next_;
+  const JobEnds ends_;
 };
 
 /// Key that is set once the world of an epoch is formed.
@@ -98,13 +117,15 @@ bool was_member(store::Store& store, std::uint64_t epoch, int worker) {
   return false;
 }
 
-std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch) {
-  return std::make_shared<EndingWithEpoch>(std::move(store), epoch);
+std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch,
+                                                      JobEnds ends) {
+  return std::make_shared<EndingWithEpoch>(std::move(store), epoch, std::move(ends));
 }
 
-bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
+bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline, const JobEnds& ends) {
   try {
-    (void)store.get(membership_key(epoch + 1), deadline);
+    const std::string keys[] = {membership_key(epoch + 1)};
+    (void)await_any(store, keys, deadline, ends);
     return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout) throw;
@@ -114,10 +135,11 @@ bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Dead
 
 void note_formed(store::MeetingStore& store, std::uint64_t epoch) { store.set(formed_key(epoch), ""); }
 
-std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline) {
+std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline,
+                                 const JobEnds& ends) {
   try {
     const std::string keys[] = {membership_key(epoch + 1), formed_key(epoch)};
-    return store.get_any(keys, deadline).index == 1;
+    return await_any(store, keys, deadline, ends).index == 1;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Timeout) throw;
     return std::nullopt;
@@ -137,26 +159,34 @@ bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced) {
   }
 }
 
+bool is_removed(std::uint64_t announced) {
+  const auto worker = env::number(env::kWorker);
+  if (!worker) return false;
+  const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(2)));
+  return !place_of(current_membership(*store, announced), *worker);
+}
+
 // Members learn of the next epoch at different moments, but must decide alike: one value, set once, decides for all.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
-              net::Deadline deadline) {
+              net::Deadline deadline, const JobEnds& ends) {
   const std::string outcome = prefix + "/outcome";
   const int size = static_cast<int>(membership.members.size());
   store.set(ready_key(prefix, rank), "");
   if (store.add(prefix + "/ready", 1) == size) (void)store.compare_and_set(outcome, std::nullopt, kFormed);
   std::string decided;
-  bool late = false;
+  std::optional<Error> late;
   try {
     const std::string keys[] = {outcome, membership_key(membership.epoch + 1)};
-    const auto found = store.get_any(keys, deadline);
+    const auto found = await_any(store, keys, deadline, ends);
     if (found.index == 0) decided = found.value;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout) throw;
-    late = true;
+    if (error.code() != ErrorCode::Timeout && !(ends && ends())) throw;
+    late = error;
   }
   if (decided.empty()) decided = store.compare_and_set(outcome, std::nullopt, "given up").value_or("");
   if (decided == kFormed) return;
   if (!late) throw Superseded(membership.epoch);
+  if (late->code() != ErrorCode::Timeout) throw Error(*late);
   std::string missing;
   for (int other = 0; other < size && missing.size() < 300; ++other) {
     const Member& member = membership.members[static_cast<std::size_t>(other)];

@@ -10,6 +10,7 @@
 #include <cohort/error.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,28 +40,37 @@ Membership current_membership(store::Store& store, std::uint64_t least);
 /// True if the worker was a member in an epoch before this one. (A worker that never was may become one later.)
 bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 
+/// Returns true once the job is to end, so that nobody else may come; asked twice a second. The waits below then throw
+/// `Unavailable`. Null: never.
+using JobEnds = std::function<bool()>;
+
 /// Wraps the store: waits (and repeated polls) for an absent value throw Superseded when a later epoch has begun.
-std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch);
+std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch,
+                                                      JobEnds ends);
 
 /// Waits for the next epoch; returns false if none has begun by the deadline.
-bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
+bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline, const JobEnds& ends);
 
 /// Called by rank 0 when the world of this epoch is formed: former members will not be needed again.
 void note_formed(store::MeetingStore& store, std::uint64_t epoch);
 
 /// For a process that is not a member of this epoch: waits until its world is formed (true) or the next epoch, which
 /// may include the process again, has begun (false). nullopt: neither until the deadline.
-std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline);
+std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline,
+                                 const JobEnds& ends);
 
 /// Returns whether the role of this process in the latest epoch (`announced` or later) is settled: it is a member, or
 /// the others have formed a world without it. Also true if the store cannot be read: `init` then reports why. `store`:
 /// the job's, connected here where it is null.
 bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced);
 
+/// Returns whether this process is no member of the latest epoch (`announced` or later). Throws what the store throws.
+bool is_removed(std::uint64_t announced);
+
 /// Must be called once by each member that has its communicator: either all members continue with it, or none does.
 /// Throws Superseded if none does because a later epoch has begun, or Timeout, naming the members that did not come.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
-              net::Deadline deadline);
+              net::Deadline deadline, const JobEnds& ends);
 
 // Records of the epoch of each world that this process formed last. Worlds have names, and may be of different epochs.
 

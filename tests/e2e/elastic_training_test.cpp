@@ -273,6 +273,18 @@ TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
   expect_saved_once(job);
 }
 
+TEST(ElasticTrainings, SaveThoughARankIsLostAsTheyAreToldToEnd) {
+  Job job({slow_training({"-np", "3", "--min-np", "1"})});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
+  const auto workers = job.processes(TRAINING_PEER);
+  ASSERT_EQ(workers.size(), 3U);
+  ::kill(workers[1], SIGKILL);
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  expect_saved_once(job);
+}
+
 TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheirLauncherIsKilled) {
   Job job({slow_training({"-H", "a:2,b:1", "--starter", "local", "--min-np", "1"})});
   ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
@@ -282,6 +294,32 @@ TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheirLauncherIsKilled) {
   EXPECT_TRUE(eventually([&] { return job.processes().empty(); })) << "something is left";
   expect_saved_once(job);
 }
+
+// While members change, each rank is in no world for a moment, and those that come or leave save nothing.
+class ElasticTrainingsThatEnd : public testing::TestWithParam<std::tuple<const char*, int>> {};
+TEST_P(ElasticTrainingsThatEnd, SaveOnceWhileMembersChange) {
+  const auto [change, signal] = GetParam();
+  const bool comes = change == std::string_view("come");
+  Job job({slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"}),
+           .shell_before = comes ? "printf 'a:2\n' > hosts" : "printf 'a:2\nb:1\n' > hosts"});
+  const std::string last = comes ? "world 1 of 2" : "world 2 of 3";
+  ASSERT_TRUE(eventually([&] {
+    return (job.file("r/logs/rank-1.out") + job.file("r/logs/rank-2.out")).find(last) != std::string::npos;
+  })) << job.err();
+  std::ofstream(job.folder() + "/hosts.new") << (comes ? "a:2\nb:1\n" : "a:2\n");
+  std::filesystem::rename(job.folder() + "/hosts.new", job.folder() + "/hosts");
+  ASSERT_TRUE(eventually([&] { return job.err().find("epoch 1 goes on") != std::string::npos; })) << job.err();
+  job.signal(signal);
+  EXPECT_EQ(job.wait(), signal == SIGKILL ? 128 + SIGKILL : 75) << job.err();
+  EXPECT_TRUE(eventually([&] { return job.processes().empty(); })) << "something is left";
+  expect_saved_once(job);
+}
+INSTANTIATE_TEST_SUITE_P(All, ElasticTrainingsThatEnd,
+                         testing::Combine(testing::Values("come", "leave"), testing::Values(SIGTERM, SIGKILL)),
+                         [](const auto& test) {
+                           return fmt::format("{}_{}", std::get<0>(test.param),
+                                              std::get<1>(test.param) == SIGKILL ? "launcher_killed" : "told");
+                         });
 
 TEST(ElasticTrainings, DoNotAskForAnotherStartWhereNothingWasSaved) {
   Job job({slow_training({"-np", "2", "--min-np", "1"}), {"ELASTIC_NO_SAVE=1"}});

@@ -107,6 +107,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"TermToTheAgentAndAllRanks", To::AgentAndAllRanks, SIGTERM}),
     [](const auto& test) { return std::string(test.param.name); });
 
+// A terminal that is closed, or a connection of ssh that is lost, costs no work.
+TEST_F(PreemptionJob, RanksSaveWhenTheCommandLosesItsTerminal) {
+  start({}, {"50"});
+  job_->signal(SIGHUP);
+  EXPECT_EQ(job_->wait(), kRequeueStatus) << job_->err();
+  EXPECT_EQ(count(job_->out(), "saved at step"), 2U) << job_->out();
+}
+
 TEST_F(PreemptionJob, ASignalToTheAgentOfOneHostReachesTheRanksOfAll) {
   start({"-H", "a:2,b:2", "--starter", "local"}, {"0", "every=3"}, 4);
   send(To::Agent, SIGUSR1);

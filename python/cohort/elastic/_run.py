@@ -96,10 +96,12 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 if cause is not None and world is None and _core.removed_from_job():
                     print(f"cohort: elastic: this process leaves the job after step {state.steps}: {cause}", file=sys.stderr)
                     raise SystemExit(REQUEUE_STATUS) from None
-                if cause is None or world is None and cause.operation == "init":
+                if world is None and isinstance(error, Error) and state._core.ends_without_world(error):
+                    pass  # the others do not come any more
+                elif cause is None or world is None and cause.operation == "init":
                     state._core.finish()
                     raise
-                if not state._core.leave(cause):
+                elif not state._core.leave(cause):
                     state._core.finish()
                     told = state._core.told_to_end or state._core.told_to_leave
                     if world is None or not told or not isinstance(cause, MembershipChanged):
@@ -113,7 +115,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
             _leave_world()
             while (wait := state._core.await_members()) == "save":
                 if save is not None:
-                    print(f"cohort: elastic: the job waits for more members: this rank saves, after step {state.steps}",
+                    print(f"cohort: elastic: there are no other members: this rank saves, after step {state.steps}",
                           file=sys.stderr, flush=True)  # fmt: skip
                     save(state, World(_core.form_thread_world(1, None, None)[0], None, 0))
             if wait == "end":

@@ -280,13 +280,30 @@ bool become_member(InitPlan& plan, const rendezvous::Membership& membership) {
   return true;
 }
 
+/// Reaches the job's store, which is gone where its launcher is.
+std::shared_ptr<MeetingPlace> reach_until(const rendezvous::JobEnds& ends, const InitPlan& plan, net::Deadline deadline,
+                                          const std::string& host) {
+  for (int tries = ends ? 10 : 0; tries > 0 && !ends(); --tries) {
+    try {
+      return reach(plan, {}, std::min(deadline, net::deadline_in(std::chrono::seconds(2))), host);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::Timeout || tries == 1) throw;
+    }
+  }
+  if (ends && ends()) raise(ErrorCode::Unavailable, "the job is to end, and forms no other world");
+  return reach(plan, {}, deadline, host);
+}
+
 /// Forms the world of the job's latest epoch. If a member is lost meanwhile, tries again in the next epoch, which the
 /// supervisor begins without that member.
 Communicator init_epoch(const InitOptions& options, InitPlan plan) {
   const std::string host = rendezvous::host_identity().name;
+  // A process that has trained in an earlier world does not wait for others when the job ends.
+  rendezvous::JobEnds ends;
+  if (rendezvous::formed_epoch(options.group_name)) ends = [] { return status::StatusPage::own().job_ends(); };
   for (std::uint64_t least = 0;;) {
     const net::Deadline deadline = net::deadline_in(plan.init_timeout);  // begins anew in each epoch
-    const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, host);
+    const std::shared_ptr<MeetingPlace> place = reach_until(ends, plan, deadline, host);
     const rendezvous::Membership membership = rendezvous::current_membership(*place->store, least);
     // A new process reports in its status page that it is here; the supervisor then begins an epoch with it.
     const bool member = become_member(plan, membership);
@@ -295,9 +312,9 @@ Communicator init_epoch(const InitOptions& options, InitPlan plan) {
       // A process that was removed becomes a member again if the others are lost before they have formed a world
       // without it.
       if (rendezvous::was_member(*place->store, membership.epoch, *plan.worker)) {
-        const auto formed = rendezvous::await_formed(*place->store, membership.epoch, deadline);
+        const auto formed = rendezvous::await_formed(*place->store, membership.epoch, deadline, ends);
         if (!formed || *formed) raise_no_member(plan, membership, formed ? Absent::Removed : Absent::MaybeNeeded);
-      } else if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
+      } else if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline, ends)) {
         raise_no_member(plan, membership, Absent::NotYet);
       }
       least = membership.epoch + 1;
@@ -312,9 +329,9 @@ Communicator init_epoch(const InitOptions& options, InitPlan plan) {
       } else {
         const std::shared_ptr<store::MeetingStore> held(place, place->store.get());
         const std::string meeting = next_meeting(plan, options.group_name, epoch);
-        communicator = form_at(*place, rendezvous::until_superseded(held, membership.epoch), plan,
+        communicator = form_at(*place, rendezvous::until_superseded(held, membership.epoch, ends), plan,
                                Here(plan.rank, plan.size), meeting, deadline);
-        rendezvous::conclude(*place->store, "init/" + meeting, membership, plan.rank, deadline);
+        rendezvous::conclude(*place->store, "init/" + meeting, membership, plan.rank, deadline, ends);
       }
       if (plan.rank == 0) rendezvous::note_formed(*place->store, membership.epoch);
       forming.set_formed(epoch);
@@ -325,7 +342,7 @@ Communicator init_epoch(const InitOptions& options, InitPlan plan) {
       if (error.code() != ErrorCode::PeerLost && error.code() != ErrorCode::Aborted) throw;
       ended = error;
     }
-    if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline)) {
+    if (!rendezvous::await_next_epoch(*place->store, membership.epoch, deadline, ends)) {
       throw Error(ended->code(),
                   fmt::format("epoch {}: {} -- the job's supervisor began no later epoch within {:g} s", epoch,
                               ended->what(), std::chrono::duration<double>(plan.init_timeout).count()),
@@ -353,7 +370,7 @@ Communicator init_part(const std::string& world, const InitOptions& options) {
   const Here here(plan.rank, plan.size);
   const std::shared_ptr<MeetingPlace> place = reach(plan, {}, deadline, here.host.name);
   const std::shared_ptr<store::MeetingStore> held(place, place->store.get());
-  Communicator part = form_at(*place, rendezvous::until_superseded(held, *epoch), plan, here,
+  Communicator part = form_at(*place, rendezvous::until_superseded(held, *epoch, {}), plan, here,
                               next_meeting(plan, options.group_name, static_cast<int>(*epoch)), deadline);
   forming.set_formed();
   return part;

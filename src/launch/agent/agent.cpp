@@ -344,9 +344,10 @@ void Agent::on_signal() {
   exit_status_ = 1;
   if (workers_.empty() || workers_.finished()) return loop_.stop();
   if (workers_.running() && !workers_.stopping()) {
-    upstream_.send(Ends{::getppid() != guard_ ? fmt::format("the guard of {} was killed", sys::host_name())
-                                              : fmt::format("the agent of {} was told to end by {}", sys::host_name(),
-                                                            sys::signal_name(told))});
+    upstream_.send(
+        Ends{::getppid() != guard_
+                 ? fmt::format("the {} of {} was killed", options_.own ? "command" : "guard", sys::host_name())
+                 : fmt::format("the agent of {} was told to end by {}", sys::host_name(), sys::signal_name(told))});
   }
   workers_.kill_all();
 }

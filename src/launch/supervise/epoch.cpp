@@ -627,7 +627,9 @@ void Epoch::on_told(int signal, const std::string& reason) {
   end_.told_to_end = true;
   if (stage_ == Stage::Stopping) return stopping_.hurry();
   if (end_.set_status(128 + signal)) end_.told_by = signal;
-  stop(reason, signal, grace_after(signal));
+  // A terminal or a connection of ssh is closed: ranks that save when asked to end know SIGTERM.
+  const int to_ranks = signal == SIGHUP ? SIGTERM : signal;
+  stop(reason, to_ranks, grace_after(to_ranks));
 }
 
 Stopping::Grace Epoch::grace_after(int signal) const {
@@ -671,6 +673,10 @@ Restarts::Decision Epoch::after(const Verdict& verdict) {
 
 JobEnd Epoch::how_it_ended() const {
   JobEnd end = end_.with(members_, stopping_.reason());
+  // A rank that is lost while the others save is lost as at any other moment of an elastic job.
+  for (Ending& one : end.endings)
+    one.spared =
+        one.spared || (elastic_ && end.told_to_end && one.role == Role::Worker && one.status.signal != 0 && !one.asked);
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = run_.shown_logs();
   end.colour = sys::wants_colour(2);

@@ -90,6 +90,7 @@ struct State::Impl {
   std::optional<Preemption> preemption;
   std::optional<Clock::time_point> told_at;
   std::optional<std::uint64_t> chose_in;  ///< the epoch after which this rank asked who saves
+  std::filesystem::path ledger_file;      ///< of this rank, where it records
 
   /// Steps as the caller counts them, without advances.
   std::int64_t own_steps() const noexcept { return steps - advances; }
@@ -165,6 +166,7 @@ struct State::Impl {
   void take(const Received& received, const Agreement& agreement);
   void exchange_notices();
   bool is_furthest();
+  State::Wait choose(bool told);
 };
 
 void visit_fields(auto& m, auto& a, const Standing*) {
@@ -264,6 +266,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   compare_sources(comm, agreement, contents, compared);
   const double compared_ms = milliseconds_since(began);
 
+  self.ledger_file = ledger;
   self.ledger.open(comm.rank() == 0 ? ledger : std::filesystem::path());
   const auto sending = Clock::now();
   std::size_t bytes = 0;
@@ -389,7 +392,7 @@ bool State::leave(const Error& error) {
 
 // Returns true on exactly one of the ranks that wait after an epoch: that with most steps; among equals, the oldest.
 bool State::Impl::is_furthest() {
-  const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(5)));
+  const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(2)));
   const std::string place = fmt::format("elastic/saves-after/{}", *epoch);
   const std::string mine = fmt::format("{:020} {:010}", steps, 9'999'999'999 - env::number(env::kWorker).value_or(0));
   for (auto best = store->try_get(place); whole && (!best || *best < mine);) {
@@ -399,6 +402,39 @@ bool State::Impl::is_furthest() {
   }
   std::this_thread::sleep_for(kChoice);
   return store->try_get(place) == mine;
+}
+
+/// Decides whether this rank, which is in no world, saves its state. `told`: the job ends.
+State::Wait State::Impl::choose(bool told) {
+  chose_in = epoch;
+  const auto saves = [this] {
+    ledger.open(ledger_file);  // nobody else may know which samples the last steps have used
+    return Wait::Save;
+  };
+  try {
+    // Those that go on without this rank have its state, and save a later one.
+    if (rendezvous::is_removed(status::StatusPage::own().announced_epoch())) return told ? Wait::End : Wait::Over;
+    return is_furthest() ? saves() : told ? Wait::End : Wait::Over;
+  } catch (const Error& error) {
+    if (!told) throw;
+    // Ranks that cannot reach their launcher do not know who else saves: the first of their last world does.
+    if (leads && whole) return saves();
+    log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", own_steps(), error.what());
+    return Wait::End;
+  }
+}
+
+bool State::ends_without_world(const Error& error) {
+  Impl& self = *impl_;
+  if (!self.epoch || !self.preemption) return false;
+  if (error.code() != ErrorCode::Unavailable && error.code() != ErrorCode::PeerLost &&
+      error.code() != ErrorCode::Timeout)
+    return false;
+  // The store is gone with the launcher some moments before ranks are told.
+  const auto ends = [&self] { return self.preemption->received() != 0 && status::StatusPage::own().job_ends(); };
+  for (const auto until = Clock::now() + kToldApart; !ends() && Clock::now() < until;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return ends();
 }
 
 State::Wait State::await_members() {
@@ -416,20 +452,12 @@ State::Wait State::await_members() {
     const auto announced = page.announced_epoch();
     return announced <= *self.epoch || !rendezvous::is_settled(store, announced);  // unsettled: may need this rank
   };
-  while (self.epoch && page.fd() >= 0 && waits()) {
+  while (self.epoch && page.fd() >= 0) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
+    if (!told && !waits()) break;
     const bool late = Clock::now() - since > kUntilSaved;
     if ((told || late) && self.chose_in != self.epoch) {
-      self.chose_in = self.epoch;
-      try {
-        if (self.is_furthest()) return Wait::Save;
-      } catch (const Error& error) {
-        if (!told) throw;
-        // A rank that cannot reach its launcher does not know who else saves.
-        log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", self.own_steps(),
-                  error.what());
-        return Wait::End;
-      }
+      if (const Wait chosen = self.choose(told); chosen != Wait::Over) return chosen;
     } else if (told) {
       return Wait::End;
     } else if (late) {
@@ -455,7 +483,7 @@ bool await_members(State& state, const Options& options) {
     if (wait != State::Wait::Save) return wait == State::Wait::Over;
     if (!options.save) continue;
     World alone(form_thread_world(1).front(), std::nullopt);
-    log::info("elastic", "the job waits for more members: this rank saves, after step {}", state.steps());
+    log::info("elastic", "there are no other members: this rank saves, after step {}", state.steps());
     options.save(alone);
   }
 }
@@ -479,6 +507,10 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       log::info("elastic", "this process leaves the job after step {}: {}", state.steps(),
                 removed.cause().empty() ? removed.what() : removed.cause());
       return kRequeueStatus;
+    } catch (const Error& error) {
+      if (!state.ends_without_world(error)) throw;
+      if (await_members(state, options)) continue;
+      return options.save ? kRequeueStatus : kToldToEnd;
     }
     World& world = *formed;
     bool goes_on = false;
