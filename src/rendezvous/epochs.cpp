@@ -20,13 +20,13 @@ namespace {
 constexpr std::string_view kFormed = "formed";
 
 /// Time between two questions whether the job ends.
-constexpr std::chrono::milliseconds kAsk{500};
+constexpr std::chrono::milliseconds kAskWhetherItEnds{500};
 
 /// Waits for one of the keys as the store does, and throws Unavailable where the job ends.
 store::MeetingStore::Found await_any(store::MeetingStore& store, std::span<const std::string> keys,
                                      net::Deadline deadline, const JobEnds& ends) {
   while (true) {
-    const net::Deadline until = ends ? std::min(deadline, net::deadline_in(kAsk)) : deadline;
+    const net::Deadline until = ends ? std::min(deadline, net::deadline_in(kAskWhetherItEnds)) : deadline;
     try {
       return store.get_any(keys, until);
     } catch (const Error& error) {
