@@ -92,11 +92,6 @@ struct Consistency {
   static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness}; }
   static Consistency async() { return {Mode::Async, 0}; }
 };
-}
-static Consistency bounded(std::int64_t staleness) { return {Mode::Bounded, staleness, 0}; }
-static Consistency async() { return {Mode::Async, 0, 0}; }
-}
-;
 
 /// Selects the rows to evict. An evicted row that is pushed again comes back with its initial values.
 struct Eviction {

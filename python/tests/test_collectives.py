@@ -146,7 +146,7 @@ class Collectives(unittest.TestCase):
                     self.assertAlmostEqual(value / exact, 1, places=1)
                 with self.assertRaisesRegex(cohort.InvalidArgument, "as many float32"):
                     self.world.all_reduce(data, wire_format=name, residual=kind.make([0.0], "float32"))
-                with self.assertRaisesRegex(cohort.InvalidArgument, "goes with int8, int4"):
+                with self.assertRaisesRegex(cohort.InvalidArgument, "goes with int8 and int4"):
                     self.world.all_reduce(data, residual=residual)
 
     def test_whether_a_result_is_finite(self):

@@ -499,7 +499,7 @@ TEST(WireFormats, IsRefusedWhereItHasNoMeaning) {
     EXPECT_TRUE(contains(refused(doubles, {.wire_format = WireFormat::BFloat16}), "only float32 has other"));
     refused(floats, {.op = ReduceOp::Max, .wire_format = WireFormat::BFloat16});
     EXPECT_TRUE(contains(refused(floats, {.wire_format = WireFormat::BFloat16, .residual = floats.data()}),
-                         "a residual goes with int8, int4"));
+                         "a residual goes with int8 and int4"));
     EXPECT_TRUE(
         contains(what_of(
                      [&] {
