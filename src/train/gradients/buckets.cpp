@@ -1,6 +1,7 @@
 #include "train/gradients/buckets.h"
 
 #include "comm/api/communicator_impl.h"
+#include "telemetry/timeline.h"
 
 #include <algorithm>
 #include <cstring>
@@ -118,6 +119,30 @@ std::size_t Bucket::position_of(std::int64_t element) const {
     if (at >= offsets_[position] && at < offsets_[position] + size) found = position;
   }
   return found;
+}
+
+void BucketTimes::note_ready(std::size_t number, const std::vector<Bucket>& buckets) {
+  if (status::timeline::on()) {
+    ready_at_.resize(buckets.size());
+    ready_at_[number] = std::chrono::steady_clock::now();
+  }
+  if (observer_ == nullptr) return;
+  observer_->on_bucket_ready(
+      {.index = static_cast<int>(number), .bytes = buckets[number].bytes(), .ready = std::chrono::steady_clock::now()});
+}
+
+void BucketTimes::note_reduction(Work& work, std::size_t number, std::size_t bytes) const {
+  if (number >= ready_at_.size()) return;
+  status::timeline::Event event;
+  event.kind = status::TimelineKind::Bucket;
+  event.name = "bucket";
+  event.begun = ready_at_[number];
+  event.number = number;
+  event.bytes = bytes;
+  work.on_done([event]() mutable {
+    event.ended = std::chrono::steady_clock::now();
+    status::timeline::add(event);
+  });
 }
 
 }  // namespace cohort::gradients

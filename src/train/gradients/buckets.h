@@ -8,7 +8,9 @@
 #include <cohort/buffer.h>
 #include <cohort/communicator.h>
 #include <cohort/dtype.h>
+#include <cohort/observer.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -94,6 +96,19 @@ class Bucket {
   std::vector<std::size_t> offsets_;
   std::size_t small_begin_ = 0;
   std::size_t bytes_ = 0;
+};
+
+/// Reports buckets: to the observer when they are full, and in the rank's timeline from then until they are reduced.
+class BucketTimes {
+ public:
+  explicit BucketTimes(Observer* observer) : observer_(observer) {}
+  void note_ready(std::size_t number, const std::vector<Bucket>& buckets);
+  /// `work`: a reduction of this many bytes of the bucket, which has been started.
+  void note_reduction(Work& work, std::size_t number, std::size_t bytes) const;
+
+ private:
+  Observer* const observer_;                                     // may be null
+  std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
 };
 
 }  // namespace cohort::gradients

@@ -2,7 +2,6 @@
 
 #include "base/result.h"
 #include "telemetry/status_page.h"
-#include "telemetry/timeline.h"
 #include "train/step/methods.h"
 
 #include <fmt/ranges.h>
@@ -45,7 +44,8 @@ Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> para
       unread_(parameters_.size()),
       message_(parameters_.size()),
       checks_(parameters_, autograd, options.check_replicas),
-      finite_(parameters_, buckets_, unread_, options_, autograd) {
+      finite_(parameters_, buckets_, unread_, options_, autograd),
+      bucket_times_(options.observer) {
   if (!transaction_)
     transaction_ = std::make_shared<step::Transaction>(step::data_parallel(division_.shards() != nullptr));
   const bool has_scales = options_.wire_format > WireFormat::BFloat16;
@@ -368,19 +368,8 @@ void Reducer::arrive(std::size_t parameter) {
   if (progress_ == first_step_) arrivals_.push_back(static_cast<int>(parameter));
   state.ready = true;
   --pending_[state.bucket];
-  if (pending_[state.bucket] == 0) tell_bucket_ready(state.bucket);
+  if (pending_[state.bucket] == 0) bucket_times_.note_ready(state.bucket, buckets_);
   launch_ready();
-}
-
-void Reducer::tell_bucket_ready(std::size_t bucket) {
-  if (status::timeline::on()) {
-    ready_at_.resize(buckets_.size());
-    ready_at_[bucket] = std::chrono::steady_clock::now();
-  }
-  if (options_.observer == nullptr) return;
-  options_.observer->on_bucket_ready({.index = static_cast<int>(bucket),
-                                      .bytes = buckets_[bucket].bytes(),
-                                      .ready = std::chrono::steady_clock::now()});
 }
 
 // All ranks launch in the order of the plan, regardless of the order in which buckets fill.
@@ -464,25 +453,12 @@ void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
       "all_reduce",
       [&](Communicator& comm) {
         Work started = reduce_(view.counts.empty() ? comm : division_.shards()->comm(), view);
-        if (view.bucket < ready_at_.size()) tell_when_reduced(started, view);
+        bucket_times_.note_reduction(started, view.bucket, view.result.bytes());
         return started;
       },
       std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep),
                                    residuals_ ? residuals_->memory() : nullptr));
   works_.push_back({.work = std::move(work), .device = view.result.device});
-}
-
-void Reducer::tell_when_reduced(Work& work, const BucketView& view) const {
-  status::timeline::Event event;
-  event.kind = status::TimelineKind::Bucket;
-  event.name = "bucket";
-  event.begun = ready_at_[view.bucket];
-  event.number = view.bucket;
-  event.bytes = view.result.bytes();
-  work.on_done([event]() mutable {
-    event.ended = std::chrono::steady_clock::now();
-    status::timeline::add(event);
-  });
 }
 
 // Handles a parameter without a gradient in this backward. Gradients accumulated before still count. A gradient left
@@ -507,7 +483,7 @@ void Reducer::launch_rest() {
       const auto parameter = static_cast<std::size_t>(index);
       if (!states_[parameter].ready) complete_unused(parameter);
     }
-    if (pending_[next_bucket_] > 0) tell_bucket_ready(next_bucket_);
+    if (pending_[next_bucket_] > 0) bucket_times_.note_ready(next_bucket_, buckets_);
     launch_next();
   }
 }

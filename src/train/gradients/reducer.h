@@ -180,8 +180,6 @@ class Reducer {
   void complete_unused(std::size_t parameter);
   void settle_unused();
   // The exchange.
-  void tell_bucket_ready(std::size_t bucket);
-  void tell_when_reduced(Work& work, const BucketView& view) const;
   void launch_ready();
   void launch_next();
   void launch_rest();
@@ -225,7 +223,7 @@ class Reducer {
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_ is set: the backward failed
   std::vector<std::size_t> pending_;  // per bucket
   std::size_t next_bucket_ = 0;
-  std::vector<std::chrono::steady_clock::time_point> ready_at_;  // by bucket; empty without a timeline
+  BucketTimes bucket_times_;
   std::vector<Launched> works_;
   bool any_samples_ = false;
   nn::ReducerStats stats_;
