@@ -38,7 +38,7 @@ if(NOT PROJECT_IS_TOP_LEVEL)  # a part of somebody else's build, who installs wh
 endif()
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
-set(programs cohort cohort-bench cohort-doctor cohort-export cohort-trace cohort-watch)
+set(programs cohort cohort-bench cohort-doctor cohort-export cohort-plot cohort-trace cohort-watch)
 set(to_install ${core_components} ${programs})
 if(COHORT_SHARED)
   list(APPEND to_install cohort_core)

@@ -2,8 +2,8 @@
 // and a picture, a page of metrics and event records come out.
 #include "export/prometheus.h"
 #include "export/tensorboard.h"
+#include "plot/curves.h"
 #include "telemetry/record.h"
-#include "train/track/curves.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -21,19 +21,21 @@ def events(folder):
 def main():
     start, end = events(sys.argv[1])
     _, alone = events(sys.argv[2])
+    curves = str(pathlib.Path(sys.argv[1], "curves.svg"))
     speed, speed_alone = end["steady_samples_per_second"], alone["steady_samples_per_second"]
     rows = [
         ("accuracy", f"{100 * end['test_accuracy']:.2f} % on the test images"),
         ("throughput", f"{speed:,.0f} samples/s on {start['world_size']} processes, {speed_alone:,.0f} on one"),
         ("speed-up", f"{speed / speed_alone:.2f} over one process (medians of the epochs after the first)"),
         ("record", end["record"]),
-        ("curves", end["curves"]),
+        ("curves", curves),
         ("checkpoint", end["checkpoint"]),
         ("weights", end["weights"]),
     ]
     for name, text in rows:
         print(f"{name:<12} {text}")
-    missing = [end[name] for name in ("record", "curves", "checkpoint", "weights") if not pathlib.Path(end[name]).exists()]
+    files = [curves, *(end[name] for name in ("record", "checkpoint", "weights"))]
+    missing = [name for name in files if not pathlib.Path(name).exists()]
     if missing:
         sys.exit(f"missing: {', '.join(missing)}")
 

@@ -40,7 +40,7 @@ Options parse_options(int argc, char** argv, int rank, int world_size) {
       "Trains a small convolutional network on handwritten digits, on as many processes as it is started with.",
       "digits");
   app.add_option("--data", options.data, "folder with MNIST's IDX files, plain or .gz (default: the shipped digits)");
-  app.add_option("--out", options.out, "folder for record, curves, checkpoints, weights (default: the run's folder)");
+  app.add_option("--out", options.out, "folder for record, checkpoints, weights (default: the run's folder)");
   app.add_option("--epochs", options.epochs, "times through the data; the learning rate falls to 0 over them")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

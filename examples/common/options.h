@@ -9,7 +9,7 @@
 
 struct Options {
   std::filesystem::path data;  ///< empty: the shipped digits
-  std::filesystem::path out;   ///< folder for record, curves, checkpoints and weights
+  std::filesystem::path out;   ///< folder for record, checkpoints and weights
   int64_t epochs = 10;
   int64_t batch_per_process = 0;
   bool batch_grows = false;  ///< the global batch, and with it the learning rate, grows with the processes

@@ -118,7 +118,6 @@ void Report::end_epoch(const Score& score) {
 void Report::end(const Score& score) {
   if (!record_) return;
   progress_->finish();
-  const std::filesystem::path curves = out_ / "curves.svg";
   const std::filesystem::path weights = out_ / "weights.safetensors";
   const double speed = seconds_ > 0 ? static_cast<double>(samples_) / seconds_ : 0;
   // The first epoch also warms up; the others have the speed of a long run.
@@ -133,13 +132,11 @@ void Report::end(const Score& score) {
                          {"samples_per_second", speed},
                          {"steady_samples_per_second", steady},
                          {"record", record_->file()},
-                         {"curves", curves},
                          {"checkpoint", checkpoint_},
                          {"weights", weights}});
-  cohort::track::plot(record_->file(), curves);
   std::printf("accuracy    %.2f %% of %lld test images\n", 100 * score.accuracy, static_cast<long long>(test_images_));
   std::printf("throughput  %.0f samples/s in training, on %s\n", steady > 0 ? steady : speed,
               processes(processes_).c_str());
-  std::printf("record      %s\ncurves      %s\n", record_->file().c_str(), curves.c_str());
+  std::printf("record      %s\n", record_->file().c_str());
   std::printf("checkpoint  %s\nweights     %s\n", checkpoint_.c_str(), weights.c_str());
 }

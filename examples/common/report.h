@@ -1,4 +1,4 @@
-// A training's reports: the run record and its curves, a line of progress, a summary at the end. On rank 0; on the
+// A training's reports: the run record, a line of progress, a summary at the end. On rank 0; on the
 // other ranks, where `begin` is not called, everything here does nothing.
 // The record watches the communicator, so declare a Report before it.
 #pragma once
@@ -34,7 +34,7 @@ class Report {
   void saved(const std::string& checkpoint) { checkpoint_ = checkpoint; }
   void preempted();
   void end_epoch(const Score& score);
-  /// Draws the curves and prints where everything is.
+  /// Prints where everything is.
   void end(const Score& score);
 
  private:

@@ -165,12 +165,6 @@ class Metrics {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Draws the curves of a run record (losses and accuracy over epochs, or over steps where it has no epochs) as a
-/// self-contained SVG picture. Replaces `svg_file` atomically. Steps that a resumed run repeated are drawn once. Throws
-/// Unavailable if there is no such record, Io if a file cannot be read or written, Corrupt if `record_file` is no run
-/// record.
-void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
-
 /// Marks a span of the program's time, from construction to destruction, in the trace of `cohort run --trace`; without
 /// a trace it costs two loads. `name` has to live as long as the Span; its first 60 bytes count. Spans of one thread
 /// nest.

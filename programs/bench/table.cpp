@@ -1,7 +1,7 @@
 #include "bench/measure.h"
 
 #include "bench/collective.h"
-#include "train/track/figure.h"
+#include "plot/figure.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

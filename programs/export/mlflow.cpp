@@ -3,8 +3,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/result.h"
-
-#include <cohort/track.h>
+#include "plot/curves.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -43,8 +43,7 @@ constexpr std::array kPrograms{
     CommandProgram{"export", "cohort-export",
                    "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, wandb, "
                    "Prometheus, a CSV file"},
-    CommandProgram{"plot", "cohort-export",
-                   "Draw the curves of a run, or of several to compare them, as an SVG picture"},
+    CommandProgram{"plot", "cohort-plot", "Draw the curves of a run, or of several to compare them, as an SVG picture"},
     CommandProgram{"watch", "cohort-watch", "Show a run's progress: steps, speed, waiting and last line of each rank"},
     CommandProgram{"runs", "cohort-watch",
                    "List the runs in ./runs with their state, last values and size; remove old ones"},

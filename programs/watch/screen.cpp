@@ -1,7 +1,7 @@
 #include "watch/screen.h"
 
 #include "base/parse.h"
-#include "train/track/curves.h"
+#include "plot/curves.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-"""A training run's results for people: its record, a picture of its curves, and a progress bar.
+"""A training run's results for people: its record, and a progress bar.
 
     cohort.track.log(step, loss=loss, lr=lr)                 # keeps rank 0's value; other ranks do nothing
     cohort.track.log(step, step_ms=ms, reduce="max")         # on all ranks, in the same order
@@ -11,7 +11,6 @@ Rank 0 makes records and bars; other ranks make none.
     record.write("step", step=step, epoch=1.25, train_loss=loss)
     ...
     record.write_communication()
-    cohort.track.plot(file, "curves.svg")
 
 `cohort export` sends logged values to TensorBoard, MLflow, Prometheus or a CSV file, while the run goes on or
 afterwards; `cohort plot` draws them. docs/tracking.md has the rest.
@@ -28,14 +27,14 @@ import time
 import weakref
 
 from cohort import _world
-from cohort._core import Metrics, Progress, RunRecord as _RunRecord, add_span, plot, traced
+from cohort._core import Metrics, Progress, RunRecord as _RunRecord, add_span, traced
 from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-__all__ = ["Progress", "RunRecord", "close", "flush", "log", "plot", "run_folder", "span"]
+__all__ = ["Progress", "RunRecord", "close", "flush", "log", "run_folder", "span"]
 
 
 class span(contextlib.ContextDecorator):

@@ -164,9 +164,6 @@ void bind_track(py::module_& module) {
       .def("log", &PyMetrics::log, py::arg("step"), py::arg("values"), py::arg("reduce") = py::none())
       .def("flush", &PyMetrics::flush)
       .def("close", &PyMetrics::close, py::arg("patience") = py::none());
-  module.def("plot", &track::plot, py::arg("record_file"), py::arg("svg_file"),
-             py::call_guard<py::gil_scoped_release>(),
-             "Draws the curves, as `cohort plot`. Raises Unavailable, Io, or Corrupt for what is no record.");
   py::class_<track::Progress>(
       module, "Progress",
       "A bar on stdout: one line that is drawn over on a terminal, plain lines elsewhere (`terminal` says which it "

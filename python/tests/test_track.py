@@ -72,15 +72,6 @@ class Record(unittest.TestCase):
         del record  # the world may still tell it
         cohort.world().all_reduce(values)
 
-    def test_is_drawn(self):
-        record = cohort.track.RunRecord(self.file)
-        for step in range(1, 5):
-            record.write("step", step=step, epoch=step / 2, train_loss=1.0 / step)
-        cohort.track.plot(self.file, self.folder / "curves.svg")
-        self.assertIn("<svg", (self.folder / "curves.svg").read_text())
-        with self.assertRaises(cohort.Unavailable):
-            cohort.track.plot(self.folder / "none.jsonl", self.folder / "none.svg")
-
     def test_values_are_logged(self):
         record = cohort.track.RunRecord(self.file)
         self.addCleanup(cohort.track.close)

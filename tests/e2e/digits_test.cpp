@@ -18,8 +18,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <thread>
 
 namespace cohort {
@@ -171,10 +169,7 @@ TEST_F(DigitsTest, LearnsTheShippedDigitsOnTwoProcesses) {
   }
   EXPECT_EQ(epochs, 8U);
   EXPECT_GE(zero_copy, 8U * 23U) << "gradients were not reduced in place";
-  for (const char* name : {"curves", "checkpoint", "weights"}) EXPECT_TRUE(fs::exists(end.text(name))) << name;
-  const auto svg = sys::read_file(std::string(end.text("curves")));
-  ASSERT_TRUE(svg);
-  EXPECT_EQ(svg->text().find("no values yet"), std::string_view::npos);
+  for (const char* name : {"checkpoint", "weights"}) EXPECT_TRUE(fs::exists(end.text(name))) << name;
 }
 
 #ifdef FAKE_CUDA_TENSORS
@@ -274,9 +269,6 @@ TEST_F(DigitsTest, EpochsAreEpochsAlsoAfterAResumeOnAnotherNumberOfProcesses) {
   }
   EXPECT_EQ(last, 2);
   EXPECT_EQ(last_line("moved").number("step"), 17);
-  std::ifstream svg(folder_ / "moved" / "curves.svg");
-  const std::string picture{std::istreambuf_iterator<char>(svg), {}};
-  EXPECT_NE(picture.find("2, then 3 processes"), std::string::npos);
 }
 
 TEST_F(DigitsTest, ToldToMakeRoomAndStartedAgainByTheSameCommandEqualsUninterruptedToTheBit) {

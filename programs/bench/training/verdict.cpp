@@ -1,5 +1,5 @@
 #include "bench/training/training.h"
-#include "train/track/figure.h"
+#include "plot/figure.h"
 
 #include <fmt/format.h>
 

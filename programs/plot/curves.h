@@ -4,10 +4,11 @@
 #pragma once
 
 #include "base/terminal.h"
+#include "plot/figure.h"
 #include "telemetry/record.h"
-#include "train/track/figure.h"
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -63,6 +64,10 @@ Figure compare(const std::vector<NamedRun>& runs, std::optional<Over> over = {})
 
 /// Makes a line for each name and run: the end value, its difference from the first run's, and a sparkline.
 std::string end_values(const std::vector<NamedRun>& runs, const sys::TextStyle& style, std::optional<Over> over = {});
+
+/// Writes the figure of a record; replaces `svg_file` atomically. Throws Unavailable if there is no such record, Io, or
+/// Corrupt if it is no record of a run.
+void plot(const std::filesystem::path& record_file, const std::filesystem::path& svg_file);
 
 /// Draws the values in characters, each showing the mean of a part of the values. Non-finite values are left out.
 std::string sparkline(const std::vector<double>& values, std::size_t width, bool unicode);

@@ -1,9 +1,7 @@
-#include "train/track/curves.h"
+#include "plot/curves.h"
 
 #include "base/files.h"
 #include "base/result.h"
-
-#include <cohort/track.h>
 
 #include <fmt/format.h>
 

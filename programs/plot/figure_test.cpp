@@ -1,5 +1,5 @@
-#include "train/track/figure.h"
-#include "train/track/curves.h"
+#include "plot/figure.h"
+#include "plot/curves.h"
 
 #include <gtest/gtest.h>
 

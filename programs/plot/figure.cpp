@@ -1,4 +1,4 @@
-#include "train/track/figure.h"
+#include "plot/figure.h"
 
 #include <fmt/format.h>
 
