@@ -300,8 +300,8 @@ class ElasticTrainingsThatEnd : public testing::TestWithParam<std::tuple<const c
 TEST_P(ElasticTrainingsThatEnd, SaveOnceWhileMembersChange) {
   const auto [change, signal] = GetParam();
   const bool comes = change == std::string_view("come");
-  Job job({slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"}),
-           .shell_before = comes ? "printf 'a:2\n' > hosts" : "printf 'a:2\nb:1\n' > hosts"});
+  Job job({.arguments = slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"}),
+           .shell_before = comes ? "printf 'a:2\\n' > hosts" : "printf 'a:2\\nb:1\\n' > hosts"});
   const std::string last = comes ? "world 1 of 2" : "world 2 of 3";
   ASSERT_TRUE(eventually([&] {
     return (job.file("r/logs/rank-1.out") + job.file("r/logs/rank-2.out")).find(last) != std::string::npos;
