@@ -627,13 +627,11 @@ void Epoch::on_told(int signal, const std::string& reason) {
   end_.told_to_end = true;
   if (stage_ == Stage::Stopping) return stopping_.hurry();
   if (end_.set_status(128 + signal)) end_.told_by = signal;
-  // A terminal or a connection of ssh is closed: ranks that save when asked to end know SIGTERM.
-  const int to_ranks = signal == SIGHUP ? SIGTERM : signal;
-  stop(reason, to_ranks, grace_after(to_ranks));
+  stop(reason, signal == SIGHUP ? SIGTERM : signal, grace_after(signal));  // a closed terminal asks ranks to save
 }
 
 Stopping::Grace Epoch::grace_after(int signal) const {
-  return {spec_.grace, signal == SIGTERM ? spec_.preempt_grace : Milliseconds(0)};
+  return {spec_.grace, signal == SIGTERM || signal == SIGHUP ? spec_.preempt_grace : Milliseconds(0)};
 }
 
 void Epoch::on_reader_gone() {
