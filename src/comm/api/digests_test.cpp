@@ -29,8 +29,8 @@ struct Group {
 constexpr int kOfAGroup = 125;
 constexpr Group kGroups[] = {
     {"local", 1, 0x1bc42717fdcc4923},     {"local", 2, 0x384045149479ea94},   {"local", 3, 0x259a9f93369d5b96},
-    {"local", 4, 0xc928abef772baadb},     {"hosts:2", 2, 0x49f7789a03817730}, {"hosts:2", 4, 0xa536de71b420fab4},
-    {"hosts:2,1", 3, 0xbf41c8f89b365e61}, {"hosts:3", 6, 0xafc2603e3bdfb86a},
+    {"local", 4, 0xc928abef772baadb},     {"hosts:2", 2, 0x6e199899fa8cdeb4}, {"hosts:2", 4, 0x188a5d537d9c389c},
+    {"hosts:2,1", 3, 0xd13c94a4340d7006}, {"hosts:3", 6, 0xbaaf0a899cf4e035},
 };
 
 /// The same on all ranks.
