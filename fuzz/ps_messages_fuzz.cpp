@@ -59,8 +59,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   reader.is_mine = [](const Adopt&, std::uint64_t key) { return key % 3 != 0; };
   reader.adopt = [&](const std::string& body) -> Result<void> {
     const Command command{1, Method::Adopt, 0, 0, body};
-    if (auto ok = restored.check_adopt(command); !ok) {
-      if (restored.table(0) == nullptr) std::abort();
+    if (auto ok = restored.tables().check_adopt(body); !ok) {
+      if (restored.tables().count() == 0) std::abort();
       return ok;
     }
     restored.run(command);

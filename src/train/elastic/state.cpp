@@ -419,7 +419,10 @@ State::Wait State::Impl::choose(bool told) {
     if (!told) throw;
     // Ranks that cannot reach their launcher do not know who else saves: the first of their last world does.
     if (leads && whole) return saves();
-    log::warn("elastic", "not saved after step {}: the job's launcher is not reached: {}", own_steps(), error.what());
+    log::warn("elastic",
+              "step {} is not saved by this rank but by the first of its world, if that is there: the job's launcher "
+              "is not reached: {}",
+              own_steps(), error.what());
     return Wait::End;
   }
 }
