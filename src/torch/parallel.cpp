@@ -3,6 +3,7 @@
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
 #include "torch/reducer.h"
+#include "train/step/agreement.h"
 #include "train/step/ranks.h"
 
 #include <cohort/torch/autograd.h>

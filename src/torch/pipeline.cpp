@@ -6,6 +6,7 @@
 #include "torch/reducer.h"
 #include "torch/split_backward.h"
 #include "train/pipeline/schedule.h"
+#include "train/step/agreement.h"
 #include "train/step/ranks.h"
 
 #include <cohort/torch/tensor.h>

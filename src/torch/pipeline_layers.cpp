@@ -1,6 +1,7 @@
 #include "torch/pipeline_layers.h"
 
 #include "base/result.h"
+#include "train/step/agreement.h"
 #include "train/step/ranks.h"
 
 #include <ATen/Context.h>
