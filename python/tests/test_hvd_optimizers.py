@@ -195,6 +195,22 @@ class Adasum(Case):
                 optimizer.step()
             self.on_all_ranks(model)
 
+    def test_layers_frozen_before_the_step(self):
+        """A parameter with a gradient is stepped alike on all ranks, wherever it was frozen since."""
+        for where in ({1}, set(range(self.size))):
+            model = network()
+            weight = model[0].weight
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=hvd.Adasum)
+            for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model(torch.full((2, 6), 1.0 + self.rank + step).double()), torch.tensor([0, 1])).backward()
+                begin = weight.detach().clone()
+                weight.requires_grad_(step != 2 or self.rank not in where)
+                optimizer.step()
+                weight.requires_grad_(True)
+                self.assertFalse(torch.equal(weight, begin))
+                self.on_all_ranks(model)
+
     def test_factors_and_steps_are_compared(self):
         if self.size == 1:
             self.skipTest("no ranks to compare")

@@ -74,8 +74,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
                 break
             except BaseException as error:
                 shutdown()
-                # A rank of an elastic job that is lost now will not be in the next world. (An error of `init` is final:
-                # `init` itself waits for the next world.)
+                # A rank of an elastic job that is lost now will not be in the next world. (An error of cohort.init
+                # is final: that waits for the next world itself.)
                 if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "init":
                     cohort.shutdown()
                     continue

@@ -57,13 +57,14 @@ class AdasumOptimizer(Wrapped):
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def _trained(self) -> List[Tensor]:
-        """Returns all parameters currently in the groups that require a gradient."""
+        """Returns the parameters in the groups that the optimizer may step: those that require a gradient, and those
+        that were frozen since their backward."""
         found = []
         for index, group in enumerate(self._groups_unread()):
             for i, parameter in enumerate(group["params"]):
                 if parameter not in self._parameter_names:
                     self._add(f"allreduce.noname.{index}.{i}", parameter)
-                if parameter.requires_grad:
+                if parameter.requires_grad or parameter.grad is not None:
                     found.append(parameter)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union
 
 import cohort
 import torch
@@ -88,6 +88,7 @@ class Reducer:
         # Parameters whose gradients are under way (True), or reduced before `finish` was called for all (False).
         self._started: Dict[Tensor, bool] = {}
         self._lent: List[Tensor] = []  # frozen parameters that bring zeros, since other ranks may have a gradient
+        self._were_frozen: Set[Tensor] = set()  # parameters that were frozen when the last step was finished
         # Their gradients, and the write count of each when its reduction began.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
         self._touched: Optional[Tensor] = None  # a parameter whose gradient was changed while being reduced
@@ -413,6 +414,18 @@ class Reducer:
 
     # --- finishing ---
 
+    def _drop_gradients_of_frozen(self) -> None:
+        """Leaves frozen parameters without a gradient, so that an optimizer does not step them, on all ranks or on none.
+
+        In the step in which a layer is frozen some ranks may have used it before: the mean, which all have, decides.
+        """
+        frozen = {one for one in self._passes_left if not one.requires_grad}
+        decided = [one for one in frozen - self._were_frozen if one.grad is not None and self.attached and _is_zero(one.grad)]
+        for parameter in [*decided, *(one for one in self._lent if one in self._were_frozen)]:
+            parameter.grad = None
+        self._lent.clear()
+        self._were_frozen = frozen
+
     def finish(self, complete: bool = True) -> None:
         """Waits until all gradients are reduced. `complete`: also those of parameters that backward has not reached.
 
@@ -440,11 +453,8 @@ class Reducer:
         for parameter in self._passes_left if complete else self._started:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
-        for parameter in self._lent:
-            # Another rank may have used the layer before it was frozen; else an optimizer has nothing to step.
-            if parameter.grad is not None and _is_zero(parameter.grad):
-                parameter.grad = None
-        self._lent.clear()
+        if complete:
+            self._drop_gradients_of_frozen()
         touched = self._touched
         if complete:
             self._factor_of_step = self._touched = None
@@ -504,6 +514,9 @@ class Reducer:
                 self.finish(complete=False)
             except Exception:
                 pass
+        for parameter in self._lent:
+            parameter.grad = None
+        self._lent.clear()
         self._waiting.clear()
         self._started.clear()
         self._handles.clear()
