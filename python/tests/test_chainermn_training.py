@@ -193,6 +193,32 @@ class Training(Case):
                         optimizer.step()
                         optimizer.step()  # of double buffering the first result
 
+    def test_double_buffering_refuses_ranks_that_freeze_different_layers_since(self):
+        if self.size == 1:
+            return
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, double_buffering=True).setup(model)
+        name, weight = next(iter(model.named_parameters()))
+        for step in range(2):
+            optimizer.zero_grad()
+            self.loss(model, *self.mine_of(self.batch(step))).backward()
+            if step == 0:
+                optimizer.step()
+        weight.requires_grad_(self.rank != 1)
+        here = f"'{name}'" if self.rank == 1 else "none"
+        with self.assertRaisesRegex(cohort.errors.Mismatch, rf"frozen different parameters .*here: {here}\)"):
+            optimizer.step()
+
+    def test_options_that_differ_are_refused(self):
+        if self.size == 1:
+            return
+        for name in "double_buffering", "zero_fill", "compare_ranks":
+            with self.assertRaisesRegex(cohort.errors.Mismatch, name):
+                chainermn.create_multi_node_optimizer(
+                    torch.optim.SGD(make_model().parameters(), lr=0.1), self.comm, **{name: self.rank == 1}
+                )
+
     def test_double_buffering_counts_each_gradient_once(self):
         """The first step leaves no gradient that a second backward would add to."""
         model = make_model()
@@ -261,7 +287,7 @@ class Training(Case):
             return model
 
         model, before = train(True), make_model()
-        expected = before[0].bias.detach() - torch.arange(4) / self.size
+        expected = before[0].bias.detach() - torch.arange(4).double() / self.size
         self.assert_close([model[0].bias.detach()], [expected])
         self.assert_same_bits_on_all_ranks([parameter.detach() for parameter in model.parameters()])
         if self.size > 1:

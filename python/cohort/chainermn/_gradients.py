@@ -34,7 +34,7 @@ def dtype_named(value: Any) -> Optional[torch.dtype]:
         return None
     name = str(value)[6:] if isinstance(value, torch.dtype) else getattr(value, "__name__", str(value))
     dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise InvalidArgument(
             f"allreduce_grad_dtype is {value!r} -- 'float16', 'bfloat16', 'float32' or 'float64' is needed, or None"
         )
@@ -117,10 +117,10 @@ class Mean:
             try:
                 self._work.wait()
             except Mismatch as error:
-                left_out = ", ".join(map(repr, self._others[:4])) or "none"
+                but = f" but {', '.join(map(repr, self._others[:4]))}" if self._others else ""
                 raise Mismatch(
-                    f"mean of gradients: the ranks do not have gradients of the same parameters (here all but: {left_out}) -- freeze "
-                    f"and use the same ones on all ranks: {error}"
+                    f"mean of gradients: the ranks bring different ones (here: of all parameters{but}) -- freeze and use the "
+                    f"same parameters on all ranks, with one allreduce_grad_dtype: {error}"
                 ) from error
         for tensor, mean in zip(self.parameters, self._used):
             if tensor.grad is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -27,7 +28,7 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
 
     double_buffering  reduce gradients while the next ones are computed; each step uses the means of the previous step,
                       so the first step changes nothing and leaves no gradient; a parameter that was frozen since is not
-                      moved. With any communicator
+                      moved, and ranks that freeze different ones since are refused. With any communicator
     zero_fill         parameters without a gradient contribute zeros; otherwise they have to be without one on all ranks
     compare_ranks    whether step() raises Mismatch, on all ranks, if an option of the optimizer (such as its learning
                      rate) differs by rank: checked every twentieth step, or every N steps with N > 20 groups
@@ -49,6 +50,10 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
     self._scaled = False
     self.target = None
     self._under_way = None
+    options = [f"option {name}={getattr(self, '_' + name)}" for name in ("double_buffering", "zero_fill")]
+    require_same_on_all_ranks(
+        communicator.communicator, [*options, f"option compare_ranks={compare_ranks}"], who="create_multi_node_optimizer"
+    )
     self._send_parameters(self._named())
     return self
 
@@ -113,7 +118,10 @@ class MultiNodeOptimizer(Wrapped):
             self._scaled = False
             result = super().step(*args, **kwargs)  # type: ignore[misc]
         else:
-            before, self._under_way = self._under_way, self._start(copied=True)
+            before, self._under_way = self._under_way, None
+            if before is not None:
+                self._require_same_frozen(before)
+            self._under_way = self._start(copied=True)
             if before is not None:
                 before.deliver()
             # Other parameters have this rank's own current gradient: they were unfrozen, added or first used since.
@@ -158,6 +166,24 @@ class MultiNodeOptimizer(Wrapped):
             difference = _comparison.difference_of(self.communicator.allgather_obj(options), range(comm.size()))
             if difference is not None:
                 raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
+
+    def _require_same_frozen(self, before: _gradients.Mean) -> None:
+        # Means of all ranks move what a rank has not frozen since their reduction began. Done when that reduction is,
+        # for which this step waits anyway.
+        comm = self.communicator.communicator
+        if comm.size() == 1:
+            return
+        frozen = [not tensor.requires_grad for tensor in before.parameters]
+        digest = zlib.crc32(bytes(frozen))
+        most = torch.tensor([digest, -digest], dtype=torch.int64)
+        comm.all_reduce(most, op="max")
+        if most[0] != -most[1]:
+            here = {id(tensor) for tensor, one in zip(before.parameters, frozen) if one}
+            names = ", ".join(repr(name) for name, tensor in self._named() if id(tensor) in here) or "none"
+            raise Mismatch(
+                f"step with double_buffering: ranks have frozen different parameters since their last step (here: {names}) -- "
+                "freeze the same ones on all ranks"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Like the optimizer's own; the new parameters become rank 0's. Collective."""
