@@ -11,6 +11,7 @@ from support_nn import Ranks, setUpModule, tearDownModule  # noqa: F401 -- unitt
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, gradients, loss_of, pattern, with_values
 
+    from cohort.errors import InvalidArgument
     from cohort.nn import DistributedDataParallel
 
 SMALL = {"bucket_cap_mb": 1200 / 2**20, "first_bucket_bytes": 300}  # of about two tensors, so that small models have several
@@ -144,6 +145,20 @@ class UnevenEnds(Ranks):
             for number in range(2):  # training goes on together: same buckets, same model
                 step(number)
             self.assert_same_bits_on_all_ranks([norm.weight.grad])
+
+    def test_join_holds_all_models_of_a_loop(self):
+        one, other = (DistributedDataParallel(torch.nn.Linear(3, 1)) for _ in range(2))
+        optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+        with one.join():
+            with self.assertRaisesRegex(InvalidArgument, "with one.join"):
+                other(torch.ones(2, 3))
+        with one.join(), other.join():
+            for number in range(1 if self.rank == 0 else 4):
+                optimizer.zero_grad()
+                x = pattern((6, 3), number + self.rank * 0.3, torch.float32)
+                (one(x) * other(x)).mean().backward()
+                optimizer.step()
+        self.assert_same_bits_on_all_ranks([*one.state_dict().values(), *other.state_dict().values()])
 
 
 @needs_torch

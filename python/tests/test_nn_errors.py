@@ -43,8 +43,8 @@ class Refused(unittest.TestCase):
                 DistributedDataParallel(Named(**(options if self.rank == last else {})))
             self.assertEqual(caught.exception.peer, last)
             self.assertEqual(caught.exception.rank, self.rank)
-        with self.assertRaisesRegex(cohort.Mismatch, "bucket_bytes=7"):
-            DistributedDataParallel(Named(), bucket_cap_mb=(7 if self.rank == last else 8) / 2**20)
+        with self.assertRaisesRegex(cohort.Mismatch, "bucket_cap_mb=7"):
+            DistributedDataParallel(Named(), bucket_cap_mb=7 if self.rank == last else 8)
         DistributedDataParallel(Named())  # the world is as good as before
 
     def test_misuse_is_an_error_and_not_a_silence(self):
@@ -86,6 +86,10 @@ class Refused(unittest.TestCase):
             DistributedDataParallel(Mlp(), [0])
         with self.assertRaises(cohort.InvalidArgument):
             DistributedDataParallel(Mlp(), bucket_cap_mb=0)
+        for wrong in "25", float("nan"), float("inf"), -1, True:
+            with self.assertRaisesRegex(cohort.InvalidArgument, "bucket_cap_mb=.*a size in MiB"):
+                DistributedDataParallel(Mlp(), bucket_cap_mb=wrong)
+        DistributedDataParallel(Mlp(), bucket_cap_mb=None)  # torch's default
         with self.assertRaisesRegex(cohort.InvalidArgument, "gradient_as_bucket_view=False"):
             DistributedDataParallel(Mlp(), gradient_as_bucket_view=False)
         with self.assertRaises(cohort.InvalidArgument):

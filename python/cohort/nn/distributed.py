@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -105,6 +106,18 @@ class _Weights:
         return samples
 
 
+# The models whose `join` holds a loop on a communicator.
+_joining: weakref.WeakKeyDictionary[Communicator, list[torch.nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _bytes_of(mebibytes: Optional[float]) -> int:
+    """The size of a bucket; None is torch's default."""
+    size = 25 if mebibytes is None else mebibytes
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < math.inf:
+        raise InvalidArgument(f"DistributedDataParallel: bucket_cap_mb={mebibytes!r} -- a size in MiB is wanted")
+    return int(size * (1 << 20))
+
+
 def _number_of(samples: Any, who: str) -> int:
     try:
         number = -1 if isinstance(samples, bool) else operator.index(samples)
@@ -122,7 +135,7 @@ class _Contents:
         self.trained: list[tuple[str, torch.Tensor]] = []
         self.frozen: list[torch.Tensor] = []
         self.description = [
-            f"options bucket_bytes={options.bucket_bytes}, first_bucket_bytes={options.first_bucket_bytes}, "
+            f"options bucket_cap_mb={options.bucket_bytes / (1 << 20)}, first_bucket_bytes={options.first_bucket_bytes}, "
             f"broadcast_buffers={options.broadcast_buffers}, wire_format={options.wire_format}, "
             f"error_feedback={options.error_feedback}, "
             f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}, "
@@ -242,7 +255,7 @@ class DistributedDataParallel(torch.nn.Module):
     per rank calls it.
     """
 
-    def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_cap_mb: float = 25,
+    def __init__(self, module: torch.nn.Module, comm: Optional[Communicator] = None, *, bucket_cap_mb: Optional[float] = 25,
                  first_bucket_bytes: int = 1 << 20, gradient_as_bucket_view: bool = True, broadcast_buffers: bool = True,
                  observer: Optional[Callable[[int, int], None]] = None,
                  wire_format: Union[torch.dtype, str, None] = None,
@@ -269,7 +282,7 @@ class DistributedDataParallel(torch.nn.Module):
             )
         comm = comm if comm is not None else communicator_of(process_group)
         self.options = DistributedDataParallelOptions(
-            bucket_bytes=int(bucket_cap_mb * (1 << 20)),
+            bucket_bytes=_bytes_of(bucket_cap_mb),
             first_bucket_bytes=first_bucket_bytes,
             broadcast_buffers=broadcast_buffers,
             observer=observer,
@@ -448,6 +461,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
         # Begins every pass that ends in a reduction, on all ranks.
+        held = _joining.get(self.communicator) if _joining else None
+        if held and all(one is not self for one in held):
+            raise InvalidArgument(
+                "DistributedDataParallel: this model is trained within another model's join, and would miss steps on ranks "
+                "whose input ends early -- hold both, `with one.join(), other.join():`"
+            )
         reducer.core.require_whole()
         if self.options.sharding != "none":
             reducer.check_parameters("DistributedDataParallel")
@@ -532,9 +551,10 @@ class DistributedDataParallel(torch.nn.Module):
         with weight 0 until all ranks have come there.
 
         Ranks that missed steps then receive parameters and buffers of the lowest rank that took the most steps, but not
-        its optimizer's state: to continue training, use step_without_samples. Averages are over ranks with input, as
-        torch's with divide_by_initial_world_size=False; True and throw_on_early_termination are refused. With
-        enable=False it does nothing. Blocks while others train, each wait under the communicator's timeout.
+        its optimizer's state: to continue training, use step_without_samples. Averages are over ranks with input; torch's
+        default, to divide by all ranks (divide_by_initial_world_size=True), is refused, as is throw_on_early_termination.
+        With enable=False it does nothing. Several models of one loop are held together, `with a.join(), b.join():`; the
+        forward of another one on the same communicator raises InvalidArgument. Blocks while others train, each wait under the communicator's timeout.
         """
         if not enable:
             yield
@@ -549,13 +569,17 @@ class DistributedDataParallel(torch.nn.Module):
                 "DistributedDataParallel.join: with sharding every rank is needed in every step -- step_without_samples() "
                 "takes the place of a forward and backward without input"
             )
-        if self._hook is not None:
-            raise InvalidArgument(
-                "DistributedDataParallel.join: a hook on gradients is run by all ranks in every step -- "
-                "step_without_samples() takes the place of a forward and backward without input"
-            )
+        self._require_no_hook()
         self._attached.core.require_whole()
-        yield
+        held = _joining.setdefault(self.communicator, [])
+        held.append(self)
+        try:
+            yield
+        finally:
+            held.remove(self)
+            if not held:
+                _joining.pop(self.communicator, None)
+        self._require_no_hook()  # which may have been registered within
         core = self._attached.core
         core.require_whole()
         self.communicator.join()
@@ -563,6 +587,13 @@ class DistributedDataParallel(torch.nn.Module):
         if steps is not None:
             broadcast_tensors(self.communicator, [tensor for _, tensor in self._named()], root=source)
             core.take_plan_of(source, steps)  # so that training may go on together
+
+    def _require_no_hook(self) -> None:
+        if self._hook is not None:
+            raise InvalidArgument(
+                "DistributedDataParallel.join: a hook on gradients is run by all ranks in every step -- "
+                "step_without_samples() takes the place of a forward and backward without input"
+            )
 
     def parameters_written(self) -> None:
         """With sharding: tells that all ranks have written the same values to parameters (load_state_dict), in place or
