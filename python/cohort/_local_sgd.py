@@ -372,7 +372,7 @@ class LocalSteps:
             for work in self._works:
                 work.wait()
         except Error as error:
-            if isinstance(error, Mismatch):
+            if error._tagged:
                 self._fault_sent = ""  # all ranks have learned of it
             self._drop()  # other fragments of this synchronisation are not reported as well
             self._transaction.end("error", False)
@@ -488,8 +488,8 @@ class LocalSteps:
         """Returns the state from which this rank can continue, to the bit, even between synchronisations: parameters,
         buffers, the inner optimizer's state and state that is the same on all ranks. For torch.save in a file for each
         rank, or as `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in
-        use. Waits for a synchronisation under way. Not collective. Raises InvalidArgument, on this rank alone, after a number
-        of samples that cannot be."""
+        use. Waits for a synchronisation under way. Not collective. Raises InvalidArgument, on this rank alone, after a
+        number of samples that cannot be."""
         for work in self._works:
             work.wait()
         if self._fault or self._fault_sent:

@@ -268,8 +268,8 @@ void LocalCore::complete(double alpha) {
   try {
     for (Work& work : works) work.wait();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::Mismatch) fault_sent.clear();  // all ranks have learned of it
-    drop();                                                       // the others of it are not to be said as well
+    if (error.context().tagged) fault_sent.clear();  // all ranks have learned of it
+    drop();                                          // the others of it are not to be said as well
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
     transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;

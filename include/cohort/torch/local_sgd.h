@@ -128,9 +128,9 @@ class DiLoCo : public LocalSteps {
       : DiLoCo(module, optimizer, Communicator(), options) {}
 };
 
-/// `state.add("diloco", diloco)`, instead of the module and the optimizer: a rank that joins gets the last synchronised
-/// parameters, the outer momentum, the learning rates and the number of steps left until the next synchronisation. The
-/// other ranks lose no step. State::step then synchronises, after the step has ended.
+/// `state.add("diloco", diloco)`, instead of the module and the optimizer: a rank that is new gets the last
+/// synchronised parameters, the outer momentum, the learning rates and the number of steps left until the next
+/// synchronisation. The other ranks lose no step. State::step then synchronises, after the step has ended.
 void attach(elastic::State& state, const std::string& name, LocalSteps& steps);
 
 }  // namespace cohort::optim
