@@ -295,13 +295,20 @@ std::int64_t DataParallelCore::State::samples_of_batch() {
   return samples;
 }
 
+namespace {
+
+std::int64_t number_of(std::int64_t samples, const char* who) {
+  if (samples >= 0 && samples <= std::int64_t{1} << 53) return samples;  // weights are doubles
+  raise(ErrorCode::InvalidArgument, "{}: {} is no number of samples, which is not negative", who, samples);
+}
+
+}  // namespace
+
 std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std::vector<at::Tensor>& inputs) {
   if (next_samples) return std::exchange(next_samples, std::nullopt);
   if (sampler) return samples_of_batch();
   if (!options.samples) return std::nullopt;
-  const std::int64_t samples = options.samples(inputs);
-  if (samples < 0) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: samples() told {} samples", samples);
-  return samples;
+  return number_of(options.samples(inputs), "DistributedDataParallel: samples()");
 }
 
 // Begins every pass that ends in a reduction, on all ranks.
@@ -415,9 +422,7 @@ void DataParallelCore::eval() { state_->module->eval(); }
 void DataParallelCore::zero_grad() { state_->reducer->drop_all(); }
 
 void DataParallelCore::set_sample_count(std::int64_t samples) {
-  if (samples < 0)
-    raise(ErrorCode::InvalidArgument, "set_sample_count({}): a number of samples is not negative", samples);
-  state_->next_samples = samples;
+  state_->next_samples = number_of(samples, "set_sample_count");
 }
 
 NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
