@@ -1,4 +1,4 @@
-// Training that goes on when ranks are lost, leave or join: `run` calls a function once for each world of an elastic
+// Training that goes on when ranks are lost, leave or come: `run` calls a function once for each world of an elastic
 // job (`cohort run --min-np`), in processes that keep their memory. A State holds the training's state: `step` marks
 // the end of each optimizer step, and before the next world trains, all ranks get the state of the last step that any
 // of them has ended, compared to the bit. State and World belong to the thread that calls `run`.
@@ -90,7 +90,7 @@ class Part {
 /// of a generator.
 struct Value {
   enum class Scope : std::uint8_t {
-    World,  ///< all ranks have the same value: a rank that joins or lags behind receives it
+    World,  ///< all ranks have the same value: a rank that is new or lags behind receives it
     Rank,   ///< each rank has its own value, which is reset to that of the last step, and never sent
   };
   std::function<void(std::string& bytes)> save;  ///< overwrites `bytes` with text for `load`
@@ -145,7 +145,7 @@ class State {
   /// Marks the end of a step. Call it right after the optimizer's step and all other changes of that step (a rate, an
   /// average of weights), with no collective in between: after a later failure training goes on from here, and after an
   /// earlier one the step is repeated. Later changes are lost if the members change with this step. Throws
-  /// MembershipChanged, on all ranks at the same step, if ranks join or leave as planned, and what a collective throws.
+  /// MembershipChanged, on all ranks at the same step, if ranks come or leave as planned, and what a collective throws.
   void step();
   /// Marks a change of a part outside of a step, the same on all ranks, that has to be kept if the next step fails.
   /// Call it right after the change. Not counted by `steps`. Only with an `after_step`.

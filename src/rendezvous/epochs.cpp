@@ -31,7 +31,7 @@ store::MeetingStore::Found await_any(store::MeetingStore& store, std::span<const
       return store.get_any(keys, until);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::Timeout) throw;
-      if (ends && ends()) raise(ErrorCode::Unavailable, "the job is to end, and forms no other world");
+      if (ends && ends()) raise_job_ends();
       if (until == deadline) throw;
     }
   }
@@ -84,6 +84,15 @@ std::string formed_key(std::uint64_t epoch) { return fmt::format("job/formed/{}"
 std::string ready_key(const std::string& prefix, int rank) { return fmt::format("{}/ready/{}", prefix, rank); }
 
 }  // namespace
+
+namespace {
+std::atomic<bool> ends_with_job{false};
+}  // namespace
+
+void set_init_ends_with_job() noexcept { ends_with_job = true; }
+bool init_ends_with_job() noexcept { return ends_with_job; }
+
+void raise_job_ends() { raise(ErrorCode::Unavailable, "the job is to end, and forms no other world"); }
 
 Superseded::Superseded(std::uint64_t epoch)
     : Error(ErrorCode::Aborted, fmt::format("an epoch of the job after {} has begun", epoch)) {}

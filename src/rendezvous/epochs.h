@@ -40,9 +40,14 @@ Membership current_membership(store::Store& store, std::uint64_t least);
 /// True if the worker was a member in an epoch before this one. (A worker that never was may become one later.)
 bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 
-/// Returns true once the job is to end, so that nobody else may come; asked twice a second. The waits below then throw
-/// `Unavailable`. Null: never.
+/// Returns true once the job is to end, so that nobody else may come; asked twice a second. The waits below then call
+/// `raise_job_ends`. Null: never.
 using JobEnds = std::function<bool()>;
+/// Throws Unavailable.
+[[noreturn]] void raise_job_ends();
+/// Makes `init` of this process give up where the job ends: for a caller that knows what to do then.
+void set_init_ends_with_job() noexcept;
+bool init_ends_with_job() noexcept;
 
 /// Wraps the store: waits (and repeated polls) for an absent value throw Superseded when a later epoch has begun.
 std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::MeetingStore> store, std::uint64_t epoch,

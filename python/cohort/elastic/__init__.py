@@ -1,4 +1,4 @@
-"""Training that continues when ranks are lost, leave or join; its processes keep their memory (`cohort run --min-np`).
+"""Training that continues when ranks are lost, leave or come; its processes keep their memory (`cohort run --min-np`).
 
     state = cohort.elastic.State()
     state.add("model", net).add("optimizer", optimizer).add("sampler", sampler)

@@ -118,7 +118,7 @@ class State:
         """Tells that the optimizer has taken a step. Call it right after the step and everything else that a step
         changes (a schedule's step), with no collective in between. After a later failure training continues from here;
         after an earlier failure the step is repeated. Changes after this call are lost if the members change with this
-        step. Raises MembershipChanged, on all ranks at the same step, when ranks join or leave as planned, and the
+        step. Raises MembershipChanged, on all ranks at the same step, when ranks come or leave as planned, and the
         errors of a collective; `run` handles both."""
         for callback in self._on_step:
             callback()

@@ -290,7 +290,7 @@ std::shared_ptr<MeetingPlace> reach_until(const rendezvous::JobEnds& ends, const
       if (error.code() != ErrorCode::Timeout || tries == 1) throw;
     }
   }
-  if (ends && ends()) raise(ErrorCode::Unavailable, "the job is to end, and forms no other world");
+  if (ends && ends()) rendezvous::raise_job_ends();
   return reach(plan, {}, deadline, host);
 }
 
@@ -298,9 +298,8 @@ std::shared_ptr<MeetingPlace> reach_until(const rendezvous::JobEnds& ends, const
 /// supervisor begins without that member.
 Communicator init_epoch(const InitOptions& options, InitPlan plan) {
   const std::string host = rendezvous::host_identity().name;
-  // A process that has trained in an earlier world does not wait for others when the job ends.
   rendezvous::JobEnds ends;
-  if (rendezvous::formed_epoch(options.group_name)) ends = [] { return status::StatusPage::own().job_ends(); };
+  if (rendezvous::init_ends_with_job()) ends = [] { return status::StatusPage::own().job_ends(); };
   for (std::uint64_t least = 0;;) {
     const net::Deadline deadline = net::deadline_in(plan.init_timeout);  // begins anew in each epoch
     const std::shared_ptr<MeetingPlace> place = reach_until(ends, plan, deadline, host);

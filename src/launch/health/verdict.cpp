@@ -403,6 +403,14 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
 
 }  // namespace
 
+void JobEnd::spare_elastic_ranks() {
+  for (Ending& one : endings) {
+    if (one.role != Role::Worker || one.status.success() || asks_for_requeue(one)) continue;
+    const bool lost = told_to_end && one.status.signal != 0 && !one.asked;
+    one.spared = one.spared || lost || (one.asked && has_ended_well(one) && !one.last.has_state);
+  }
+}
+
 Verdict judge(const JobEnd& end) {
   Verdict verdict;
   verdict.status = end.stop_status.value_or(0);

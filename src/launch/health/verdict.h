@@ -120,6 +120,10 @@ struct JobEnd {
   std::vector<std::string> doing_then;  ///< by process: what it was doing when the first failure was seen
   std::string log_folder;
   bool colour = false;
+
+  /// Spares ranks whose end does not count in an elastic job where others save: those that are lost meanwhile, and
+  /// those that had only come, which have nothing to save.
+  void spare_elastic_ranks();
 };
 
 struct Verdict {

@@ -251,5 +251,26 @@ TEST(Verdict, AFailureBesideARequeueIsAFailure) {
   EXPECT_EQ(verdict.post_mortem->first.rank, 1);
 }
 
+TEST(Verdict, InAnElasticJobWhoHasNothingToSaveDoesNotCount) {
+  JobEnd end = two_ranks(75, 0);
+  end.endings[1].status.signal = SIGTERM;
+  end.endings[1].asked = true;
+  EXPECT_EQ(judge(end).status, 0) << "a rank that has not saved";
+  JobEnd come = end;
+  come.spare_elastic_ranks();
+  EXPECT_EQ(judge(come).status, 75);
+  end.endings[1].last.has_state = true;
+  end.spare_elastic_ranks();
+  EXPECT_EQ(judge(end).status, 0);
+
+  JobEnd lost = two_ranks(75, 0);
+  lost.told_to_end = true;
+  lost.stop_status = 143;
+  lost.endings[1].status.signal = SIGKILL;
+  EXPECT_EQ(judge(lost).status, 143);
+  lost.spare_elastic_ranks();
+  EXPECT_EQ(judge(lost).status, 75);
+}
+
 }  // namespace
 }  // namespace cohort::launch

@@ -671,10 +671,7 @@ Restarts::Decision Epoch::after(const Verdict& verdict) {
 
 JobEnd Epoch::how_it_ended() const {
   JobEnd end = end_.with(members_, stopping_.reason());
-  // A rank that is lost while the others save is lost as at any other moment of an elastic job.
-  for (Ending& one : end.endings)
-    one.spared =
-        one.spared || (elastic_ && end.told_to_end && one.role == Role::Worker && one.status.signal != 0 && !one.asked);
+  if (elastic_) end.spare_elastic_ranks();
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = run_.shown_logs();
   end.colour = sys::wants_colour(2);

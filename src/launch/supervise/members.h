@@ -83,8 +83,12 @@ struct EpochEnd {
   bool told_to_end = false;
   int told_by = 0;  ///< the signal that decides the exit status
 
-  /// Sets the exit status, unless there is one; then returns false.
-  bool set_status(int status) { return !known.stop_status && (known.stop_status = status, true); }
+  /// Sets the exit status, and returns true, unless there is one.
+  bool set_status(int status) {
+    if (known.stop_status) return false;
+    known.stop_status = status;
+    return true;
+  }
   /// Sets the lost agent as the reason, unless a rank had failed before and not as a consequence of a loss.
   void lose_agent(const Members& members, const std::string& what);
   /// Sets the lost payloads as the reason. Returns false if there is an earlier one.

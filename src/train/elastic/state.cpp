@@ -238,6 +238,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.epoch = world.epoch_;
   self.leads = self.epoch && world.rank() == 0;
   if (!self.preemption) self.preemption.emplace();
+  rendezvous::set_init_ends_with_job();  // `ends_without_world` then says who saves
   if (self.fresh) self.keep();
   const std::vector<Standing> standings = gather(comm, self.standing(world));
   Agreement agreement = value_or_throw(agree_on_step(standings));
@@ -458,6 +459,7 @@ State::Wait State::await_members() {
   while (self.epoch && page.fd() >= 0) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
     if (!told && !waits()) break;
+    if (told) page.note_preemption(self.preemption->received());  // it ends because the job does
     const bool late = Clock::now() - since > kUntilSaved;
     if ((told || late) && self.chose_in != self.epoch) {
       if (const Wait chosen = self.choose(told); chosen != Wait::Over) return chosen;
