@@ -219,8 +219,9 @@ class Client {
 
   /// Ends this worker's clock, on all servers or on none: waits until all servers have its pushes, then makes them
   /// count. Returns the new clock. A worker that is 16 clocks ahead of the slowest one (more if a `Bounded` table
-  /// allows that), because it never pulls, waits for the slowest. If this process dies meanwhile, the servers agree
-  /// whether the clock has ended. May be called again after Timeout.
+  /// allows that), because it never pulls, waits for the slowest, and may call again after the Timeout of that wait.
+  /// After another Timeout, or PeerLost, it is not known what a server has: later calls throw it again. If this process
+  /// dies meanwhile, the servers agree whether the clock has ended.
   std::int64_t clock();
   std::int64_t now() const noexcept;
   /// Waits until all workers have called `barrier` as often as this one. After Timeout, another call waits for the same

@@ -107,6 +107,8 @@ class Link {
   std::string spare_body();
   /// Waits for the answers of all changes under way; the answers are for the callers of `finish`.
   void drain();
+  /// Throws the error after which it is not known which changes the server has made, if there was one.
+  void demand_alive();
   /// Sends a ping, so that a broken connection is made again even if there are no requests.
   void keep_alive() noexcept;
   /// If an answer is overdue, checks whether another process has taken the server's place, and then reconnects to it.

@@ -2,9 +2,7 @@
 #include "ps/testing.h"
 #include "ps/testing_counters.h"
 
-#include <array>
 #include <atomic>
-#include <map>
 #include <random>
 
 namespace cohort::ps {

@@ -448,6 +448,11 @@ void Link::drain() {
   }
 }
 
+void Link::demand_alive() {
+  const Lock lock(mutex_);
+  if (dead_) throw *dead_;
+}
+
 void Link::keep_alive() noexcept {
   try {
     Lock lock(mutex_);

@@ -175,7 +175,7 @@ void Primary::welcome(const ClientPtr& client, std::uint64_t id, const Hello& gr
     const Worker& worker = state_.workers().at(greeting.worker);
     welcome.incarnation = std::max(worker.incarnation, worker.banned);
     welcome.mark = worker.mark;
-    welcome.clock = worker.phase == Worker::Phase::Expected ? 0 : state_.next_clock();
+    welcome.clock = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().most();
     welcome.barrier = worker.phase == Worker::Phase::Expected ? 0 : state_.workers().latest_barrier();
   }
   welcome.epoch = epoch_;

@@ -12,6 +12,7 @@
 #include "ps/snapshot_writer.h"
 #include "ps/state.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -21,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::ps {

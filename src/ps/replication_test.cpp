@@ -733,7 +733,7 @@ TEST(Replication, CountsEachPushOnceInAnySchedule) {
     const char* const wanted = std::getenv(name);
     return wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : standard;
   };
-  const unsigned first = number("COHORT_PS_FIRST", 0), schedules = number("COHORT_PS_SCHEDULES", 2000);
+  const unsigned first = number("COHORT_PS_FIRST", 0), schedules = number("COHORT_PS_SCHEDULES", 400);
   int promotions = 0, snapshots = 0;
   for (unsigned seed = first; seed < first + schedules; ++seed) {
     Simulation simulation(seed);

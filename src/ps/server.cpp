@@ -82,7 +82,7 @@ class Server::Impl final : RpcServer::Service {
 
  private:
   using ClientPtr = RpcServer::ClientPtr;
-  struct Aside {
+  struct Task {
     std::shared_ptr<std::atomic<bool>> done;
     std::thread thread;
   };
@@ -247,7 +247,7 @@ class Server::Impl final : RpcServer::Service {
 
   /// Runs the task on a thread of its own. The destructor waits for tasks that still run.
   void aside(std::function<void()> task) {
-    aside_.remove_if([](Aside& one) {
+    aside_.remove_if([](Task& one) {
       if (one.done->load()) one.thread.join();
       return !one.thread.joinable();
     });
@@ -372,7 +372,7 @@ class Server::Impl final : RpcServer::Service {
   std::map<std::uint32_t, std::unique_ptr<Follower>> followers_;
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
   std::set<std::uint32_t> damaged_;
-  std::list<Aside> aside_;
+  std::list<Task> aside_;
   bool stopping_ = false;
   steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};

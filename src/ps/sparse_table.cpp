@@ -195,14 +195,9 @@ Result<void> check(const TableOptions& options) {
   if (options.consistency.staleness < 0)
     return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks -- from 0 on", options.consistency.staleness);
   if (options.consistency.staleness > 0 && options.consistency.mode != Mode::Bounded)
-    return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks without Bounded", options.consistency.staleness);
+    return fail(ErrorCode::InvalidArgument, "a staleness of {} clocks without Bounded -- take Consistency::bounded",
+                options.consistency.staleness);
   return check(options.optimizer);
-}
-
-std::string described(const Consistency& consistency) {
-  if (consistency.mode == Mode::Async) return "Async()";
-  if (consistency.mode == Mode::Bounded) return fmt::format("Bounded({})", consistency.staleness);
-  return "Sync()";
 }
 
 SparseTable::SparseTable(std::string name, const TableOptions& options)

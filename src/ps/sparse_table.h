@@ -150,8 +150,6 @@ class Rows : public Slabs {
 
 /// Fails with InvalidArgument, naming the option and what is wrong with it.
 Result<void> check(const TableOptions& options);
-/// Text as in Python: "Bounded(4)".
-std::string described(const Consistency& consistency);
 
 /// `count` keys, and the floats of `count` rows, one after the other.
 struct KeyedRows {

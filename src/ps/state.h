@@ -58,6 +58,7 @@ class Workers {
 
   /// The least number of ended clocks among workers that hold others; nullopt if no worker does.
   std::optional<std::int64_t> least() const noexcept;
+  /// The largest number of ended clocks; a returning worker begins there.
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
   /// Returns whether all workers that hold others have reached this barrier.
@@ -137,8 +138,6 @@ class State {
   const std::optional<Hello>& introduced() const noexcept { return introduced_; }
   /// Number of clocks whose pushes have been made in tables of Mode::Sync.
   std::int64_t settled() const noexcept { return settled_; }
-  /// Clock at which a returning worker begins.
-  std::int64_t next_clock() const noexcept { return workers_.most(); }
 
   /// Checks whether a worker may join with this greeting. Fails with InvalidArgument, Mismatch or Aborted.
   Result<void> may_join(const Hello& hello) const;

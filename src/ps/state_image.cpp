@@ -1,6 +1,5 @@
 // The image of a state: pieces of several kinds, from which a state is made that continues with the same bits. Rows are
 // stored by their places, since the order of eviction depends on them.
-#include "ps/optimizer.h"
 #include "ps/state.h"
 
 #include <algorithm>

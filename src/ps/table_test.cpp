@@ -365,6 +365,7 @@ TEST(SparseTable, OptionsWithoutMeaningAreRefused) {
   EXPECT_TRUE(refused([](TableOptions& o) { o.admission = 0; }));
   EXPECT_TRUE(refused([](TableOptions& o) { o.eviction.rows = -1; }));
   EXPECT_TRUE(refused([](TableOptions& o) { o.consistency = Consistency::bounded(-1); }));
+  EXPECT_TRUE(refused([](TableOptions& o) { o.consistency = {Mode::Async, 3}; }));
   EXPECT_TRUE(refused([](TableOptions& o) { o.initializer = Initializer::constant(NAN); }));
   EXPECT_TRUE(refused([](TableOptions& o) { o.optimizer = optim::Sgd{.lr = -1}; }));
   EXPECT_TRUE(refused([](TableOptions& o) { o.optimizer = optim::Sgd{.nesterov = true}; }));

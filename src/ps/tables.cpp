@@ -13,6 +13,13 @@ namespace {
 
 constexpr std::uint32_t kVerifiedRows = 256;  // rows
 
+/// Text as in Python: "Bounded(4)".
+std::string described(const Consistency& consistency) {
+  if (consistency.mode == Mode::Async) return "Async()";
+  if (consistency.mode == Mode::Bounded) return fmt::format("Bounded({})", consistency.staleness);
+  return "Sync()";
+}
+
 /// Lists how two workers' options for one table differ: "dim 8 and 16; the initializer".
 std::string differences(const TableOptions& one, const TableOptions& other) {
   constexpr const char* kRules[] = {"Sgd", "Adagrad", "RowAdagrad", "Adam", "AdamW", "Ftrl"};

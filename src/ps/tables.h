@@ -39,7 +39,7 @@ struct FrozenTables {
   };
   std::vector<Table> all;
   std::deque<Staged> staged;
-  std::shared_ptr<void> in_use;  // until its end, which comes before the others', the view counts
+  std::shared_ptr<void> in_use;  // the tables copy what they change until its end; destroyed first, as the last member
 };
 
 class Tables {

@@ -26,8 +26,8 @@ struct DistributedOptimizerOptions {
 ///
 /// All workers make one. The parameters become worker 0's, or, if training is under way, the servers'. With Mode::Sync
 /// the gradients of all workers are averaged into one step; in other modes each worker's gradients are a step of their
-/// own. Buffers (running means of a batch normalization) remain each worker's own. Python has the same
-/// as cohort.torch.ps.DistributedOptimizer.
+/// own. Buffers (running means of a batch normalization) remain each worker's own. Python has the same as
+/// cohort.torch.ps.DistributedOptimizer.
 class DistributedOptimizer {
  public:
   /// `named_parameters`: float32, contiguous, on the CPU, with the same names and shapes at all workers; a parameter
