@@ -1,4 +1,4 @@
-// Output of a training run for people: its record (JSON lines), a picture of its curves, and a progress bar. Rank 0
+// Output of a training run for people: its record (JSON lines), values over steps, and a progress bar. Rank 0
 // owns these objects; other ranks make only Metrics, if they have values to log. The methods of RunRecord and Metrics
 // may be called from any thread (progress threads call a RunRecord as an Observer; it then only adds up); a Progress
 // belongs to the training loop's thread. Needs no libtorch.

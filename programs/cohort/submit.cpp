@@ -12,6 +12,7 @@
 #include "launch/output/run_folder.h"
 #include "launch/plan/program.h"
 #include "launch/processes.h"
+#include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "shared/run_options.h"
 #include "submit_template.h"
@@ -390,7 +391,7 @@ int submit_job(const SubmitOptions& options, const std::vector<std::string>& pro
   if (!number) return status;
   Submitted job{*number, folder.path};
   fmt::print(stderr, "cohort: job {}; its output: {}\n", shown_job(job), job.output());
-  const nlohmann::ordered_json record = {{"scheduler", "slurm"}, {"job", job.job}, {"submitted", launch::utc_now()}};
+  const nlohmann::ordered_json record = {{"job", job.job}, {"submitted", launch::utc_now()}};
   value_or_throw(sys::write_file_atomically(folder.path + "/" + kRecord, json_text(record) + "\n"));
   return options.no_follow ? 0 : follow(job, begin, interrupt.fd());
 }

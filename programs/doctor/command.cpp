@@ -151,12 +151,13 @@ static void add_doctor(CLI::App& app, int& exit_status) {
                                            "How long agents on other hosts may take to connect");
   start->type_name("SECONDS")->capture_default_str();
   CLI::Option* json = command->add_flag("--json", options->json, "Everything that was found, as JSON");
-  command
-      ->add_flag("--run", options->run,
-                 "Then try the hosts, for at most a minute: collectives whose bits are checked, and a training")
-      ->excludes(start, json);
-  command->add_flag("--build", options->build, "Print what this build and this machine have, or why not")
-      ->excludes(start, json, "--run");
+  CLI::Option* run =
+      command->add_flag("--run", options->run,
+                        "Then try the hosts, for at most a minute: collectives whose bits are checked, and a training");
+  run->excludes(start, json);
+  CLI::Option* build =
+      command->add_flag("--build", options->build, "Print what this build and this machine have, or why not");
+  build->excludes(start, json, run);
   const auto reads = [command](const char* name, std::vector<std::string>& programs, const char* about) {
     return command->add_option(name, programs, about)->type_name("PROGRAM...")->expected(0, 100000);
   };
@@ -164,6 +165,8 @@ static void add_doctor(CLI::App& app, int& exit_status) {
                                "Read programs, scripts of a shell's and folders of them, and say what they use of "
                                "Horovod, whether it is here and what differs; without any: all that differs");
   CLI::Option* torchrun = reads("--torchrun", options->torchrun, "The same of torch.distributed and torchrun");
+  horovod->excludes(run, build, torchrun);
+  torchrun->excludes(run, build);
   command->callback([=, &exit_status] {
     if (options->build) return print_build();
     if (options->run) try_hosts(options->shared);

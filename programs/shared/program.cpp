@@ -34,11 +34,11 @@ namespace {
 
 constexpr int kUsageStatus = 2;
 
-/// Hidden options that ask a program for its part of a shell's completion (with a shell), and of the manual pages (with
-/// a folder).
+/// Hidden options that ask a program for its part of the completion, and of the manual pages (with a folder).
 constexpr const char* kCompletion = "--completion";
 constexpr const char* kManual = "--manual";
 
+/// Commands of one program stand together: it is asked once for its part of the completion.
 constexpr std::array kPrograms{
     CommandProgram{"export", "cohort-export",
                    "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, wandb, "
@@ -49,11 +49,11 @@ constexpr std::array kPrograms{
                    "List the runs in ./runs with their state, last values and size; remove old ones"},
     CommandProgram{"trace", "cohort-trace", "What the ranks of a run did, event by event: `cohort run --trace` first"},
     CommandProgram{"bench", "cohort-bench", "Measure collectives on this machine"},
+    CommandProgram{"doctor-run", "cohort-bench", ""},  // which `cohort doctor --run` becomes
     CommandProgram{"doctor", "cohort-doctor",
                    "Look for what would hinder a job, on this host or on several; what this build has; try hosts for a "
                    "minute"},
     CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
-    CommandProgram{"doctor-run", "cohort-bench", ""},    // which `cohort doctor --run` becomes
 };
 
 /// Folder of the process that this command belongs to (--owner-folder); empty: none.

@@ -68,8 +68,6 @@ class EventReader {
       const auto [begun, name] = open_[row].back();
       open_[row].pop_back();
       add(row, begun, *time, name);
-    } else {
-      ++trace_.left_out;
     }
   }
 

@@ -1,8 +1,6 @@
-// Traces in Chrome's JSON, as torch's profiler (Kineto) and Horovod's timeline write them: a list of events, or an
-// object with one. Free functions; any thread. One trace of all ranks: each host's times by the common clock,
-// recordings of other programs at the same times, and the bytes that each rank had under way, as torch's profiler
-// writes it. Free functions; the caller's thread. Conversion of another program's
-// times of day to times in the trace of a run. Values; the caller's thread.
+// Merges the traces of a run's hosts into one: times by the common clock, the traces of other programs (torch's
+// profiler, Horovod's timeline) at the same times, and the bytes that each rank had under way. Free functions; the
+// caller's thread.
 #pragma once
 
 #include "trace/trace_set.h"
@@ -32,10 +30,10 @@ struct ChromeTrace {
   using Row = std::pair<std::string, std::string>;  ///< pid and tid
   std::map<Row, std::vector<ChromeSlice>> rows;     ///< by beginning; a nested slice comes after the one around it
   std::map<Row, std::string> names;
-  std::uint64_t left_out = 0;  ///< events of unsupported kinds
 };
 
-/// Throws Unavailable, Io, or Corrupt, naming the file, if it is no such trace, or lacks the time of day.
+/// Read a list of events, or an object with one. Throw Unavailable, Io, or Corrupt, naming the file, if it is no such
+/// trace, or lacks the time of day.
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
 ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
@@ -54,6 +52,7 @@ struct MergeSummary {
 MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others,
                           const std::filesystem::path& output);
 
+/// Converts another program's times of day to times in the trace of a run.
 class Placed {
  public:
   /// Both arguments have to outlive this object. Throws InvalidArgument if the run has no such rank, or the time of day

@@ -74,7 +74,7 @@ bool TraceReader::decode() {
   const std::uint64_t pid = count_in(object, "pid"), tid = count_in(object, "tid");
   name_ = text_in(object, "name");
   if (phase == "M") {
-    description_ = {pid, tid, name_ == "process_name", text_in(arguments, "name")};
+    description_ = {pid, name_ == "process_name", text_in(arguments, "name")};
     return true;
   }
   const auto begun = time_in(object, "ts");
@@ -191,7 +191,8 @@ HostPiece look_at(const fs::path& file) {
   piece.clock.settle();
   piece.damaged = reader.damaged();
   piece.torn = reader.torn();
-  if (!known || piece.host.empty()) {
+  // A merged trace is an object: its clocks are of several hosts.
+  if (!known || piece.host.empty() || !bytes.text().starts_with('[')) {
     raise(ErrorCode::Corrupt,
           "{}: this is no trace of one host -- give the folder of a run that was started with "
           "`cohort run --trace`, or its trace/host-N.json",

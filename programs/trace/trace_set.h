@@ -21,7 +21,7 @@ using status::TraceEvent;
 
 /// The name of a process or row, or its place among the others.
 struct TraceDescription {
-  std::uint64_t pid = 0, tid = 0;
+  std::uint64_t pid = 0;
   bool names_process = false;
   std::string text = {};  ///< the name
 };

@@ -178,6 +178,7 @@ TEST_F(TraceTest, MergedTracesHaveAllEventsAndBytesUnderWay) {
   const MergeSummary summary = merge_traces(open_traces(run_), {}, merged);
   EXPECT_EQ(summary.ranks, 2);
   EXPECT_TRUE(summary.remarks.empty());
+  EXPECT_NE(message_of([&] { open_traces(merged); }).find("this is no trace of one host"), std::string::npos);
   int slices = 0, counters = 0;
   std::map<std::string, int> flows, begun;
   std::vector<std::string> processes;

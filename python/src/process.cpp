@@ -168,19 +168,19 @@ void bind_process(py::module_& module) {
       py::arg("name"), py::arg("begun_ns"), "Something that this thread did from then (time.monotonic_ns) until now.");
   module.def(
       "trace_event",
-      [](std::uint64_t row, const std::string& name, std::int64_t begun_ns, std::int64_t ended_ns,
+      [](std::uint64_t row, const std::string& name, std::int64_t begun_ns, std::optional<std::int64_t> ended_ns,
          const std::string& error) {
         std::string text;
         status::TraceEvent event{row, 0, name};
         event.begun_ns = begun_ns;
-        event.ended_ns = ended_ns;
-        event.moment = ended_ns <= begun_ns;
+        event.ended_ns = ended_ns.value_or(begun_ns);
+        event.moment = !ended_ns;
         event.error = error;
         status::append_event(text, event);
         return text;
       },
-      py::arg("row"), py::arg("name"), py::arg("begun_ns"), py::arg("ended_ns"), py::arg("error") = "",
-      "An event as it stands in a trace: a comma, and a line.");
+      py::arg("row"), py::arg("name"), py::arg("begun_ns"), py::arg("ended_ns") = py::none(), py::arg("error") = "",
+      "An event as it stands in a trace: a comma, and a line. Without an end it is a moment.");
   module.def(
       "trace_row",
       [](std::uint64_t row, const std::string& name) {

@@ -249,8 +249,10 @@ TEST(TraceWriterTest, EachEventIsJsonWhateverItsTextsAre) {
   event.bytes = UINT64_MAX;
   append_event(events, event);
   append_counter(events, 3, "n", 5, -7);
+  event.begun_ns = -5000;  // before the base
+  append_event(events, event);
   const auto list = nlohmann::json::parse(begin_list(events) + "\n]");
-  ASSERT_EQ(list.size(), 4U);
+  ASSERT_EQ(list.size(), 5U);
   EXPECT_EQ(list[0]["args"]["name"], "rank 3 (\"a\"\\, pid 1)");
   EXPECT_EQ(list[2]["name"], "a\xef\xbf\xbd\n\"b\"");
   EXPECT_EQ(list[2]["ts"], 1234.567);
@@ -258,7 +260,9 @@ TEST(TraceWriterTest, EachEventIsJsonWhateverItsTextsAre) {
   EXPECT_EQ(list[2]["bind_id"], "0xfedcba9876543210");
   EXPECT_EQ(list[2]["args"]["bytes"], UINT64_MAX);
   EXPECT_EQ(list[3]["args"]["n"], -7);
-  EXPECT_EQ(std::ranges::count(events, '\n'), 4);  // a line each: a reader needs no more than a line
+  EXPECT_EQ(list[4]["ts"], 0);
+  EXPECT_EQ(list[4]["dur"], 1234.568);
+  EXPECT_EQ(std::ranges::count(events, '\n'), 5);  // a line each: a reader needs no more than a line
 }
 
 }  // namespace

@@ -87,12 +87,13 @@ std::string_view category_of(TraceTrack kind) noexcept {
 
 void append_event(std::string& trace, const TraceEvent& event) {
   const auto out = std::back_inserter(trace);
+  const std::int64_t begun_ns = std::max<std::int64_t>(event.begun_ns, 0);  // an end before the base is no later one
   fmt::format_to(out, ",\n{{\"ph\":\"{}\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}", event.moment ? 'i' : 'X',
-                 quoted(event.name), event.pid, event.tid, microseconds(event.begun_ns));
+                 quoted(event.name), event.pid, event.tid, microseconds(begun_ns));
   if (event.moment)
     trace += R"(,"s":"t")";
   else
-    fmt::format_to(out, ",\"dur\":{}", microseconds(event.ended_ns - event.begun_ns));
+    fmt::format_to(out, ",\"dur\":{}", microseconds(event.ended_ns - begun_ns));
   if (!event.category.empty()) fmt::format_to(out, ",\"cat\":{}", quoted(event.category));
   if (event.flow != 0) {
     fmt::format_to(out, ",\"bind_id\":\"{:#x}\",\"flow_out\":true{}", event.flow,

@@ -68,15 +68,15 @@ class Timeline:
             # Operations on which all ranks agreed at the same time belong to one round of the engine.
             if self._mark_cycles and agreed > self._last_cycle:
                 self._last_cycle = agreed
-                self._put(0, "CYCLE_START", agreed, agreed)
+                self._put(0, "CYCLE_START", agreed)
         self._put(row, f"NEGOTIATE_{kind}", began, agreed)
         if not error:
             self._put(row, kind, agreed, ended)
         else:
-            self._put(row, "FAILED", ended, ended, error)
+            self._put(row, "FAILED", ended, error=error)
 
-    def _put(self, row: int, name: str, began: float, ended: float, error: str = "") -> None:
-        begun_ns, ended_ns = (round((at - self._began) * 1e9) for at in (began, ended))
+    def _put(self, row: int, name: str, began: float, ended: Optional[float] = None, error: str = "") -> None:
+        begun_ns, ended_ns = (None if at is None else round((at - self._began) * 1e9) for at in (began, ended))
         self._queue.put(_core.trace_event(row, name, begun_ns, ended_ns, error))
 
     def _write(self) -> None:
