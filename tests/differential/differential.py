@@ -155,7 +155,8 @@ def main() -> int:
         suite.jobs.close()
         return 1 if suite.differences else 0
     fresh = options.seed if options.seed is not None else int(time.time()) % 10_000_000 * 100
-    print(f"seeds 0 to {options.fixed - 1}, and from {fresh} on" if options.fixed else f"seeds from {fresh} on", flush=True)
+    seeds = [f"0 to {options.fixed - 1}"] * bool(options.fixed) + [f"from {fresh} on"] * (options.count > options.fixed)
+    print("seeds", ", and ".join(seeds), flush=True)
     shown = 0
 
     def drawn(number: int) -> dict[str, Any]:

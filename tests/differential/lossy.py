@@ -80,8 +80,8 @@ class Bounds:
     def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
         require(numpy.isfinite(taken).all(),
                 f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}")  # fmt: skip
-        # (A gradient in float64 may be what rounding of larger values leaves: 1e-14 behind a BatchNorm.)
-        least = 0.1 if dtype == torch.float64 else 1e-9
+        # (A gradient may be what rounding of larger values leaves: 1e-14 behind a BatchNorm in float64.)
+        least = 0.1 if dtype == torch.float64 else 1e-3
         rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + least)
         off = taken - mean
         if self.hook == "powerSGD":
