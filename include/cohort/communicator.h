@@ -67,7 +67,7 @@ class Communicator {
   int rank() const noexcept;
   int size() const noexcept;
   /// Rank among the ranks of this host. In an elastic job of `cohort run` this is LOCAL_RANK, which a process keeps
-  /// while others leave and join: so the number may be local_size() or more, and 0 may be missing.
+  /// while others leave and come: so the number may be local_size() or more, and 0 may be missing.
   int local_rank() const noexcept;
   int local_size() const noexcept;
   int cross_rank() const noexcept;  ///< this host's number among the hosts that have this local rank

@@ -88,7 +88,7 @@ void print_help(const CLI::App& app, const std::string& word) {
   if (const CommandProgram* const program = program_of(word)) run_program(*program, {word, "--help"});
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     if (word == command->get_name()) {
-      std::fputs(command->help(app.get_name() + " " + word).c_str(), stdout);
+      std::fputs(command->help(app.get_name()).c_str(), stdout);
       return;
     }
     if (!command->get_group().empty()) known.push_back(command->get_name());

@@ -282,7 +282,6 @@ int run_command(std::vector<std::string> words) {
     std::fputs(app.help().c_str(), stderr);
     return 2;
   }
-  if (words.front() == "--check-build") words = {"doctor", "--build"};  // Horovod's option, for those who type it
   if (const CommandProgram* const program = program_of(words.front())) run_program(*program, words);
   if (!words.front().starts_with('-') && !has_command(app, words.front())) {
     std::vector<std::string> names;

@@ -319,6 +319,7 @@ constexpr Foreign kForeign[] = {
     {"--tee", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},
     {"--local-ranks-filter", "torchrun", "--ranks 0,3-5"},
     {"--num-proc", "horovodrun", "-np N"},
+    {"--check-build", "horovodrun", "cohort doctor --build"},
     {"--output-filename", "horovodrun", "--output-dir DIR"},
     {"--ssh-port", "horovodrun", "--ssh 'ssh -p PORT'"},
     {"--network-interfaces", "horovodrun", "--network NAME"},

@@ -15,8 +15,8 @@ Share = Callable[[str, Optional[str], float], str]
 
 
 def meeting(init_timeout: Any) -> tuple[Share, str, int, int]:
-    """Returns the function for `share`, its name, and this process's rank and world size, for `cohort.new_world`. Imports
-    torch."""
+    """Returns the function for `share`, its name, and this process's rank and world size, for `cohort.new_world`.
+    Imports torch."""
     import torch.distributed as dist
 
     given = 300.0 if init_timeout is None else getattr(init_timeout, "total_seconds", lambda: float(init_timeout))()
@@ -50,7 +50,7 @@ def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
 
 
 def through(store: Any, rank: int) -> Share:
-    """Returns a function for `cohort.new_world(share=...)`: every rank receives rank 0's text through a store of torch's."""
+    """Returns a function for `cohort.new_world(share=...)`: every rank receives rank 0's text through torch's store."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         if rank == 0:

@@ -59,8 +59,8 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         form a world of one rank on purpose, also under a launcher of more
-    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may be a rank. Also
-                  COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
+    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may be a rank.
+                  Also COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
                   program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
                   on another thread: rank 0 passes a text, the others None, and all return that text, within `seconds`
@@ -163,8 +163,8 @@ def refuse_on_threads(what: str) -> None:
 
 
 def init(init_method: str = "", **options: object) -> Communicator:
-    """Forms this process's default world, with the arguments of `new_world`, and returns it. If there is one already, as
-    on a thread of `run_on_threads`, returns that.
+    """Forms this process's default world, with the arguments of `new_world`, and returns it. If there is one already,
+    as on a thread of `run_on_threads`, returns that.
 
     Raises InvalidArgument if there is one and arguments are given, since they could have no effect.
     """
@@ -239,7 +239,7 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number among those of its host. In an elastic job of `cohort run` this is LOCAL_RANK, which a
-    process keeps while others leave and join: the number may be local_size() or more, and 0 may be missing."""
+    process keeps while others leave and come: the number may be local_size() or more, and 0 may be missing."""
     return world().local_rank()
 
 

@@ -475,9 +475,10 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
                                   `step` also removes divided gradients
         pieces                    list of Piece
     Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A
-    parameter without a gradient is not changed. state_dict() holds this rank's pieces, with their master weights
-    ("masters"). Hooks of `step` run once, before pieces have their gradients and after all ranks have all parameters.
-    torch's GradScaler finds no gradients in the optimizer.
+    parameter without a gradient is not changed. state_dict() holds this rank's state, which pieces it is of ("pieces"),
+    and their master weights ("masters"); load_state_dict raises InvalidArgument for a state of other pieces. Hooks of
+    `step` run once, before pieces have their gradients and after all ranks have all parameters. torch's GradScaler finds
+    no gradients in the optimizer.
 
     Raises InvalidArgument if the model has no sharding, for tensors that it does not train, and for optimizers that do
     not work on each element separately. `step` and `clip_grad_norm` raise Mismatch on all ranks if options or groups

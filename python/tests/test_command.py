@@ -79,7 +79,7 @@ class Manual(unittest.TestCase):
             names = {page.name for page in pages.iterdir()}
             for name in ("", "-run", "-watch", "-runs", "-export", "-plot", "-doctor", "-trace", "-bench", "-completion"):
                 self.assertIn(f"cohort{name}.1", names)
-            self.assertFalse([name for name in names if "agent" in name or "doctor-host" in name])
+            self.assertFalse([name for name in names if "agent" in name or "doctor-" in name])
             run = (pages / "cohort-run.1").read_text()
             self.assertTrue(run.startswith(".TH COHORT-RUN 1 "))
             self.assertRegex(run, r"(?m)^\\fB.*\\-np.*\\fR N$")

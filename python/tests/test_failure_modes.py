@@ -348,8 +348,8 @@ world.barrier()
             self.assertEqual(job.ends(), 1)
 
     def test_f08_a_file_of_an_earlier_job(self):
-        join = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=RANK, world_size=2)\n"
-        first = self.alone(join.replace("RANK", "1"))
+        forms = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=RANK, world_size=2)\n"
+        first = self.alone(forms.replace("RANK", "1"))
         first.harmed()
         limit = time.monotonic() + PATIENCE
         while not (self.folder / "meet").exists() and time.monotonic() < limit:
@@ -358,7 +358,7 @@ world.barrier()
         pid = first.process.pid
         first.process.kill()
         first.ends()
-        job = self.alone(join.replace("RANK", "0"))
+        job = self.alone(forms.replace("RANK", "0"))
         self.named(8, "a file of an earlier job", job, rf"left by an earlier job.*pid {pid}.*rm ")
         self.assertEqual(job.ends(), 1)
 
@@ -373,9 +373,9 @@ world.barrier()
         self.named(15, "a world of one, where four were meant", job, "this would be a world of one .*OMPI_COMM_WORLD_SIZE=4")
 
     def test_f16_another_program(self):
-        join = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=RANK, world_size=2)\n"
+        forms = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=RANK, world_size=2)\n"
         jobs = [
-            self.start(sys.executable, self.script(join.replace("RANK", str(rank)) + "#" * rank, f"program{rank}.py"))
+            self.start(sys.executable, self.script(forms.replace("RANK", str(rank)) + "#" * rank, f"program{rank}.py"))
             for rank in (0, 1)
         ]
         began = [job.harmed() for job in jobs]
@@ -483,13 +483,13 @@ else:
         self.assertGreater(seconds, 0.9)
 
     def test_f22_a_rank_comes_twice(self):
-        join = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=0, world_size=2)\n"
-        first = self.alone(join)
+        forms = HARM + f"import cohort\nharm()\ncohort.init('file://{self.folder}/meet', rank=0, world_size=2)\n"
+        first = self.alone(forms)
         first.harmed()
         limit = time.monotonic() + PATIENCE
         while not (self.folder / "meet").exists() and time.monotonic() < limit:
             time.sleep(0.01)
-        second = self.alone(join)
+        second = self.alone(forms)
         # The one that came first may be either of them.
         text = r"rank 0 is taken: rank 0 \(host \S+, pid \d+\) has it, and this process .* claims it too"
         limit = time.monotonic() + PATIENCE

@@ -18,8 +18,8 @@ class Submit(Launch):
         self.box.run("h1", "scancel", "--full", "-u", "root")
         self.box.expect_nothing_new(20)
 
-    def submit(self, *words, status=0, host="h1"):
-        done = self.box.run(host, COHORT, "submit", *words, cwd=self.folder, timeout=PATIENCE)
+    def submit(self, *words, status=0):
+        done = self.box.run("h1", COHORT, "submit", *words, cwd=self.folder, timeout=PATIENCE)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr + self.box.slurm_errors())
         return done
 

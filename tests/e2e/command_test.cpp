@@ -79,7 +79,7 @@ TEST(CommandBuild, SaysWhatIsThereAndWhyNotWhatIsNot) {
         "\n  Slurm        slurm 77.1\n", "\n  MPI          no: `mpirun --version` ends with status 4"}) {
     EXPECT_NE(build.out.find(wanted), std::string::npos) << wanted << "\n" << build.out;
   }
-  const auto none = run({{"--check-build"}, {"PATH=bin", "VIRTUAL_ENV=/no/such"}});
+  const auto none = run({{"doctor", "--build"}, {"PATH=bin", "VIRTUAL_ENV=/no/such"}});
   ASSERT_EQ(none.status, 0) << none.err;
   EXPECT_NE(none.out.find("\n  ssh          no: there is no ssh in PATH; Debian: apt install openssh-client\n"),
             std::string::npos)

@@ -24,7 +24,7 @@ class Submit(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name).resolve()
         (self.folder / "bin").mkdir()
-        for tool in ("sh", "bash", "cat", "head", "setsid", "sleep"):  # and no Slurm of this machine's
+        for tool in ("sh", "bash", "cat", "setsid", "sleep"):  # and no Slurm of this machine's
             (self.folder / "bin" / tool).symlink_to(shutil.which(tool))
 
     def fake(self, name, text):

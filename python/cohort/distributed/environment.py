@@ -26,7 +26,7 @@ from cohort import _core
 _INIT = 'init_process_group("cohort")'
 _TEXT_BYTES = 8192
 
-# Name by which worlds that are formed identify an elastic job's world.
+# The group_name of an elastic job's world.
 MEMBERS = "torch's members"
 
 _master: dict[str, Any] = {}  # the address of the store that `meet` has made

@@ -76,7 +76,7 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
-  /// Agents on this host that start from now on keep `fd` open until their workers are gone, a lock among others.
+  /// Agents on this host that start from now on keep `fd` open, and so a lock on it, until their workers are gone.
   void keep_open(int fd) noexcept { held_fd_ = fd; }
 
   /// Returns the next event; to be called after each step of the loop until there is none.

@@ -52,8 +52,7 @@ Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> para
   if (options_.error_feedback.value_or(false) && !has_scales)
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: error_feedback goes with gradients that travel as int8 or int4, not as wire_format "
-          "{} "
-          "has them",
+          "{} has them",
           to_string(options_.wire_format));
   if (options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) {
     residuals_ = std::make_shared<Residuals>();

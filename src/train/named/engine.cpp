@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <array>

@@ -67,7 +67,7 @@ tl::unexpected<Error> late(const CohortMpi& mpi) {
   return fail(
       ErrorCode::Timeout,
       "MPI ({}): its processes did not all come in time -- every process that mpirun or srun has started has to "
-      "init with the transport mpi",
+      "call init with the transport mpi",
       mpi.made_for);
 }
 
