@@ -323,6 +323,20 @@ class Frozen(Case):
                 everyone = hvd.allgather_object(model[0].weight.tolist())
                 self.assertTrue(all(one == everyone[0] for one in everyone), (options, step))
 
+    def test_layers_that_no_rank_uses_stay_as_they_are_in_groups_too(self):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1), model.named_parameters(), groups=1
+        )
+        begin = model[0].weight.detach().clone()
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model[2:](torch.ones(2, next(model[2:].parameters()).shape[1]).double()), torch.tensor([0, 1])).backward()
+            optimizer.step()
+            self.assertIsNone(model[0].weight.grad)
+        self.assertTrue(torch.equal(model[0].weight, begin))
+        self.on_all_ranks(model)
+
     def test_on_one_rank_alone_it_is_found(self):
         if self.size == 1:
             self.skipTest("no ranks to compare")

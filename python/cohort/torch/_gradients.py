@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import cohort
 import torch
@@ -87,8 +87,9 @@ class Reducer:
         self._handles: List[int] = []  # the handles of these reductions
         # Parameters whose gradients are under way (True), or reduced before `finish` was called for all (False).
         self._started: Dict[Tensor, bool] = {}
-        self._lent: List[Tensor] = []  # frozen parameters that bring zeros, since other ranks may have a gradient
-        self._were_frozen: Set[Tensor] = set()  # parameters that were frozen when the last step was finished
+        # Parameters that bring zeros because other ranks may have a gradient: frozen ones, and of groups those that no rank
+        # has used yet.
+        self._lent: List[Tensor] = []
         # Their gradients, and the write count of each when its reduction began.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
         self._touched: Optional[Tensor] = None  # a parameter whose gradient was changed while being reduced
@@ -349,7 +350,7 @@ class Reducer:
         agreed = self._agreed_kinds().get(parameter, 0)
         kind = 0 if densify or self._sparse_as_dense else agreed
         if gradient is None:
-            if not parameter.requires_grad:
+            if not parameter.requires_grad or parameter not in self._agreed_kinds():
                 self._lent.append(parameter)
             self._own_kinds[parameter] = agreed
             if kind:
@@ -414,18 +415,6 @@ class Reducer:
 
     # --- finishing ---
 
-    def _drop_gradients_of_frozen(self) -> None:
-        """Leaves frozen parameters without a gradient, so that an optimizer does not step them, on all ranks or on none.
-
-        In the step in which a layer is frozen some ranks may have used it before: the mean, which all have, decides.
-        """
-        frozen = {one for one in self._passes_left if not one.requires_grad}
-        decided = [one for one in frozen - self._were_frozen if one.grad is not None and self.attached and _is_zero(one.grad)]
-        for parameter in [*decided, *(one for one in self._lent if one in self._were_frozen)]:
-            parameter.grad = None
-        self._lent.clear()
-        self._were_frozen = frozen
-
     def finish(self, complete: bool = True) -> None:
         """Waits until all gradients are reduced. `complete`: also those of parameters that backward has not reached.
 
@@ -453,8 +442,11 @@ class Reducer:
         for parameter in self._passes_left if complete else self._started:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
-        if complete:
-            self._drop_gradients_of_frozen()
+        for parameter in self._lent:
+            # Another rank may have used the layer before it was frozen; else an optimizer has nothing to step.
+            if parameter.grad is not None and _is_zero(parameter.grad):
+                parameter.grad = None
+        self._lent.clear()
         touched = self._touched
         if complete:
             self._factor_of_step = self._touched = None
@@ -484,12 +476,12 @@ class Reducer:
             if parameter in self._started:
                 continue
             group = self._groups.get(parameter)
+            if not any(one in self._kinds for one in group or [parameter]):
+                continue  # no rank has ever had a gradient
             if group is not None:
                 self._start_group(group)
-            elif parameter in self._kinds:  # otherwise no rank has ever had a gradient
-                self._start(parameter)
             else:
-                continue
+                self._start(parameter)
             found = True
         return found
 
