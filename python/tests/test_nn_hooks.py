@@ -419,6 +419,25 @@ class PowerSGD(Case):
         theirs = self.loss_after(self.model(of_torch.powerSGD_hook, state, **one_bucket))
         self.assertLess(ours, 3 * theirs + 1e-3)
 
+    def test_complex_gradients_of_torchs_buckets(self):
+        """torch's buckets show half of the numbers of a complex gradient: all of them are averaged."""
+        weight = torch.nn.Parameter(torch.ones(8, dtype=torch.complex64))
+
+        class Complex(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = weight
+
+            def forward(self, x):
+                return (x * self.weight).imag.sum()
+
+        model = torch.nn.parallel.DistributedDataParallel(Complex())
+        model.register_comm_hook(self.state(1, start_powerSGD_iter=2), comm_hooks.powerSGD_hook)
+        for _ in range(4):
+            model.zero_grad()
+            model((1 + self.rank) * torch.ones(8, dtype=torch.complex64)).backward()
+            self.assertTrue(torch.equal(weight.grad, torch.full((8,), 1j * (1 + self.size) / 2)), weight.grad)
+
     def test_failed_steps_are_not_counted_and_ranks_are_alike(self):
         gradient = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
 

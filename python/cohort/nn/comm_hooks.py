@@ -289,7 +289,11 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
         # torch's buckets hold gradients in the memory order of dense parameters, but show them row by row.
         rows = _rows_of(gradient if own or not is_dense(parameter) else parameter)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // size
-        gradients.append((name, id(parameter), offset, rows, gradient.numel() // rows if rows else 0))
+        count = gradient.numel()
+        if not own and parameter.is_complex():  # two real numbers for each; they show half of these
+            count = 2 * parameter.numel()
+            rows = rows if parameter.dim() > 1 else count
+        gradients.append((name, id(parameter), offset, rows, count // rows if rows else 0))
     if bucket.index() == 0:
         state._waiting.clear()
         core.forget()
