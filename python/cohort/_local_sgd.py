@@ -390,14 +390,17 @@ class LocalSteps:
         if not bool(torch.isfinite(self._difference).all()):  # on all ranks
             self._transaction.end("averages", False)
             self._raise_non_finite(fragment)
-        if self._rest[0] > 0:
+        samples = bool(self._rest[0] > 0)
+        if samples:
             fragment.outer.grad = self._difference.to(fragment.outer.dtype)
             self.outer_optimizer.step()
             fragment.outer.grad = None
-        else:  # no rank had samples: ranks count equally for the buffers
+        # Buffers may have been added or removed meanwhile. If no rank had samples, ranks count equally for them.
+        rest = self._besides(self._under_way)
+        if not samples or rest.numel() != self._rest.numel():
             assert self._comm is not None
-            self._rest = self._besides(self._under_way)
-            self._comm.all_reduce(self._rest, op="average")
+            self._comm.all_reduce(rest, op="average", weight=fragment.sent if samples else 1.0)
+            self._rest = rest
         fragment.synchronisations += 1
         fragment.synchronised_at = fragment.sent_at
         fragment.samples -= fragment.sent

@@ -294,6 +294,16 @@ class Local(Ranks):
         self.assert_same_bits_on_all_ranks([net.mean])
         self.assertGreater(float(net.mean.abs().max()), 0)
 
+    def test_buffers_that_are_added_while_a_synchronisation_is_under_way(self):
+        net = with_values(Mlp())
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        local = DiLoCo(net, optimizer, sync_every=3, fragment_sync_delay=2)
+        self.train(net, local, optimizer, 1)
+        net.register_buffer("late", torch.full((3,), float(self.rank)))
+        local.synchronize()
+        self.assertEqual(net.late.tolist(), [(self.size - 1) / 2] * 3)
+        self.assert_same_bits_on_all_ranks(copies(net))
+
     def test_weights_that_are_loaded_afterwards(self):
         hooks = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
         for make in LocalSGD, DiLoCo:

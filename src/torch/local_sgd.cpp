@@ -296,8 +296,10 @@ void LocalCore::complete(double alpha) {
       update = options.nesterov ? update.add(fragment.momentum, options.outer_momentum) : fragment.momentum;
     }
     fragment.global.sub_(update, options.outer_learning_rate);
-  } else {  // no rank had samples: they count alike for the buffers
-    all_reduce(comm, rest = besides(*under_way), {.op = ReduceOp::Average}).wait();
+  }
+  // Buffers may have been added or removed meanwhile. If no rank had samples, ranks count alike for them.
+  if (const at::Tensor now = besides(*under_way); !samples || now.numel() != rest.numel()) {
+    all_reduce(comm, rest = now, {.op = ReduceOp::Average, .weight = samples ? fragment.sent : 1.0}).wait();
   }
   ++fragment.synchronisations;
   fragment.synchronised_at = fragment.sent_at;
