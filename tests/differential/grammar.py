@@ -225,6 +225,8 @@ def step_of(draw: random.Random, made: Program) -> dict[str, Any]:
          0.7, 0.7])[0]  # fmt: skip
     if kind == "skip_one" and method not in ("ddp", "local_sgd", "diloco") and draw.random() < 0.8:
         kind = "plain"  # others wait for that rank until a timeout: rarely, since it costs seconds
+    if kind == "skip_one" and made["options"].get("context"):
+        kind = "plain"  # LocalSGD counts that rank's steps: it averages a step later, and the others wait, which lockstep is not
     if kind in ("nan", "inf") and method in ("local_sgd", "diloco") and draw.random() < 0.7:
         kind = "plain"  # the next synchronisation refuses what it leaves, which ends the program
     event["how"] = kind

@@ -34,6 +34,7 @@ class Bounds:
     def __init__(self, program: dict[str, Any], replicas: list[Any]) -> None:
         options = program["options"]
         self.hook = options.get("hook")
+        self.views_complex = program["method"] == "torch_ddp"
         self.format = HOOKS.get(self.hook, options.get("wire_format"))
         given = options.get("feedback") if self.hook else options.get("error_feedback")
         self.feedback = self.hook == "powerSGD" and given is not False or (self.format == "int4" if given is None else bool(given))
@@ -54,7 +55,7 @@ class Bounds:
             is_none = taken.get(name) is None
             require((means[name] is None) == is_none,
                     f"gradient {step} of '{name}' is {'None' if is_none else 'not None'}, and should not be")  # fmt: skip
-        found = {name: mean.double().numpy() for name, mean in means.items() if mean is not None}
+        found = {name: (mean if mean.is_complex() else mean.double()).numpy() for name, mean in means.items() if mean is not None}
         if any(not numpy.isfinite(mean).all() for mean in found.values()):
             for name, mean in found.items():  # a step that nobody should take
                 if not numpy.isfinite(mean).all():
@@ -72,7 +73,8 @@ class Bounds:
         """Sum of the largest values of the hosts' parts of the mean; with more than two hosts that of the mean, too."""
         parts = []
         for ranks in self.hosts:
-            given = [one.to_dense().double() * weights[rank] for rank in ranks for one in [trained[rank][name].grad] if one is not None]
+            grads = [(trained[rank][name].grad, weights[rank]) for rank in ranks]
+            given = [(one.to_dense() if one.is_complex() else one.to_dense().double()) * weight for one, weight in grads if one is not None]
             parts.append(sum(given) / sum(weights) if given else torch.zeros(1))
         most = sum(float(part.abs().max()) for part in parts)
         return most + (float(torch.as_tensor(sum(parts)).abs().max()) if len(parts) > 2 else 0.0)
@@ -80,11 +82,13 @@ class Bounds:
     def one(self, step: int, name: str, mean: Any, taken: Any, dtype: torch.dtype, largest: float) -> None:
         require(numpy.isfinite(taken).all(),
                 f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}")  # fmt: skip
-        # (A gradient may be what rounding of larger values leaves: 1e-14 behind a BatchNorm in float64.)
-        least = 0.1 if dtype == torch.float64 else 1e-3
-        rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + least)
+        # (A gradient may be what rounding of larger values leaves, as a bias' before a BatchNorm.)
+        rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + 0.1)
         off = taken - mean
         if self.hook == "powerSGD":
+            if self.views_complex and numpy.iscomplexobj(mean) and mean.ndim > 1:  # as torch's bucket has it
+                mean, taken = (numpy.stack([one.real, one.imag], -1) for one in (mean, taken))
+                dtype = torch.float32
             if dtype == torch.float32 and mean.ndim > 1:
                 self.low_rank(step, name, mean, taken, largest)
                 return

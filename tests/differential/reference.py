@@ -50,8 +50,13 @@ class Records:
 
     def gradient(self, net: torch.nn.Module) -> None:
         if self.lossy:
-            self.gradients.append({name: None if one.grad is None else one.grad.detach().to_dense().double().numpy().copy()
+            self.gradients.append({name: None if one.grad is None else wide(one.grad.detach()).numpy().copy()
                                    for name, one in net.named_parameters()})  # fmt: skip
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense copy in 64 bits, complex ones in 128."""
+    return tensor.to_dense().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def names_for(program: dict[str, Any], records: Records, folder: str) -> dict[str, Any]:
@@ -219,6 +224,10 @@ class Averaged:
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
         return {name: one for name, one in parameters(replica).items() if one.requires_grad}
 
+    def dropped(self, replica: Replica) -> list[torch.Tensor]:
+        """Parameters without a gradient after a step that is refused."""
+        return list(replica.net.parameters())
+
     def gradients(self, replicas: list[Replica], weights: list[float]) -> None:
         trained = [self.reduced(one) for one in replicas]
         means: dict[str, Optional[torch.Tensor]] = {}
@@ -228,7 +237,7 @@ class Averaged:
         if self.options.get("non_finite") == "raise" and not self.finite(trained, weights):
             means = dict.fromkeys(means)
             for replica in replicas:  # a step of the optimizer changes nothing, not even by the momentum of a frozen layer
-                for parameter in replica.net.parameters():
+                for parameter in self.dropped(replica):
                     parameter.grad = None
             if self.lossy is not None:
                 self.lossy.drop()
@@ -278,12 +287,15 @@ class Horovod(Averaged):
     def reduced(self, replica: Replica) -> dict[str, torch.Tensor]:
         return stepped(replica)
 
+    def dropped(self, replica: Replica) -> list[torch.Tensor]:
+        return [one for group in replica.optimizer.param_groups for one in group["params"]]
+
     def gradients(self, replicas: list[Replica], weights: list[float]) -> None:
         trained = [self.reduced(one) for one in replicas]
         for name in trained[0]:
             if any(one[name].grad is not None for one in trained):
                 self.seen.add(name)
-            elif name in self.seen or self.options.get("groups"):  # zeros are brought: it has had one, or others of its group have
+            elif name in self.seen and len(replicas) > 1:  # zeros are brought: it has had one
                 for one in trained:
                     one[name].grad = torch.zeros_like(one[name])
         super().gradients(replicas, weights)

@@ -510,7 +510,8 @@ class Writer:
         self.both("loss2 = ((out - y) ** 2).mean()")
         self.both("loss2.backward()")
         if self.method in ("ddp", "sharded", "hvd"):
-            self.rule(f"yield 'gradients', 1, net2, {self.weight() if self.method != 'hvd' else 1}")
+            weight = "len(x)" if self.method != "hvd" and self.weight() == "seen" else 1  # also where the first has no samples
+            self.rule(f"yield 'gradients', 1, net2, {weight}")
         self.both("optimizer2.step()", "optimizer2.zero_grad()")
         if self.method == "local_sgd":
             if not self.options.get("context"):
