@@ -83,10 +83,8 @@ std::string formed_key(std::uint64_t epoch) { return fmt::format("job/formed/{}"
 
 std::string ready_key(const std::string& prefix, int rank) { return fmt::format("{}/ready/{}", prefix, rank); }
 
-}  // namespace
-
-namespace {
 std::atomic<bool> ends_with_job{false};
+
 }  // namespace
 
 void set_init_ends_with_job() noexcept { ends_with_job = true; }

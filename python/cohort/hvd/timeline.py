@@ -76,8 +76,11 @@ class Timeline:
             self._put(row, "FAILED", ended, error=error)
 
     def _put(self, row: int, name: str, began: float, ended: Optional[float] = None, error: str = "") -> None:
-        begun_ns, ended_ns = (None if at is None else round((at - self._began) * 1e9) for at in (began, ended))
-        self._queue.put(_core.trace_event(row, name, begun_ns, ended_ns, error))
+        ended_ns = None if ended is None else self._ns_of(ended)
+        self._queue.put(_core.trace_event(row, name, self._ns_of(began), ended_ns, error))
+
+    def _ns_of(self, at: float) -> int:
+        return round((at - self._began) * 1e9)
 
     def _write(self) -> None:
         going = True
