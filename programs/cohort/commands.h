@@ -19,13 +19,13 @@ void add_ctl(CLI::App& app, int& exit_status);
 void add_version(CLI::App& app, int& exit_status);
 void add_secret(CLI::App& app, int& exit_status);
 void add_build_mpi(CLI::App& app, int& exit_status);
-void add_env(CLI::App& app, int& exit_status);
 void add_help(CLI::App& app, int& exit_status);
 void add_completion(CLI::App& app, int& exit_status);
-void add_manual(CLI::App& app, int& exit_status);
 
-/// Output of `cohort env`.
+/// Output of `cohort help environment`.
 void print_environment();
+/// Writes cohort.1, and a page of each command. Creates the folder.
+void write_manual_pages(const CLI::App& app, const std::string& folder);
 /// The tables of the pages in docs/reference, in Markdown.
 std::string run_reference();
 std::string environment_reference();

@@ -109,10 +109,14 @@ std::vector<std::string> help_topics() {
 void add_help(CLI::App& app, int&) {
   auto word = std::make_shared<std::string>();
   auto markdown = std::make_shared<bool>(false);
+  auto manual = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("help", "Explain a command or a topic");
   command->add_option("TOPIC", *word, "A command, or one of: environment, failures, output, config")->type_name("");
   command->add_flag("--markdown", *markdown, "The tables of the documentation: of run, and of environment");
-  command->callback([&app, word, markdown] {
+  command->add_option("--manual", *manual, "Write the manual pages there: cohort.1, and one of each command")
+      ->type_name("FOLDER");
+  command->callback([&app, word, markdown, manual] {
+    if (!manual->empty()) return write_manual_pages(app, *manual);
     if (!*markdown) return print_help(app, *word);
     if (*word != "run" && *word != "environment")
       raise(ErrorCode::InvalidArgument, "--markdown: there are tables of run and of environment");
@@ -141,8 +145,8 @@ Each option can be set by an environment variable (--start-timeout: COHORT_RUN_S
 the command line counts before the variable, the variable before the file. --show-config says what counts.
 
 Everything after PROGRAM belongs to it. Workers find RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT as
-under torchrun, and what cohort::init() needs (`cohort env` lists all). stdin is rank 0's. The complete output of every
-rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
+under torchrun, and what cohort::init() needs (`cohort help environment` lists all). stdin is rank 0's. The complete output
+of every rank is in the run's folder. The first rank to fail ends the job and gives the exit status (128 + signal if it was
 killed; 75 if all ranks have saved and ask for a requeue; 124 after --timeout, or if the job did not go on; 127 if PROGRAM
 cannot be started). Ctrl-C sends SIGINT to all ranks, SIGTERM after --grace and SIGKILL after as much again; a second Ctrl-C
 sends SIGTERM at once, a third one SIGKILL.

@@ -24,10 +24,8 @@
 namespace cohort::app {
 
 void add_version(CLI::App& app, int&) {
-  app.add_subcommand("version", "Print the version")->callback([] {
-    fmt::print("cohort {} ({}, {})\n", launch::kVersion, launch::kCompiler, launch::kBuildType);
-  });
-  app.set_version_flag("--version", std::string("cohort ") + std::string(launch::kVersion));
+  app.set_version_flag("--version",
+                       fmt::format("cohort {} ({}, {})", launch::kVersion, launch::kCompiler, launch::kBuildType));
   const auto print_prefix = [] {
     fmt::print("{}\n", installed_prefix());
     throw CLI::Success();
@@ -84,10 +82,6 @@ void print_environment() {
     if (const auto value = env::get(variable)) fmt::print("  [now: {}]", *value);
     fmt::print("\n");
   }
-}
-
-void add_env(CLI::App& app, int&) {
-  app.add_subcommand("env", "List the environment variables that Cohort reads and sets")->callback(print_environment);
 }
 
 namespace {
@@ -171,26 +165,21 @@ void add_completion(CLI::App& app, int&) {
   });
 }
 
-void add_manual(CLI::App& app, int&) {
-  auto folder = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("manual", "Write the manual pages: cohort.1, and one of each command");
-  command->add_option("FOLDER", *folder, "Where they go; it is made")->required()->type_name("");
-  command->callback([&app, folder] {
-    value_or_throw(sys::make_folders(*folder));
-    std::string text = manual_head("cohort", kAbout, "cohort COMMAND [OPTIONS]") + ".SH COMMANDS\n";
-    std::string pages;
-    for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
-      if (one->get_group().empty()) continue;
-      text += fmt::format(".TP\n\\fBcohort {}\\fR\n{}\n", one->get_name(), roff(one->get_description()));
-      pages += fmt::format("{}.BR cohort\\-{} (1)", pages.empty() ? "" : ",\n", roff(one->get_name()));
-    }
-    value_or_throw(sys::write_file_atomically(*folder + "/cohort.1", text + ".SH SEE ALSO\n" + pages + "\n"));
-    write_manual(app, *folder);
-    std::string_view last;
-    for (const CommandProgram& program : programs()) {
-      if (std::exchange(last, program.program) != program.program) write_manual_of(program.program, *folder);
-    }
-  });
+void write_manual_pages(const CLI::App& app, const std::string& folder) {
+  value_or_throw(sys::make_folders(folder));
+  std::string text = manual_head("cohort", kAbout, "cohort COMMAND [OPTIONS]") + ".SH COMMANDS\n";
+  std::string pages;
+  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (one->get_group().empty()) continue;
+    text += fmt::format(".TP\n\\fBcohort {}\\fR\n{}\n", one->get_name(), roff(one->get_description()));
+    pages += fmt::format("{}.BR cohort\\-{} (1)", pages.empty() ? "" : ",\n", roff(one->get_name()));
+  }
+  value_or_throw(sys::write_file_atomically(folder + "/cohort.1", text + ".SH SEE ALSO\n" + pages + "\n"));
+  write_manual(app, folder);
+  std::string_view last;
+  for (const CommandProgram& program : programs()) {
+    if (std::exchange(last, program.program) != program.program) write_manual_of(program.program, folder);
+  }
 }
 
 namespace {
@@ -274,8 +263,8 @@ int run_command(std::vector<std::string> words) {
     CLI::App* const there = app.add_subcommand(std::string(program.command), std::string(program.about));
     if (program.about.empty()) there->group("");
   }
-  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_env, add_help, add_completion,
-                               add_manual, add_version, add_agent})
+  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_help, add_completion, add_version,
+                               add_agent})
     add(app, exit_status);
 
   if (words.empty()) {

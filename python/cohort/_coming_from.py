@@ -182,7 +182,7 @@ class Program:
         self.errors: list[str] = []
         self.commands: list[str] = []
         self.modules: dict[pathlib.Path, dict[str, Optional[str]]] = {}  # Python files that were read: their names
-        self.variables = set(re.findall(r"^  (\w+)=", self.ask("env"), re.MULTILINE))
+        self.variables = set(re.findall(r"^  (\w+)=", self.ask("help", "environment"), re.MULTILINE))
         listed = re.findall(r"^  (-\S+)( [A-Z]\S*)?", self.ask("run", "--help-all"), re.MULTILINE)
         self.options = {one: value for names, value in listed for one in names.split(",")}
         if name == "horovod":

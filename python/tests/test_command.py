@@ -75,7 +75,7 @@ class Manual(unittest.TestCase):
     def test_there_is_a_page_of_each_command(self):
         with tempfile.TemporaryDirectory(prefix="manual-") as folder:
             pages = pathlib.Path(folder, "man1")
-            subprocess.run([COMMAND, "manual", str(pages)], check=True, timeout=SECONDS)
+            subprocess.run([COMMAND, "help", "--manual", str(pages)], check=True, timeout=SECONDS)
             names = {page.name for page in pages.iterdir()}
             for name in ("", "-run", "-watch", "-runs", "-export", "-plot", "-doctor", "-trace", "-bench", "-completion"):
                 self.assertIn(f"cohort{name}.1", names)
@@ -98,7 +98,7 @@ class Manual(unittest.TestCase):
         with tempfile.TemporaryDirectory(prefix="manual-") as folder:
             alone = pathlib.Path(folder, "cohort")
             shutil.copy2(COMMAND, alone)
-            for words in (["manual", folder], ["completion", "bash"]):
+            for words in (["help", "--manual", folder], ["completion", "bash"]):
                 done = subprocess.run([alone, *words], capture_output=True, text=True, timeout=SECONDS)
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn("cohort-export", done.stderr)

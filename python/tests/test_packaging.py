@@ -224,8 +224,8 @@ class Wheels(unittest.TestCase):
 
 class Module(unittest.TestCase):
     def test_is_the_command(self):
-        wanted = subprocess.run([_command.find(), "version"], check=True, capture_output=True)
-        found = subprocess.run([sys.executable, "-m", "cohort", "version"], check=True, capture_output=True)
+        wanted = subprocess.run([_command.find(), "--version"], check=True, capture_output=True)
+        found = subprocess.run([sys.executable, "-m", "cohort", "--version"], check=True, capture_output=True)
         self.assertEqual(found.stdout, wanted.stdout)
 
     def test_is_that_of_the_package(self):

@@ -36,7 +36,7 @@ foreach(file bin/cohort bin/cohort-doctor bin/cohort-bench include/cohort/cohort
     message(SEND_ERROR "${file} is not installed")
   endif()
 endforeach()
-execute_process(COMMAND ${PREFIX}/bin/cohort version COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${PREFIX}/bin/cohort --version COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${PREFIX}/bin/cohort --prefix OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE)
 execute_process(COMMAND ${BUILD_DIR}/bin/cohort --prefix ERROR_VARIABLE refused RESULT_VARIABLE status OUTPUT_QUIET)
 if(NOT prefix STREQUAL PREFIX OR NOT status EQUAL 1 OR NOT refused MATCHES "is not installed")
