@@ -45,7 +45,10 @@ void store_text(std::array<std::atomic<std::uint64_t>, Words>& to, std::string_v
 
 Result<sys::SharedSegment> create_status_page() {
   auto segment = sys::create_shared_segment("cohort-status", kStatusBytes);
-  if (segment) (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
+  if (!segment) return segment;
+  (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
+  // A rank that gets SIGQUIT from somebody else writes its stacks behind the page, too.
+  (void)::lseek(segment->fd.get(), kStatusStacksBegin, SEEK_SET);
   return segment;
 }
 
