@@ -263,8 +263,8 @@ int run_command(std::vector<std::string> words) {
     CLI::App* const there = app.add_subcommand(std::string(program.command), std::string(program.about));
     if (program.about.empty()) there->group("");
   }
-  for (const AddCommand add : {add_submit, add_ctl, add_secret, add_build_mpi, add_help, add_completion, add_version,
-                               add_agent})
+  for (const AddCommand add :
+       {add_submit, add_ctl, add_secret, add_build_mpi, add_help, add_completion, add_version, add_agent})
     add(app, exit_status);
 
   if (words.empty()) {

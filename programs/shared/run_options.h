@@ -1,8 +1,8 @@
 // The one table of the options of `cohort run`: names, type, default, help, and the setting that a value changes. The
-// command line, the environment and files (run.cpp), the help, docs/reference/run.md, `cohort help environment`, the completion and
-// other commands that start jobs take them from it. Plain data; any thread. Options common to `cohort run` and the
-// other commands that start jobs, from the table: the hosts, how they are reached, over which networks. One thread.
-// Lists as people type them: 1,2,4. Pure; any thread.
+// command line, the environment and files (run.cpp), the help, docs/reference/run.md, `cohort help environment`, the
+// completion and other commands that start jobs take them from it. Plain data; any thread. Options common to `cohort
+// run` and the other commands that start jobs, from the table: the hosts, how they are reached, over which networks.
+// One thread. Lists as people type them: 1,2,4. Pure; any thread.
 #pragma once
 
 #include "base/parse.h"

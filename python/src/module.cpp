@@ -133,7 +133,8 @@ void bind_types(py::module_& module) {
       "Whether the reduction exists for elements of a type: its name, or a dtype of torch or NumPy.");
   module.def(
       "environment_value", [](const std::string& name) { return value_or_throw(env::value(name)); }, py::arg("name"),
-      "The value of a variable of the table that `cohort help environment` lists, by its type; None where it has none.");
+      "The value of a variable of the table that `cohort help environment` lists, by its type; None where it has "
+      "none.");
 }
 
 }  // namespace cohort::python

@@ -1,6 +1,7 @@
 // The one table of environment variables that Cohort reads or sets for its workers, and their values by type. To add a
-// variable: add its name here, unless only Python reads it, and a row to kVariables (env.cpp), which `cohort help environment` and
-// docs/reference/environment.md show. Reads this process's variables, or a map of them; changes nothing. Any thread.
+// variable: add its name here, unless only Python reads it, and a row to kVariables (env.cpp), which `cohort help
+// environment` and docs/reference/environment.md show. Reads this process's variables, or a map of them; changes
+// nothing. Any thread.
 #pragma once
 
 #include "base/result.h"

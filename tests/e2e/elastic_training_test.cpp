@@ -290,6 +290,42 @@ TEST(ElasticTrainings, SaveThoughARankIsLostAsTheyAreToldToEnd) {
   expect_saved_once(job, 1);
 }
 
+// Started, and without anything to save.
+TEST(ElasticTrainings, SaveWhileAWorkerIsStillStarting) {
+  std::vector<std::string> arguments =
+      slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"});
+  const std::string slow = "if [ -e slow ]; then sleep 5; fi; exec \"$@\"";
+  const auto program = std::find(arguments.begin(), arguments.end(), TRAINING_PEER);
+  const std::vector<std::string> shell = {"sh", "-c", slow, "sh"};
+  arguments.insert(program, shell.begin(), shell.end());
+  Job job({.arguments = arguments, .shell_before = "printf 'a:2\\n' > hosts"});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-1.out").find("world 1 of 2") != std::string::npos; }))
+      << job.err();
+  std::ofstream(job.folder() + "/slow") << "";
+  std::ofstream(job.folder() + "/hosts.new") << "a:2\nb:1\n";
+  std::filesystem::rename(job.folder() + "/hosts.new", job.folder() + "/hosts");
+  ASSERT_TRUE(eventually([&] { return job.processes("exec").size() == 1; })) << job.err();
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  expect_saved_once(job, 2);
+}
+
+TEST(ElasticTrainings, SaveWhereTooFewWaitForHosts) {
+  Job job({.arguments = slow_training({"-np", "3", "--min-np", "2", "--starter", "local", "--host-discovery-script",
+                                       "cat hosts", "--blacklist-cooldown-range", "60,100"}),
+           .shell_before = "printf 'a:1\\nb:2\\n' > hosts"});
+  ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))
+      << job.err();
+  const auto workers = job.processes(TRAINING_PEER);
+  ASSERT_EQ(workers.size(), 3U);
+  ::kill(workers[1], SIGKILL);
+  ::kill(workers[2], SIGKILL);
+  ASSERT_TRUE(eventually([&] { return job.err().find("waiting up to") != std::string::npos; })) << job.err();
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  expect_saved_once(job, 1);
+}
+
 TEST(ElasticTrainings, SaveOnceAtTheSameStepWhereTheirLauncherIsKilled) {
   Job job({slow_training({"-H", "a:2,b:1", "--starter", "local", "--min-np", "1"})});
   ASSERT_TRUE(eventually([&] { return job.file("r/logs/rank-2.out").find("world 2 of 3") != std::string::npos; }))

@@ -51,8 +51,9 @@ TEST(RunOptions, EachHasAVariable) {
 }
 
 TEST(RunOptions, TheTableOfVariablesShowsNoSecret) {
-  const std::string shown =
-      run({{"help", "environment"}, {"COHORT_PAGE_TOKEN=0123456789abcdef", "COHORT_SECRET_FILE=/x", "COHORT_LOG=debug"}}).out;
+  const std::string shown = run({{"help", "environment"},
+                                 {"COHORT_PAGE_TOKEN=0123456789abcdef", "COHORT_SECRET_FILE=/x", "COHORT_LOG=debug"}})
+                                .out;
   EXPECT_EQ(shown.find("0123456789abcdef"), std::string::npos) << shown;
   for (const char* const now : {"[now: set, not shown]", "[now: /x]", "[now: debug]"})
     EXPECT_NE(shown.find(now), std::string::npos) << now;

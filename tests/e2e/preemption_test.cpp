@@ -229,6 +229,15 @@ TEST_F(PreemptionJob, AGraceThatIsTooShortIsSaidToBe) {
   EXPECT_EQ(job_->err().find("requeue"), std::string::npos) << job_->err();
 }
 
+TEST_F(PreemptionJob, ARankThatIsLostWhileItSavesIsNotStartedAgain) {
+  start({"--max-restarts", "2"}, {"60000"});
+  send(To::Command, SIGUSR1);
+  ASSERT_TRUE(eventually([this] { return job_->err().find("asking the ranks to save") != std::string::npos; }));
+  send(To::OneRank, SIGKILL);
+  EXPECT_EQ(job_->wait(), 128 + SIGKILL) << job_->err();
+  EXPECT_EQ(job_->err().find("again"), std::string::npos) << "restarted: " << job_->err();
+}
+
 TEST_F(PreemptionJob, OneRankThatSavesAloneDoesNotLeaveTheOthersWaiting) {
   start({"--preempt-grace", "0.5", "--grace", "0.2"}, {"0", "alone"});
   send(To::Command, SIGUSR1);

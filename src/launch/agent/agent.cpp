@@ -266,7 +266,8 @@ void Agent::on_message(Message message) {
     workers_.kill(kill->rank);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
-      exit_status_ = finish->status;
+      // A host that leaves does so well; but its ranks may have saved because the whole job ends.
+      exit_status_ = finish->status == 0 && workers_.have_saved() ? kRequeueStatus : finish->status;
       if (workers_.idle() && finish->status != 0 && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }

@@ -227,6 +227,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   }
   // Reports what the other ranks are doing: useful for the post-mortem, and lost after they have been stopped.
   if (!status.success() && !epoch_.stopping) send_reports();
+  if (worker.role() == Role::Worker && status.shell_status() == kRequeueStatus) epoch_.saved = true;
   if (status_alone_ && worker.role() == Role::Worker && status.shell_status() != kRequeueStatus)
     status_alone_ = 128 + SIGTERM;
   Exited report;

@@ -57,6 +57,8 @@ class HostWorkers {
   void save_alone();
   /// Returns the ranks' common exit status since `save_alone`: kRequeueStatus if all have saved; nullopt if not called.
   std::optional<int> status_alone() const noexcept { return status_alone_; }
+  /// Returns true if a rank of this attempt has ended with kRequeueStatus.
+  bool have_saved() const noexcept { return epoch_.saved; }
   void kill(int rank);
   void give_input(const std::string& bytes) {
     if (!workers_.empty()) workers_.front()->give_input(bytes);
@@ -80,6 +82,7 @@ class HostWorkers {
     std::map<int, std::optional<StartAgain>> awaited = {};
     std::size_t alive = 0;
     bool stopping = false;
+    bool saved = false;                          ///< a rank has ended with kRequeueStatus
     std::set<pid_t> asked = {};                  ///< processes outside all workers' groups that have been asked to end
     std::map<int, Clock::time_point> left = {};  ///< ranks that have ended, while the shell around them goes on
     std::optional<Clock::time_point> grace_end = {};

@@ -114,6 +114,7 @@ void Membership::take(const event::Ended& event) {
   const bool decides = job_.roster.takes_part(worker->number) && job_.roster.knows(*worker);
   if (job_.over && job_.running && !decides && event.how != event::Ended::How::Done)
     job_.act(action::Excuse{worker->number});
+  if (decides && event.how == event::Ended::How::Asked) succession_.note_saved();
   let_ended_leave();
   succession_.look_for_members();
 }

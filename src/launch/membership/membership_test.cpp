@@ -426,6 +426,16 @@ TEST_F(MembershipTest, WorkersThatHaveOnlyComeAreEndedOnceTheTrainingIsOver) {
   EXPECT_EQ(those<action::EndWorkers>(on(event::Reported{{{1, true, false}}})).size(), 1U);
 }
 
+TEST_F(MembershipTest, WhoHasNoStateIsEndedOnceAllThatHaveItHaveSaved) {
+  begin({.least = 1, .others_may_come = true}, plan_with({2}));
+  report(0, 0, true);
+  report(1, 0, true);
+  come("b", 1, 2);
+  EXPECT_EQ(members(), (std::vector<int>{0, 1, 2}));
+  EXPECT_TRUE(those<action::EndWorkers>(end(0, How::Asked)).empty()) << "worker 1 saves";
+  EXPECT_EQ(those<action::EndWorkers>(end(1, How::Asked)).size(), 1U);
+}
+
 TEST_F(MembershipTest, ChangesNoMoreOftenThanItMay) {
   begin({.least = 1, .most_changes = 1}, plan_with({3}));
   end(2);

@@ -152,7 +152,10 @@ void Succession::finish(KnownWorker& worker) {
 
 void Succession::look_for_members() {
   const Roster& roster = job_.roster;
-  const auto runs = [&roster](int worker) { return roster.runs(worker); };
+  // Where all that have the state have saved, those without one, such as a newcomer that is frozen, have nothing to do.
+  const auto knows = [&roster](const auto& one) { return !one.second.ended() && roster.knows(one.second); };
+  const bool saved = saved_ && std::ranges::none_of(roster.all(), knows);
+  const auto runs = [&roster, saved](int worker) { return roster.runs(worker) && !saved; };
   if (!job_.may_change() || workers_ended_ || job_.wait_limit || job_.doubt_limit || !roster.anybody_runs() ||
       std::ranges::any_of(roster.current().members, runs, &rendezvous::Member::worker))
     return;

@@ -28,6 +28,8 @@ class Succession {
 
   /// Called when some worker has finished.
   void finish(KnownWorker& worker);
+  /// Called when a worker with the state has saved and ended, as asked.
+  void note_saved() { saved_ = true; }
   void look_for_members();
   void look_for_waiting();
   /// Looks whether the remaining workers have formed a world.
@@ -47,6 +49,7 @@ class Succession {
   Course end(const std::string& cause, const std::string& why);
 
   Standing& job_;
+  bool saved_ = false;            ///< a worker with the state has saved and ended, as asked
   bool workers_ended_ = false;    ///< the workers were asked to end
   std::set<int> fresh_failures_;  ///< failures since the last world: they may be why other workers fail
   bool own_errors_ = true;        ///< these workers have failed by themselves

@@ -579,8 +579,8 @@ void Epoch::on_signal(int signal) {
       if (input_) input_->look_again();
       return;
     case SIGQUIT:
-      if (stage_ != Stage::Running) break;
-      if (overview_) return;
+      if (stage_ == Stage::Starting) return say("SIGQUIT: not all ranks run yet");
+      if (stage_ == Stage::Ended || overview_) return;
       overview_ = Timer(loop_, kOverviewTime, [this] {
         overview_ = Timer();
         show_overview();
@@ -606,8 +606,10 @@ Result<std::string> Epoch::obey(const ControlOrder& order) {
 
 void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
-  if (stage_ == Stage::Running && members_.health().somebody_saves())
+  if (stage_ == Stage::Running && members_.health().somebody_saves()) {
+    asked_to_save_ = true;
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
+  }
   agents_.broadcast(SignalWorkers{signal});
 }
 
@@ -657,7 +659,7 @@ void Epoch::check_end() {
 }
 
 Restarts::Decision Epoch::after(const Verdict& verdict) {
-  if (!verdict.breakdown || end_.told_to_end || end_.agent_lost || run_.reader_gone()) return {};
+  if (!verdict.breakdown || end_.told_to_end || asked_to_save_ || end_.agent_lost || run_.reader_gone()) return {};
   std::optional<Plan> next;
   if (elastic_)
     next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
