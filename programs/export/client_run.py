@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import re
+import socket
 import sys
 import time
 
@@ -80,14 +81,17 @@ class TensorBoard(Client):
                     )
         try:
             from tensorboard.compat.proto import event_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
+
+            self.open_file = lambda path: RecordWriter(open(path, "xb"))
         except ImportError as error:
             try:
-                from tensorboardX.event_file_writer import EventFileWriter
                 from tensorboardX.proto import event_pb2
+                from tensorboardX.record_writer import RecordWriter
             except ImportError:
                 raise error from None
-        self.event, self.new_writer = event_pb2, EventFileWriter
+            self.open_file = RecordWriter
+        self.event = event_pb2
         for file in earlier:
             os.remove(file)
         self.writer(None)
@@ -95,16 +99,23 @@ class TensorBoard(Client):
     def writer(self, rank):
         if rank not in self.writers:
             folder = self.folder if rank is None else os.path.join(self.folder, f"rank{rank}")
+            os.makedirs(folder, exist_ok=True)
+            # A new name, which sorts after those of earlier files.
+            name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{self.made:06}{self.SUFFIX}"
             self.made += 1
-            self.writers[rank] = self.new_writer(folder, 10_000, 1, f".{self.made:06}{self.SUFFIX}")
+            self.writers[rank] = self.open_file(os.path.join(folder, name))
+            self.write(rank, wall_time=time.time(), file_version="brain.Event:2")
         return self.writers[rank]
+
+    def write(self, rank, values=(), **fields):
+        event = self.event.Event(**fields)
+        for tag, value in values:
+            event.summary.value.add(tag=tag, simple_value=value)
+        self.writer(rank).write(event.SerializeToString())
 
     def take(self, line):
         if "values" in line:
-            event = self.event.Event(wall_time=line["time"], step=line["step"])
-            for tag, value in line["values"].items():
-                event.summary.value.add(tag=tag, simple_value=value)
-            self.writer(line.get("rank")).add_event(event)
+            self.write(line.get("rank"), line["values"].items(), wall_time=line["time"], step=line["step"])
 
     def go_back(self, step, wall_time):
         # In new files behind a mark: readers take points of later steps in earlier files for superseded.
@@ -112,7 +123,7 @@ class TensorBoard(Client):
         self.close()
         for rank in ranks:
             restart = self.event.SessionLog(status=self.event.SessionLog.START)
-            self.writer(rank).add_event(self.event.Event(wall_time=wall_time, step=step + 1, session_log=restart))
+            self.write(rank, wall_time=wall_time, step=step + 1, session_log=restart)
 
     def flush(self):
         for writer in self.writers.values():
@@ -197,6 +208,7 @@ class Mlflow(Client):
                 os.environ.setdefault({"user": "MLFLOW_TRACKING_USERNAME", "password": "MLFLOW_TRACKING_PASSWORD"}[name], to[name])
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # `ask` does that, and says so
         os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
         logging.disable(logging.INFO)  # a new database logs 50 migrations
         import mlflow
         from mlflow.entities import Metric, Param, RunTag

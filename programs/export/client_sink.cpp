@@ -72,13 +72,14 @@ void ClientSink::take(const SinkLine& line) {
   points_.read(line.line, [&](const MetricPoint& point) {
     if (line.superseded) return;
     // (Python reads NaN, Infinity and -Infinity.)
-    fmt::format_to(std::back_inserter(values), "{}{}:{}", values.empty() ? "" : ",",
-                   json_text(OrderedJson(point.name)), text_of(point.value));
+    fmt::format_to(std::back_inserter(values), "{}{}:{}", values.empty() ? "" : ",", json_text(OrderedJson(point.name)),
+                   text_of(point.value));
     last = point;
   });
   fmt::format_to(std::back_inserter(chunk_), "{{\"end\":{}", line.end);
   if (!values.empty()) {
-    fmt::format_to(std::back_inserter(chunk_), ",\"time\":{},\"step\":{},\"values\":{{{}}}", last.time, last.step, values);
+    fmt::format_to(std::back_inserter(chunk_), ",\"time\":{},\"step\":{},\"values\":{{{}}}", last.time, last.step,
+                   values);
     if (last.rank) fmt::format_to(std::back_inserter(chunk_), ",\"rank\":{}", *last.rank);
   } else if (line.line.time) {
     fmt::format_to(std::back_inserter(chunk_), ",\"time\":{}", *line.line.time);

@@ -288,7 +288,8 @@ TEST(MlflowPlace, IsReadAndRefused) {
   const std::string here = std::filesystem::current_path().string();
   EXPECT_EQ(place("sqlite:///m.db?experiment=x").at("uri"), "sqlite:///" + here + "/m.db");
   EXPECT_EQ(place("sqlite:////abs/m.db").at("uri"), "sqlite:////abs/m.db");
-  for (const char* folder : {"file:./runs", "file:runs"}) EXPECT_EQ(place(folder).at("uri"), "file://" + here + "/runs");
+  for (const char* folder : {"file:./runs", "file:runs"})
+    EXPECT_EQ(place(folder).at("uri"), "file://" + here + "/runs");
   EXPECT_EQ(place("./runs").at("uri"), "file://" + here + "/runs");
   EXPECT_EQ(place("file:///abs/runs").at("uri"), "file:///abs/runs");
   for (const char* wrong : {"postgresql://h/runs", "runs", "sqlite:///", "sqlite:///:memory:", "file://host/runs"})

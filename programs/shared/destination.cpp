@@ -41,10 +41,11 @@ void read_options(std::string_view destination, std::string_view options, const 
     std::string_view value = take_until(options, "&");
     const std::string name(take_until(value, "="));
     if (std::ranges::find(known, name) == known.end() || value.empty()) {
-      raise(ErrorCode::InvalidArgument,
-            "exporting to '{}' failed -- '{}' is no option of it -- there are {}=..., behind a '?' and with '&' between "
-            "them",
-            destination, name, fmt::join(known, "=..., "));
+      raise(
+          ErrorCode::InvalidArgument,
+          "exporting to '{}' failed -- '{}' is no option of it -- there are {}=..., behind a '?' and with '&' between "
+          "them",
+          destination, name, fmt::join(known, "=..., "));
     }
     place[name] = decoded(value);
   }

@@ -34,7 +34,8 @@ using ClientPlace = std::map<std::string, std::string>;
 /// "user", "password", "experiment", "experiment_id", "run" (one that there is, which its owner ends), "name".
 ClientPlace mlflow_place(std::string_view uri, const env::Source& variables);
 
-/// `where`: "PROJECT[?entity=NAME&name=NAME&group=NAME&run=ID]". Throws InvalidArgument. The place: "project" and these.
+/// `where`: "PROJECT[?entity=NAME&name=NAME&group=NAME&run=ID]". Throws InvalidArgument. The place: "project" and
+/// these.
 ClientPlace wandb_place(std::string_view where);
 
 struct KubeflowPlace {

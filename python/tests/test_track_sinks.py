@@ -59,7 +59,6 @@ while True:
     cohort.track.log(step, own=step, other=-step)
     if step % 10 == 0:
         cohort.track.flush()
-    if step % 100 == 0:
         time.sleep(0.001)
     step += 1
 """
