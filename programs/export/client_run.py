@@ -209,6 +209,7 @@ class Mlflow(Client):
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # `ask` does that, and says so
         os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
         os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         logging.disable(logging.INFO)  # a new database logs 50 migrations
         import mlflow
         from mlflow.entities import Metric, Param, RunTag

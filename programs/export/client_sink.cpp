@@ -109,8 +109,9 @@ void ClientSink::finish(RunState state) {
 
 void ClientSink::ask() {
   chunk_ += '\n';
-  (void)child_.say(std::exchange(chunk_, {}));  // if it has ended, its last line says why
-  const std::string said = child_.line(limit_);
+  const bool is_sent = child_.say(std::exchange(chunk_, {}));
+  const std::string said =
+      child_.line(is_sent ? limit_ : std::chrono::seconds(1));  // the last line says why it has ended
   more_ = said == "more";
   if (more_ || said == "ok") return;
   if (said.starts_with(kFailed))

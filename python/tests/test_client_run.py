@@ -113,7 +113,7 @@ class MlflowClient:
 
 
 def entity(*names):
-    return lambda *values: types.SimpleNamespace(**dict(zip(names, values, strict=True)))
+    return lambda *values: types.SimpleNamespace(**dict(zip(names, values)))
 
 
 @unittest.skipUnless(PROGRAM.exists(), "needs the repository")
