@@ -1,7 +1,6 @@
 // Run records, as `cohort plot` and `cohort export` read them: whatever the lines hold, each is an event or counted,
-// and a picture, a page of metrics and event records come out.
+// and a picture and a page of metrics come out.
 #include "export/prometheus.h"
-#include "export/tensorboard.h"
 #include "plot/curves.h"
 #include "telemetry/record.h"
 
@@ -19,15 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (record.torn != (!text.empty() && text.back() != '\n')) std::abort();
   for (const auto& event : record.events) (void)event.integer("step");
   PrometheusFile prometheus("unwritten.prom", PrometheusFormat::OpenMetrics);
-  PointReader points;
-  ScalarEvent event_record;
-  for (const auto& event : record.events) {
-    prometheus.take({event});
-    event_record.begin(0, 0);
-    points.read(event,
-                [&](const MetricPoint& point) { event_record.add(point.name, static_cast<float>(point.value)); });
-    (void)event_record.payload();
-  }
+  for (const auto& event : record.events) prometheus.take({event});
   if (!prometheus.text(PrometheusFormat::OpenMetrics).ends_with("# EOF\n")) std::abort();
   if (record.events.empty()) return 0;  // such pictures are all the same
   const std::string picture = render_svg(figure_of(series_of(record)));

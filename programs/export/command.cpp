@@ -131,7 +131,6 @@ void export_run(ExportArguments& arguments) {
                                              arguments.destination)
                                : std::string());
     request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };
-    sink_options.wait = request.wait;
     sink_options.patience = std::chrono::hours(24 * 15);
   }
   request.record = track::record_of(from, arguments.follow ? track::Absent::Later : track::Absent::Error);

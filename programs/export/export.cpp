@@ -1,15 +1,12 @@
 #include "export/export.h"
 
-#include "base/env.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "export/client_sink.h"
 #include "export/kubeflow.h"
-#include "export/mlflow.h"
 #include "export/prometheus.h"
-#include "export/tensorboard.h"
-#include "export/wandb.h"
 #include "net/http.h"
 #include "shared/destination.h"
 #include "telemetry/record.h"
@@ -27,7 +24,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace cohort::track {
@@ -104,7 +100,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
 constexpr int kKilledStatus = 128;  // and more: by a signal
-constexpr auto kBatchInterval = std::chrono::seconds(2);
 
 struct JobState {
   bool ended = false;
@@ -241,20 +236,18 @@ std::unique_ptr<Sink> make_prometheus(const std::string& where, const SinkOption
 
 std::unique_ptr<Sink> make_sink(const std::string& destination, const SinkOptions& options) {
   const auto [kind, where] = parts_of(destination);
-  if (kind == "tensorboard") return std::make_unique<TensorBoardSink>(where);
   if (kind == "csv") return std::make_unique<CsvSink>(where);
   if (kind == "prometheus") return make_prometheus(where, options);
-  if (kind == "wandb") return std::make_unique<WandbSink>(wandb_place(where), options.record, options.say);
   if (kind == "kubeflow") return std::make_unique<KubeflowSink>(kubeflow_place({}), options.say);
-  MlflowServerOptions server;
-  server.place = mlflow_place(where, [](std::string_view name) { return env::get(name); });
-  server.wait = options.wait ? options.wait : [](std::chrono::milliseconds time) {
-    std::this_thread::sleep_for(time);
-    return false;
-  };
-  server.say = options.say ? options.say : [](const std::string&) {};
-  server.patience = options.patience;
-  return std::make_unique<MlflowSink>(MlflowSinkOptions{options.record, std::move(server), kBatchInterval});
+  ClientSinkOptions client{Client::TensorBoard, {{"folder", where}}, options.record, options.patience};
+  if (kind == "mlflow") {
+    client.client = Client::Mlflow;
+    client.place = mlflow_place(where, {});
+  } else if (kind == "wandb") {
+    client.client = Client::Wandb;
+    client.place = wandb_place(where);
+  }
+  return std::make_unique<ClientSink>(client);
 }
 
 ExportSummary export_record(const ExportRequest& request) { return Export(request).run(); }

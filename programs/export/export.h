@@ -45,9 +45,7 @@ struct SinkOptions {
   bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
   std::string token_file = {};        ///< prometheus:HOST:PORT: token for clients; only loopback may go without
   std::filesystem::path record = {};  ///< the record, beside which MLflow's state and the warnings are
-  /// mlflow: waits, and returns whether to stop; default: only waits.
-  std::function<bool(std::chrono::milliseconds)> wait = {};
-  /// Reports where the run or its metrics are, and that a server does not answer.
+  /// prometheus, kubeflow: reports where the metrics are, and that a server does not answer.
   std::function<void(const std::string&)> say = {};
   std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
 };

@@ -21,7 +21,7 @@ constexpr std::string_view kNotFromHere = "import sys; sys.path[:] = [path for p
 
 }  // namespace
 
-PythonChild::PythonChild(std::string_view program, const std::vector<std::string>& arguments) {
+PythonChild::PythonChild(std::string_view program) {
   int ends[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
@@ -34,7 +34,6 @@ PythonChild::PythonChild(std::string_view program, const std::vector<std::string
                           .arguments = {"env", "python3", "-c", std::string(kNotFromHere) + std::string(program)},
                           .environment = {},
                           .folder = {}};
-  spawn.arguments.insert(spawn.arguments.end(), arguments.begin(), arguments.end());
   for (char** one = environ; *one != nullptr; ++one) spawn.environment.emplace_back(*one);
   spawn.stdin_fd = spawn.stdout_fd = theirs.get();
   spawn.group = sys::Group::Own;  // so that Ctrl-C reaches only this process
@@ -75,11 +74,6 @@ std::string PythonChild::line(std::chrono::milliseconds limit) {
   std::string line = said_.substr(0, end);
   said_.erase(0, end + 1);
   return line;
-}
-
-bool PythonChild::has_ended() const {
-  pollfd waiting{process_.pidfd.get(), POLLIN, 0};
-  return ::poll(&waiting, 1, 0) > 0;
 }
 
 }  // namespace cohort::track

@@ -8,14 +8,13 @@
 #include <chrono>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace cohort::track {
 
 class PythonChild {
  public:
   /// Throws Unavailable if the program cannot be started.
-  explicit PythonChild(std::string_view program, const std::vector<std::string>& arguments = {});
+  explicit PythonChild(std::string_view program);
   /// Kills the program.
   ~PythonChild();
   PythonChild(const PythonChild&) = delete;
@@ -25,7 +24,6 @@ class PythonChild {
   bool say(std::string_view text) const;
   /// The child's next line, without its end; the rest of the output when the child ends.
   std::string line(std::chrono::milliseconds limit);
-  bool has_ended() const;
 
  private:
   sys::UniqueFd fd_;

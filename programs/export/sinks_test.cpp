@@ -1,19 +1,20 @@
 #include "export/export.h"
 #include "export/kubeflow.h"
 #include "export/prometheus.h"
-#include "export/tensorboard.h"
+#include "export/python_child.h"
+#include "shared/destination.h"
 #include "telemetry/record.h"
 
 #include <cohort/error.h>
 #include <cohort/track.h>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -228,57 +229,6 @@ TEST_F(SinksTest, CsvIsATableByTheStandard) {
             "3.000,4,,communication/all_reduce/count,7\r\n");
 }
 
-TEST_F(SinksTest, Crc32cIsCastagnolis) {
-  EXPECT_EQ(crc32c("123456789"), 0xe3069283U);
-  EXPECT_EQ(crc32c(""), 0U);
-  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aaU);
-}
-
-TEST_F(SinksTest, EventFilesAreRecordsWithChecksums) {
-  append(R"({"event":"metric","time":2,"step":300,"values":{"v":0.5}})"
-         "\n");
-  export_to("tensorboard:" + (folder_ / "tb").string());
-  const std::string bytes = content(fs::directory_iterator(folder_ / "tb")->path());
-  std::vector<std::string> payloads;
-  const auto word = [&bytes](std::size_t at) {
-    std::uint32_t value = 0;
-    std::memcpy(&value, bytes.data() + at, sizeof value);
-    return value;
-  };
-  const auto unmasked = [&word](std::size_t at) {
-    const std::uint32_t rotated = word(at) - 0xa282ead8U;
-    return (rotated >> 17) | (rotated << 15);
-  };
-  for (std::size_t at = 0; at < bytes.size();) {
-    const std::size_t length = word(at);
-    ASSERT_EQ(word(at + 4), 0U);
-    EXPECT_EQ(unmasked(at + 8), crc32c(bytes.substr(at, 8)));
-    payloads.push_back(bytes.substr(at + 12, length));
-    EXPECT_EQ(unmasked(at + 12 + length), crc32c(payloads.back()));
-    at += 16 + length;
-  }
-  ASSERT_EQ(payloads.size(), 2U);
-  EXPECT_NE(payloads[0].find("brain.Event:2"), std::string::npos);
-  // wall_time 2.0, step 300, summary { value { tag "v", simple_value 0.5 } }
-  const std::string expected(
-      "\x09\0\0\0\0\0\0\0\x40"
-      "\x10\xac\x02"
-      "\x2a\x0a\x0a\x08\x0a\x01v\x15\0\0\0\x3f",
-      24);
-  EXPECT_EQ(payloads[1], expected);
-}
-
-TEST_F(SinksTest, TensorBoardFolderIsReplacedAndAForeignOneRefused) {
-  append_step(1);
-  const std::string to = "tensorboard:" + (folder_ / "tb").string();
-  export_to(to);
-  export_to(to);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "tb"), {}), 1);
-  std::ofstream(folder_ / "tb" / "events.out.tfevents.1.host") << "somebody's";
-  EXPECT_THROW(export_to(to), Error);
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "tb"), {}), 2);
-}
-
 RunProgress progress_of(std::initializer_list<const char*> lines) {
   RunProgress progress;
   RecordLine line;
@@ -319,6 +269,67 @@ TEST(KubeflowPlace, IsWhatItsVariablesSay) {
   EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").server, "https://a.b.svc:10443");
   EXPECT_EQ(of("https://a.b.svc:10443/apis/x/status").path, "/apis/x/status");
   for (const char* wrong : {"", "a.b/c", "https://a", "ftp://a/b"}) EXPECT_THROW((void)of(wrong), Error) << wrong;
+}
+
+TEST(MlflowPlace, IsReadAndRefused) {
+  env::Map variables;
+  const auto place = [&variables](std::string_view uri) { return mlflow_place(uri, variables); };
+  const auto refusal = [&place](std::string_view uri) {
+    try {
+      (void)place(uri);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(place("http://h:5000").at("experiment"), "Default");
+  EXPECT_EQ(place("https://[::1]:5000/a/b/?experiment_id=7").at("uri"), "https://[::1]:5000/a/b");
+  EXPECT_EQ(place("http://h?experiment=a%2Fb%26c&run=r").at("experiment"), "a/b&c");
+  const std::string here = std::filesystem::current_path().string();
+  EXPECT_EQ(place("sqlite:///m.db?experiment=x").at("uri"), "sqlite:///" + here + "/m.db");
+  EXPECT_EQ(place("sqlite:////abs/m.db").at("uri"), "sqlite:////abs/m.db");
+  for (const char* folder : {"file:./runs", "file:runs"})
+    EXPECT_EQ(place(folder).at("uri"), "file://" + here + "/runs");
+  EXPECT_EQ(place("./runs").at("uri"), "file://" + here + "/runs");
+  EXPECT_EQ(place("file:///abs/runs").at("uri"), "file:///abs/runs");
+  for (const char* wrong : {"postgresql://h/runs", "runs", "sqlite:///", "sqlite:///:memory:", "file://host/runs"})
+    EXPECT_NE(refusal(wrong).find("mlflow server --backend-store-uri"), std::string::npos) << wrong;
+  EXPECT_NE(refusal("http://u:secret@h:5000").find("MLFLOW_TRACKING_PASSWORD"), std::string::npos);
+  EXPECT_EQ(refusal("http://u:secret@h:5000").find("secret"), std::string::npos);
+  for (const char* wrong : {"http://", "http://h:0", "http://h:x", "http://a b", "http://h?x=1", "http://h?run="})
+    EXPECT_NE(refusal(wrong), "") << wrong;
+  EXPECT_NE(refusal("").find("MLFLOW_TRACKING_URI"), std::string::npos);
+
+  variables = {{"MLFLOW_TRACKING_URI", "http://u:s%40@h:5000"}, {"COHORT_MLFLOW_RUN", "drivers"}};
+  EXPECT_EQ(place("").at("password"), "s@");
+  EXPECT_EQ(place("").at("uri"), "http://h:5000");
+  EXPECT_EQ(place("?experiment=e").at("run"), "drivers");
+  variables = {};
+  EXPECT_NE(refusal("databricks").find("experiment=/Users"), std::string::npos);
+  EXPECT_EQ(place("databricks://profile?experiment=/Users/me/x").at("uri"), "databricks://profile");
+}
+
+TEST(WandbPlace, IsReadAndRefused) {
+  const ClientPlace place = wandb_place("a%20b?entity=team&run=r");
+  EXPECT_EQ(place, (ClientPlace{{"project", "a b"}, {"entity", "team"}, {"name", ""}, {"group", ""}, {"run", "r"}}));
+  EXPECT_THROW((void)wandb_place("p?mode=offline"), Error);
+}
+
+// Anybody may have put a file there.
+TEST(PythonChild, RunsNoFileOfTheWorkingFolder) {
+  const fs::path folder = fs::temp_directory_path() / fmt::format("cohort-python-{}", ::getpid());
+  fs::create_directory(folder);
+  std::ofstream(folder / "json.py") << "raise SystemExit('theirs')\n";
+  const fs::path before = fs::current_path();
+  fs::current_path(folder);
+  std::string said;
+  {
+    PythonChild child("import json\nprint(json.dumps([1]), flush=True)\n");
+    said = child.line(std::chrono::seconds(60));
+  }
+  fs::current_path(before);
+  fs::remove_all(folder);
+  EXPECT_EQ(said, "[1]");
 }
 
 TEST_F(SinksTest, APlaceToServeAtIsToldFromAFile) {

@@ -15,9 +15,6 @@
 namespace cohort::track {
 namespace {
 
-/// Value of an environment variable for MLflow.
-std::optional<std::string> variable(std::string_view name) { return env::get(name); }
-
 [[noreturn]] void refuse(std::string_view uri, std::string_view why) {
   raise(ErrorCode::InvalidArgument, "exporting to 'mlflow:{}' failed -- {}", uri, why);
 }
@@ -36,28 +33,22 @@ std::string decoded(std::string_view text) {
   return out;
 }
 
-/// "NAME=VALUE&..." into the texts of these names.
-void read_options(std::string_view destination, std::string_view options,
-                  const std::vector<std::pair<std::string_view, std::string*>>& known) {
+/// Reads "NAME=VALUE&..." into `place`, which has the names that are known.
+void read_options(std::string_view destination, std::string_view options, const std::vector<std::string>& known,
+                  ClientPlace& place) {
+  for (const std::string& name : known) place[name];
   while (!options.empty()) {
     std::string_view value = take_until(options, "&");
-    const std::string_view name = take_until(value, "=");
-    const auto found = std::find_if(known.begin(), known.end(), [name](const auto& one) { return one.first == name; });
-    if (found == known.end() || value.empty()) {
-      std::string names;
-      for (const auto& one : known) names += fmt::format("{}{}=...", names.empty() ? "" : ", ", one.first);
+    const std::string name(take_until(value, "="));
+    if (std::ranges::find(known, name) == known.end() || value.empty()) {
       raise(
           ErrorCode::InvalidArgument,
-          "exporting to '{}' failed -- '{}' is no option of it -- there are {}, behind a '?' and with '&' between them",
-          destination, name, names);
+          "exporting to '{}' failed -- '{}' is no option of it -- there are {}=..., behind a '?' and with '&' between "
+          "them",
+          destination, name, fmt::join(known, "=..., "));
     }
-    *found->second = decoded(value);
+    place[name] = decoded(value);
   }
-}
-
-bool truth(const Lookup& variable, std::string_view name) {
-  const auto text = variable(name);
-  return text && parse_truth(*text).value_or(false);
 }
 
 /// Returns "sqlite:////abs/mlflow.db" or "file:///abs/mlruns"; empty if `uri` is neither a SQLite database nor a
@@ -80,9 +71,9 @@ std::string store_of(std::string_view uri) {
 }
 
 /// Reads "https://host:5000/path" into `place`. `shown` is the part that an error may show.
-void read_server(MlflowPlace& place, std::string_view server, std::string_view shown, bool may_have_password) {
+void read_server(ClientPlace& place, std::string_view server, std::string_view shown, bool may_have_password) {
   const auto scheme_end = server.find("://");
-  const std::string scheme(server.substr(0, std::min(scheme_end, server.size())));
+  const std::string_view scheme = server.substr(0, std::min(scheme_end, server.size()));
   if (scheme_end == std::string_view::npos || (scheme != "http" && scheme != "https")) {
     refuse(shown,
            "it is no http://HOST:5000, sqlite:///FILE or folder (./mlruns) -- over another database start a server, "
@@ -90,8 +81,8 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
   }
   std::string_view rest = server.substr(scheme_end + 3);
   std::string_view authority = rest.substr(0, std::min(rest.find('/'), rest.size()));
-  place.prefix = rest.substr(authority.size());
-  while (place.prefix.ends_with('/')) place.prefix.pop_back();
+  std::string_view path = rest.substr(authority.size());
+  while (path.ends_with('/')) path.remove_suffix(1);
   if (const auto at = authority.rfind('@'); at != std::string_view::npos) {
     if (!may_have_password) {
       refuse("...",
@@ -99,8 +90,8 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
              "MLFLOW_TRACKING_PASSWORD");
     }
     std::string_view who = authority.substr(0, at);
-    place.user = decoded(take_until(who, ":"));
-    place.password = decoded(who);
+    place["user"] = decoded(take_until(who, ":"));
+    place["password"] = decoded(who);
     authority.remove_prefix(at + 1);
   }
   const auto colon = authority.ends_with(']') ? std::string_view::npos : authority.rfind(':');
@@ -114,70 +105,48 @@ void read_server(MlflowPlace& place, std::string_view server, std::string_view s
       (host.find(':') != std::string_view::npos && !host.starts_with('['))) {
     refuse(shown, "a host, and a port from 1 to 65535, are wanted: mlflow:http://HOST:5000");
   }
-  place.server = fmt::format("{}://{}", scheme, authority);
+  place["uri"] = fmt::format("{}://{}{}", scheme, authority, path);
 }
 
 }  // namespace
 
-MlflowPlace mlflow_place(std::string_view uri, const Lookup& variable) {
-  MlflowPlace place;
+ClientPlace mlflow_place(std::string_view uri, const env::Source& variables) {
+  ClientPlace place = {{"user", ""}, {"password", ""}};
   std::string_view options = uri;
   std::string server(take_until(options, "?"));
   read_options(fmt::format("mlflow:{}", uri.substr(0, uri.find('?'))), options,
-               {{"experiment", &place.experiment},
-                {"experiment_id", &place.experiment_id},
-                {"run", &place.run},
-                {"name", &place.run_name}});
+               {"experiment", "experiment_id", "run", "name"}, place);
 
   const bool from_variable = server.empty();
-  if (from_variable) server = variable("MLFLOW_TRACKING_URI").value_or("");
+  if (from_variable) server = env::text("MLFLOW_TRACKING_URI", variables);
   if (server.empty()) {
     refuse(uri, "it names no server, and MLFLOW_TRACKING_URI is not set -- give mlflow:http://HOST:5000");
   }
   const std::string shown = from_variable ? "... of MLFLOW_TRACKING_URI" : server;
-  place.token = variable("MLFLOW_TRACKING_TOKEN").value_or("");
-  if (server == "databricks" || server.starts_with("databricks:")) {
-    place.databricks = true;
-    server = variable("DATABRICKS_HOST").value_or("");
-    place.token = variable("DATABRICKS_TOKEN").value_or("");
-    if (server.empty() || place.token.empty()) {
-      refuse(shown, "DATABRICKS_HOST and DATABRICKS_TOKEN are wanted in the environment; profiles are not read");
-    }
-    if (server.find("://") == std::string::npos) server.insert(0, "https://");
-  }
-  place.store = store_of(server);
-  if (place.store.empty()) read_server(place, server, shown, from_variable);
-  if (const auto user = variable("MLFLOW_TRACKING_USERNAME")) {
-    place.user = *user;
-    place.password = variable("MLFLOW_TRACKING_PASSWORD").value_or("");
-  }
-  place.checks_certificate = !truth(variable, "MLFLOW_TRACKING_INSECURE_TLS");
-  place.certificates = variable("MLFLOW_TRACKING_SERVER_CERT_PATH").value_or("");
-  place.own_certificate = variable("MLFLOW_TRACKING_CLIENT_CERT_PATH").value_or("");
+  const bool databricks = server == "databricks" || server.starts_with("databricks:");
+  place["uri"] = databricks ? server : store_of(server);
+  if (place["uri"].empty()) read_server(place, server, shown, from_variable);
 
   // Python's cohort.run passes its driver's variable under the second name.
   for (const std::string_view name : {std::string_view("MLFLOW_RUN_ID"), env::kMlflowRun}) {
-    if (place.run.empty()) place.run = variable(name).value_or("");
+    if (place["run"].empty()) place["run"] = env::text(name, variables);
   }
-  if (place.experiment.empty() && place.experiment_id.empty()) {
-    place.experiment_id = variable("MLFLOW_EXPERIMENT_ID").value_or("");
-    if (place.experiment_id.empty()) place.experiment = variable("MLFLOW_EXPERIMENT_NAME").value_or("");
-    if (place.experiment_id.empty() && place.experiment.empty()) {
-      if (place.databricks && place.run.empty()) {
+  if (place["experiment"].empty() && place["experiment_id"].empty()) {
+    place["experiment_id"] = env::text("MLFLOW_EXPERIMENT_ID", variables);
+    if (place["experiment_id"].empty()) place["experiment"] = env::text("MLFLOW_EXPERIMENT_NAME", variables);
+    if (place["experiment_id"].empty() && place["experiment"].empty()) {
+      if (databricks && place["run"].empty())
         refuse(shown, "Databricks has no default experiment -- add ?experiment=/Users/NAME/EXPERIMENT");
-      }
-      place.experiment = "Default";
+      place["experiment"] = "Default";
     }
   }
   return place;
 }
 
-WandbPlace wandb_place(std::string_view where) {
-  WandbPlace place;
+ClientPlace wandb_place(std::string_view where) {
   std::string_view options = where;
-  place.project = decoded(take_until(options, "?"));
-  read_options(fmt::format("wandb:{}", place.project), options,
-               {{"entity", &place.entity}, {"name", &place.name}, {"group", &place.group}, {"run", &place.run}});
+  ClientPlace place = {{"project", decoded(take_until(options, "?"))}};
+  read_options(fmt::format("wandb:{}", place["project"]), options, {"entity", "name", "group", "run"}, place);
   return place;
 }
 
@@ -222,7 +191,7 @@ std::pair<std::string, std::string> parts_of(const std::string& destination) {
 
 void check_destination(const std::string& destination, bool token) {
   const auto [kind, where] = parts_of(destination);
-  if (kind == "mlflow") (void)mlflow_place(where, variable);
+  if (kind == "mlflow") (void)mlflow_place(where, {});
   if (kind == "wandb") (void)wandb_place(where);
   if (kind == "kubeflow") (void)kubeflow_place({});
   if (kind == "prometheus") {

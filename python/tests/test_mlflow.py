@@ -108,6 +108,10 @@ def main(secret):
         for step in range(1, 301):
             cohort.track.log(step, loss=1.0 / step)
         cohort.track.close()
+        # MLflow's client takes what the ranks leave of the machine to begin.
+        until = time.monotonic() + 200
+        while not any(pathlib.Path(os.environ["COHORT_RUN_DIR"]).glob("mlflow-*.state")) and time.monotonic() < until:
+            time.sleep(0.1)
     seen = 0
     until = time.monotonic() + 3
     while time.monotonic() < until:
@@ -395,7 +399,8 @@ record.write("end", step=step)
         follower.kill()
         follower.wait()
         follower = follow()
-        time.sleep(AWAY / 2)
+        while "trying on" not in (line := follower.stderr.readline()):
+            self.assertNotEqual(line, "", "it has ended")
         self.server.start()
         self.assertEqual(writer.wait(timeout=SECONDS), 0)
         said = follower.communicate(timeout=SECONDS)[1]

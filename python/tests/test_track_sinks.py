@@ -6,6 +6,7 @@ Tests whose reader is not installed are left out, and say so.
 import array
 import csv
 import http.server
+import importlib.util
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import urllib.error
 import urllib.request
 import xml.etree.ElementTree
@@ -59,7 +61,6 @@ while True:
     cohort.track.log(step, own=step, other=-step)
     if step % 10 == 0:
         cohort.track.flush()
-    if step % 100 == 0:
         time.sleep(0.001)
     step += 1
 """
@@ -351,6 +352,25 @@ class TensorBoard(Exports):
         self.assertTrue(all(math.isnan(v) for s, v in found["bad"] if s != 2))
         self.assertNotIn("note", found)
         self.assertEqual(scalars(self.folder / "tb" / "rank1")["ms"], [(5, 1.5)])
+
+    def test_a_folder_is_replaced_and_a_foreign_one_refused(self):
+        self.write()
+        for _ in range(2):
+            self.export(self.folder, "--to", f"tensorboard:{self.folder}/tb")
+            self.assertEqual(len(list((self.folder / "tb").iterdir())), 1)
+        (self.folder / "tb/events.out.tfevents.1.host").write_text("somebody's")
+        with self.assertRaisesRegex(AssertionError, "there is events.out.tfevents.1.host, which is not this command's"):
+            self.export(self.folder, "--to", f"tensorboard:{self.folder}/tb")
+        self.assertEqual(len(list((self.folder / "tb").iterdir())), 2)
+
+    @unittest.skipIf(importlib.util.find_spec("tensorboardX") is None, "needs tensorboardX: pip install tensorboardX")
+    def test_without_tensorboard_its_smaller_sister_writes(self):
+        self.write()
+        (self.folder / "tensorboard.py").write_text("raise ImportError('not here')")
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=str(self.folder)):
+            self.export(self.folder, "--to", f"tensorboard:{self.folder}/tb")
+        self.assertEqual(scalars(self.folder / "tb")["val/loss"], [(s, float32(2.0 / s)) for s in range(1, 6)])
+        self.assertEqual(scalars(self.folder / "tb")["odd\n,\"name"], [(s, -s) for s in range(1, 6)])
 
     def test_tensorboard_follows_writers_that_are_killed(self):
         rng = random.Random(7)

@@ -1,11 +1,7 @@
 // --track: the record of a job goes elsewhere while it runs, and whatever becomes of that is nothing to the job.
 #include "launch_harness.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <csignal>
 #include <string>
@@ -77,10 +73,21 @@ TEST(Track, OneThatFailsIsNoFailureOfTheJob) {
   }
 }
 
+/// A client of MLflow that says on stderr that it was asked, and then does `what`.
+std::string with_mlflow(const std::string& what) {
+  return "mkdir mlflow && echo 'class MlflowException(Exception): pass' > mlflow/exceptions.py && "
+         "echo 'Metric = Param = RunTag = None' > mlflow/entities.py && printf '%s\n' 'import sys, time' "
+         "'class MlflowClient:' '    def __init__(self, uri): pass' '    def get_experiment_by_name(self, name):' "
+         "'        print(\"asked\", file=sys.stderr, flush=True)' '        " +
+         what + "' > mlflow/__init__.py && export PYTHONPATH=$PWD";
+}
+
 TEST(Track, AServerThatIsAwayIsWaitedForUntilSomebodyHasEnough) {
-  Job job({{"run", "-np", "1", "--track", "mlflow:http://127.0.0.1:1", "sh", "-c", kLines}});
+  JobOptions options{{"run", "-np", "1", "--track", "mlflow:http://127.0.0.1:1", "sh", "-c", kLines}};
+  options.shell_before = with_mlflow("raise OSError(\"Connection refused\")");
+  Job job(std::move(options));
   ASSERT_TRUE(comes(job, "waiting for --track mlflow:http://127.0.0.1:1")) << job.err();
-  EXPECT_TRUE(comes(job, "it cannot be reached; trying on")) << job.err();
+  EXPECT_TRUE(comes(job, "Connection refused; trying on")) << job.err();
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 0) << job.err();
   const auto until = std::chrono::steady_clock::now() + kPatience;
@@ -89,25 +96,32 @@ TEST(Track, AServerThatIsAwayIsWaitedForUntilSomebodyHasEnough) {
 }
 
 TEST(Track, AServerThatNeverAnswersDoesNotHoldACommandThatIsToldToEnd) {
-  const sys::UniqueFd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  ASSERT_EQ(::listen(silent.get(), 4), 0);
-  ASSERT_EQ(::getsockname(silent.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  JobOptions options{{"export", "run.jsonl", "--to",
-                      "mlflow:http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), "--follow"}};
+  JobOptions options{{"export", "run.jsonl", "--to", "mlflow:http://127.0.0.1:1", "--follow"}};
+  options.shell_before = with_mlflow("time.sleep(600)");
   Job job(std::move(options));
-  pollfd asked{silent.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&asked, 1, 30'000), 1);  // it has connected, and waits
+  ASSERT_TRUE(comes(job, "asked")) << job.err();
   job.signal(SIGTERM);
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(job.wait(), 1);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
   EXPECT_NE(job.err().find("not all of run.jsonl is there: cohort export run.jsonl --to"), std::string::npos)
       << job.err();
+}
+
+TEST(Track, AClientThatIsMissingIsNamed) {
+  for (const auto& [to, package] : {std::pair("mlflow:http://127.0.0.1:1", "mlflow"),
+                                    std::pair("tensorboard:tb", "tensorboard"), std::pair("wandb:p", "wandb")}) {
+    JobOptions options{{"export", "run.jsonl", "--to", to}};
+    options.shell_before =
+        "echo '{\"event\":\"start\",\"time\":1}' > run.jsonl && for one in mlflow tensorboard "
+        "tensorboardX wandb; do mkdir -p $one && echo 'raise ImportError(\"not here\")' > $one/__init__.py; done && "
+        "export PYTHONPATH=$PWD";
+    const Finished done = run(std::move(options));
+    EXPECT_EQ(done.status, 1);
+    EXPECT_NE(done.err.find("ImportError: not here -- the "), std::string::npos) << done.err;
+    EXPECT_NE(done.err.find(std::string("of python3 in PATH is used (pip install ") + package), std::string::npos)
+        << done.err;
+  }
 }
 
 TEST(Track, WhatCannotBeIsRefusedBeforeAnythingStarts) {
