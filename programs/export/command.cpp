@@ -108,9 +108,10 @@ bool serves(const std::string& destination) {
 /// Lowers this process's priority: following a run uses only time that its ranks leave. The scheduler may count by
 /// sessions, so a session's own share is made small, too.
 void give_way() {
-  (void)::setpriority(PRIO_PROCESS, 0, 19);
+  // Lower, and a client would take minutes to be imported beside busy ranks.
+  (void)::setpriority(PRIO_PROCESS, 0, 10);
   if (::getsid(0) != ::getpid()) return;
-  std::ofstream("/proc/self/autogroup") << "19";
+  std::ofstream("/proc/self/autogroup") << "10";
 }
 
 void export_run(ExportArguments& arguments) {

@@ -107,7 +107,7 @@ def optimizer_of(draw: random.Random, dtype: str) -> dict[str, Any]:
         options["foreach"] = draw.random() < 0.5
     if kind != "SGD" and (dtype != "float64" or "weight_decay" in options):
         # A gradient that is zero but for rounding (a bias before BatchNorm) is not to count. Decay lets it grow each step.
-        options["eps"] = {"float64": 1e-3, "float32": 1e-3}.get(dtype, 0.1)
+        options["eps"] = {"float64": 1e-3, "float32": 1e-2}.get(dtype, 0.1)
     # All tensors in one group, weights and biases in two, or only those that are trained when it is made.
     groups = draw.choices(["one", "two", "trained"], [6, 3, 1])[0]
     return {"kind": kind, "options": options, "groups": groups}

@@ -14,6 +14,7 @@
 #include "launch/version.h"
 #include "net/secure_connection.h"
 
+#include <cohort/exit_status.h>
 #include <fmt/core.h>
 #include <poll.h>
 #include <sys/mman.h>
