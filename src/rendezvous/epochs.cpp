@@ -90,7 +90,6 @@ std::atomic<bool> ends_with_job{false};
 
 void set_init_ends_with_job() noexcept { ends_with_job = true; }
 bool init_ends_with_job() noexcept { return ends_with_job; }
-
 void raise_job_ends() { raise(ErrorCode::Unavailable, "the job is to end, and forms no other world"); }
 
 Superseded::Superseded(std::uint64_t epoch)

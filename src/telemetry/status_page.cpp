@@ -47,8 +47,7 @@ Result<sys::SharedSegment> create_status_page() {
   auto segment = sys::create_shared_segment("cohort-status", kStatusBytes);
   if (!segment) return segment;
   (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
-  // A rank that gets SIGQUIT from somebody else writes its stacks behind the page, too.
-  (void)::lseek(segment->fd.get(), kStatusStacksBegin, SEEK_SET);
+  (void)::lseek(segment->fd.get(), kStatusStacksBegin, SEEK_SET);  // for stacks that somebody else asks for
   return segment;
 }
 

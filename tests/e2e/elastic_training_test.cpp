@@ -294,7 +294,7 @@ TEST(ElasticTrainings, SaveThoughARankIsLostAsTheyAreToldToEnd) {
 TEST(ElasticTrainings, SaveWhileAWorkerIsStillStarting) {
   std::vector<std::string> arguments =
       slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"});
-  const std::string slow = "if [ -e slow ]; then sleep 5; fi; exec \"$@\"";
+  const std::string slow = "if [ -e slow ]; then touch started; sleep 5; fi; exec \"$@\"";
   const auto program = std::find(arguments.begin(), arguments.end(), TRAINING_PEER);
   const std::vector<std::string> shell = {"sh", "-c", slow, "sh"};
   arguments.insert(program, shell.begin(), shell.end());
@@ -304,7 +304,7 @@ TEST(ElasticTrainings, SaveWhileAWorkerIsStillStarting) {
   std::ofstream(job.folder() + "/slow") << "";
   std::ofstream(job.folder() + "/hosts.new") << "a:2\nb:1\n";
   std::filesystem::rename(job.folder() + "/hosts.new", job.folder() + "/hosts");
-  ASSERT_TRUE(eventually([&] { return job.processes("exec").size() == 1; })) << job.err();
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(job.folder() + "/started"); })) << job.err();
   job.signal(SIGUSR1);
   EXPECT_EQ(job.wait(), 75) << job.err();
   expect_saved_once(job, 2);

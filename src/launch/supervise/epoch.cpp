@@ -606,10 +606,9 @@ Result<std::string> Epoch::obey(const ControlOrder& order) {
 
 void Epoch::pass_on(int signal) {
   if (stage_ == Stage::Starting) return early_signals_.push_back(signal);
-  if (stage_ == Stage::Running && members_.health().somebody_saves()) {
-    asked_to_save_ = true;
+  passed_on_usr1_ |= signal == SIGUSR1;
+  if (stage_ == Stage::Running && members_.health().somebody_saves())
     say(fmt::format("{}: asking the ranks to save and end", sys::signal_name(signal)));
-  }
   agents_.broadcast(SignalWorkers{signal});
 }
 
@@ -659,14 +658,14 @@ void Epoch::check_end() {
 }
 
 Restarts::Decision Epoch::after(const Verdict& verdict) {
-  if (!verdict.breakdown || end_.told_to_end || asked_to_save_ || end_.agent_lost || run_.reader_gone()) return {};
-  std::optional<Plan> next;
-  if (elastic_)
-    next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
-  else if (agents_.can_go_on())
-    next = setup_.plan;
+  const auto saves = [](const Ending& one) { return one.last.saves_when_asked || one.last.preempted_by != 0; };
+  if (passed_on_usr1_ && std::ranges::any_of(members_.endings(), saves)) return {};
+  if (!verdict.breakdown || end_.told_to_end || end_.agent_lost || run_.reader_gone()) return {};
+  if (!elastic_ && !agents_.can_go_on()) return {};
+  std::optional<Plan> next = setup_.plan;
+  if (elastic_) next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
   if (!next) return {};
-  Restarts::Decision restart = past_.restarts.after(*verdict.breakdown, next->world_size);
+  const Restarts::Decision restart = past_.restarts.after(*verdict.breakdown, next->world_size);
   if (restart.again) next_plan_ = std::move(next);
   return restart;
 }

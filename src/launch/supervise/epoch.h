@@ -141,8 +141,8 @@ class Epoch {
   std::optional<Restarts::Decision> restart_;  ///< set when no process runs any more
   std::optional<Plan> next_plan_;              ///< plan of the epoch that follows, if any
   bool ordered_ = false;
-  bool asked_to_save_ = false;  ///< the ranks, by a signal that was passed on
-  bool told_by_agent_ = false;  ///< and this process has not got that signal itself yet
+  bool passed_on_usr1_ = false;  ///< ranks that save do so then, and end
+  bool told_by_agent_ = false;   ///< and this process has not got that signal itself yet
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< timers that run until the job is stopped
     Timer start, job, cause, other_hosts, health;
