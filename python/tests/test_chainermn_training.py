@@ -210,6 +210,11 @@ class Training(Case):
         with self.assertRaisesRegex(cohort.errors.Mismatch, rf"frozen different parameters .*here: {here}\)"):
             optimizer.step()
 
+    def test_parameters_without_a_shape_are_refused(self):
+        lazy = torch.nn.LazyLinear(3)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "parameter 0 of group 0 has no shape yet"):
+            chainermn.create_multi_node_optimizer(torch.optim.SGD(lazy.parameters(), lr=0.1), self.comm)
+
     def test_options_that_differ_are_refused(self):
         if self.size == 1:
             return

@@ -306,7 +306,7 @@ class Horovod(Averaged):
             return sparse_mean(like, each, weights, sum(weights) if self.options["op"] == "Average" else 1)
         dense = [torch.zeros_like(like) if one is None else one for one in each]
         sent = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.get("compression", ""))
-        if sent is not None:
+        if sent is not None and len(each) > 1:  # nothing travels on one rank
             dense = [one.to(sent) for one in dense]
         return fold(dense, weights, sum(weights) if self.options["op"] == "Average" else 1).to(like.dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from cohort.chainermn import _gradients
 from cohort.chainermn.communicators import CommunicatorBase
@@ -220,6 +221,11 @@ class MultiNodeOptimizer(Wrapped):
 
     def _send_parameters(self, named: _gradients.Named) -> None:
         comm = self.communicator.communicator
+        for name, tensor in named:
+            if is_lazy(tensor):
+                raise InvalidArgument(
+                    f"create_multi_node_optimizer: {name} has no shape yet -- run a forward before, under torch.no_grad()"
+                )
         lines = [f"'{name}' of {str(tensor.dtype)[6:]} {list(tensor.shape)}" for name, tensor in named]
         require_same_on_all_ranks(comm, lines, who="create_multi_node_optimizer")
         broadcast_tensors(comm, [tensor.detach() for _, tensor in named])
