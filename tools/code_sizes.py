@@ -11,7 +11,7 @@ import re
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
     "src/base": 3_700, "src/comm": 24_900, "src/launch": 19_500, "src/net": 7_100, "src/ps": 8_050, "src/rendezvous": 5_450,
-    "src/telemetry": 2_450, "src/torch": 7_850, "src/train": 15_200, "include": 4_500, "programs": 18_150, "python": 36_400,
+    "src/telemetry": 2_450, "src/torch": 7_850, "src/train": 16_850, "include": 4_500, "programs": 18_150, "python": 36_100,
 }  # fmt: skip
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.

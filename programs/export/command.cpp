@@ -48,7 +48,7 @@ void export_weights(ExportArguments& arguments) {
     raise(ErrorCode::InvalidArgument,
           "TO is required: a *.pt, *.pth, *.pth.tar or *.safetensors, or --to for the record of a run");
   }
-  if (arguments.everything) options.content = formats::PtContent::Everything;
+  if (arguments.everything) options.content = formats::ExportContent::Everything;
   if (arguments.torch == "1.13") options.floats = formats::PtFloats::Tensor;
   const formats::ExportSummary summary = value_or_throw(formats::export_weights(options));
   fmt::print("{}: {} tensors, {} bytes of weights, from {}\n", options.to, summary.tensors, summary.bytes,

@@ -45,7 +45,7 @@ def to_entry(name: str, tensor: torch.Tensor) -> Entry:
 
 
 def to_tensor(entry: Entry) -> torch.Tensor:
-    """Returns a copy of a file's tensor, or of to_entry's."""
+    """Returns a copy of a file's tensor."""
     name, kind, shape, data = entry
     dtype = getattr(torch, kind, None)
     if dtype is None:
@@ -55,7 +55,7 @@ def to_tensor(entry: Entry) -> torch.Tensor:
         )
     if len(data) == 0:
         return torch.empty(shape, dtype=dtype)
-    flat = (data if isinstance(data, torch.Tensor) else torch.frombuffer(data, dtype=torch.uint8)).clone()
+    flat = torch.frombuffer(data, dtype=torch.uint8).clone()
     if dtype is torch.bool and bool((flat > 1).any()):
         raise Corrupt(f"tensor '{name}' has bools that are neither 0 nor 1")
     return flat.view(dtype).view(list(shape))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Union
 
 import torch
 
-from cohort import _core, _pt_files
-from cohort._checkpoint_tensors import Assignment, Entry, named_tensors, to_entry
-from cohort.errors import Corrupt, InvalidArgument, Io
+from cohort import _core
+from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry
+from cohort.errors import InvalidArgument
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -34,24 +33,16 @@ def load_weights(
     key      for a .pt whose top level is not the weights: the key of the weights ("model"); nested: "a/b"
 
     A prefix "module." on all names is removed, and so are the parts that torch.compile and other wrappers add to names.
-    A .pt is read by torch.load(weights_only=True), so that nothing in it is executed. Raises Unavailable or Io if the file cannot be read, Corrupt if it is damaged or of
+    Nothing in the file is executed. Raises Unavailable or Io if the file cannot be read, Corrupt if it is damaged or of
     another format, InvalidArgument with all differences in one message if it does not fit; the module is then
     unchanged.
     """
     _one_of("match", match, ("strict", "subset"))
     _one_of("convert", convert, ("exact", "any"))
-    name = os.fspath(path)
-    weights: Iterable[Entry]
-    if _core.is_pt(name):
-        try:
-            weights = [to_entry(*tensor) for tensor in _pt_files.load(name, key).items()]
-        except _pt_files.Damaged as error:
-            raise Corrupt(str(error)) from error
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from error
-    else:
-        weights, _ = _core.read_weights(name, key)
-    assignment = Assignment(named_tensors(module), weights, name, strict=match == "strict", exact=convert == "exact")
+    weights, _ = _core.read_weights(os.fspath(path), key)
+    assignment = Assignment(
+        named_tensors(module), weights, os.fspath(path), strict=match == "strict", exact=convert == "exact"
+    )
     assignment.prepared()()
     return LoadedWeights(assignment.missing, assignment.unexpected)
 
@@ -62,16 +53,8 @@ def save_weights(module: torch.nn.Module, path: Path, format: str = "safetensors
     format  "safetensors", or "pt": readable by torch.load(path, weights_only=True)
     """
     _one_of("format", format, ("safetensors", "pt"))
-    if format == "pt":
-        tensors = {name: _pt_files.plain(tensor) for name, tensor in named_tensors(module).items()}
-        try:
-            _core.write_atomically(os.fspath(path), lambda descriptor: _pt_files.save(tensors, descriptor))
-        except Io:
-            raise
-        except OSError as error:
-            raise Io(f"cannot write {os.fspath(path)} -- {error}") from error
-    else:
-        _core.write_weights(os.fspath(path), [to_entry(*tensor) for tensor in named_tensors(module).items()])
+    entries = [to_entry(name, tensor) for name, tensor in named_tensors(module).items()]
+    _core.write_weights(os.fspath(path), entries, format == "pt")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -118,22 +118,18 @@ void bind_formats(py::module_& module) {
       py::arg("path"), py::arg("key"));
   module.def(
       "write_weights",
-      [](const std::string& path, const py::list& tensors) {
+      [](const std::string& path, const py::list& tensors, bool pt) {
         const Tensors all(tensors);
         const py::gil_scoped_release release;
-        value_or_throw(ft::write_safetensors(path, all.all(), {{"format", "pt"}}));
+        if (!pt) {
+          value_or_throw(ft::write_safetensors(path, all.all(), {{"format", "pt"}}));
+          return;
+        }
+        ft::PtDict dict;
+        for (const auto& [name, tensor] : all.all()) dict.add(name, ft::pt_tensor(tensor));
+        value_or_throw(ft::write_pt(path, std::make_shared<const ft::PtDict>(std::move(dict))));
       },
-      py::arg("path"), py::arg("tensors"));
-  module.def("is_pt", &ft::is_pt, py::arg("path"), "Whether the file begins as only a .pt does.");
-  module.def(
-      "write_atomically",
-      [](const std::string& path, const py::function& write) {
-        sys::AtomicFile file = value_or_throw(sys::AtomicFile::create(path));
-        write(file.writer().fd());
-        const py::gil_scoped_release release;
-        value_or_throw(file.commit());
-      },
-      py::arg("path"), py::arg("write"), "Replaces a file by what `write` writes into a descriptor.");
+      py::arg("path"), py::arg("tensors"), py::arg("pt"));
 }
 
 namespace {

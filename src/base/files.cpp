@@ -166,10 +166,10 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
     if (!ignored) target = resolved.string();
   }
   std::string aside;
-  UniqueFd fd(::open(folder_of(target).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666));
+  UniqueFd fd(::open(folder_of(target).c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666));
   if (!fd) {
     aside = name_aside(target);
-    fd.reset(::open(aside.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    fd.reset(::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd) return io_error("cannot write", path, errno, write_advice(errno));
   }
   struct stat status {};

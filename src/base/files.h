@@ -75,8 +75,6 @@ class FileWriter {
   /// Returns when the bytes are on the disk (fsync).
   Result<void> sync();
   std::uint64_t size() const noexcept { return size_; }
-  /// The open file, which another process may read and write, too.
-  int fd() const noexcept { return fd_.get(); }
 
  private:
   friend class AtomicFile;

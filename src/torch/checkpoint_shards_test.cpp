@@ -243,10 +243,11 @@ TEST(CheckpointOfShards, MeansTheSameToTheByte) {
   const auto expected = files_of_one_process(folder / "one");
   run({2, 2, Sharding::Optimizer}, {.folder = folder / "four"}, 0, 3, kNothing, saving(3));
   EXPECT_TRUE(files_of(folder / "four") == expected);
-  for (const std::string from : {"one", "four"})
-    ASSERT_TRUE(formats::export_weights({.from = folder / from, .to = folder / (from + ".safetensors")}));
-  EXPECT_TRUE(sys::read_file(folder / "one.safetensors")->text() ==
-              sys::read_file(folder / "four.safetensors")->text());
+  for (const std::string end : {".safetensors", ".pt"}) {
+    for (const std::string from : {"one", "four"})
+      ASSERT_TRUE(formats::export_weights({.from = folder / from, .to = folder / (from + end)}));
+    EXPECT_TRUE(sys::read_file(folder / ("one" + end))->text() == sys::read_file(folder / ("four" + end))->text());
+  }
   // Stages of a pipeline, which go round the ranks, with replicas of each.
   run_on_threads(4, [&](Communicator comm) {
     Net net(Seat{}, comm.rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3});

@@ -1,8 +1,8 @@
 #include "torch/checkpoint_tensors.h"
 
-#include "base/files.h"
 #include "base/log.h"
 #include "base/result.h"
+#include "train/formats/pt.h"
 #include "train/formats/safetensors.h"
 #include "train/formats/weights.h"
 
@@ -14,8 +14,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
-#include <caffe2/serialize/inline_container.h>
-#include <torch/csrc/jit/serialization/pickler.h>
 // clang-format on
 
 namespace cohort::checkpoint {
@@ -150,39 +148,6 @@ void Snapshot::add(std::string name, const at::Tensor& tensor) {
   tensors_.push_back({std::move(name), view});
 }
 
-void Snapshot::write_pt(const std::string& path) const {
-  c10::Dict<std::string, at::Tensor> dict;
-  for (std::size_t i = 0; i < owned_.size(); ++i) {
-    const auto& [name, view] = tensors_[i];
-    if (formats::info(view.type).torch_storage.empty()) {
-      raise(ErrorCode::InvalidArgument, "cannot save tensor '{}' to {} -- libtorch pickles no {} -- save safetensors",
-            name, path, formats::info(view.type).torch);
-    }
-    const at::Tensor& tensor = owned_[i];
-    dict.insert(name, tensor.storage().nbytes() == tensor.nbytes() ? tensor : tensor.clone());
-  }
-  std::string pickle;
-  // Without tags of types, which Python's weights_only refuses.
-  torch::jit::Pickler pickler([&](const char* data, std::size_t size) { pickle.append(data, size); }, nullptr, nullptr,
-                              nullptr, nullptr, false);
-  pickler.protocol();
-  pickler.pushIValue(dict);
-  pickler.stop();
-  auto file = value_or_throw(sys::AtomicFile::create(path));
-  Result<void> written;  // nothing may be thrown through the writer
-  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
-    if (written) written = file.writer().write(std::span(static_cast<const std::byte*>(data), size));
-    return size;
-  });
-  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
-  std::size_t number = 0;
-  for (const at::Tensor& tensor : pickler.tensorData())
-    writer.writeRecord(fmt::format("data/{}", number++), tensor.data_ptr(), tensor.nbytes());
-  writer.writeEndOfFile();
-  value_or_throw(written);
-  value_or_throw(file.commit());
-}
-
 std::string unwritable(const at::Tensor& tensor) {
   if (overlaps(tensor)) return "has several elements in one place here (expand): make it a clone()";
   if (tensor.is_inference() && !c10::InferenceMode::is_enabled())
@@ -314,7 +279,9 @@ void save_weights(const torch::nn::Module& module, const std::string& path, Weig
     value_or_throw(formats::write_safetensors(path, snapshot.tensors(), {{"format", "pt"}}));
     return;
   }
-  snapshot.write_pt(path);
+  formats::PtDict dict;
+  for (const auto& [name, tensor] : snapshot.tensors()) dict.add(name, formats::pt_tensor(tensor));
+  value_or_throw(formats::write_pt(path, std::make_shared<const formats::PtDict>(std::move(dict))));
 }
 
 }  // namespace cohort

@@ -26,8 +26,6 @@ class Snapshot {
  public:
   void add(std::string name, const at::Tensor& tensor);
   const std::vector<formats::NamedTensor>& tensors() const noexcept { return tensors_; }
-  /// Writes what Python's torch.save({name: tensor}) writes, by libtorch's pickler; the file is replaced atomically.
-  void write_pt(const std::string& path) const;
 
  private:
   std::vector<at::Tensor> owned_;

@@ -218,15 +218,15 @@ struct LoadedWeights {
 
 /// Copies weights from a safetensors file or a .pt of Python's `torch.save(model.state_dict(), path)`, told apart by
 /// content, into the module's parameters and buffers. Names are Python's, which libtorch's modules share; a prefix
-/// "module." on all of them (saved from a DistributedDataParallel) is removed. A .pt is read by the python3 in PATH,
-/// which has to have torch, with weights_only=True: nothing in the file is executed. Not collective. Throws Unavailable
-/// or Io if the file cannot be read, Corrupt if it is damaged or contains anything else, InvalidArgument with all
-/// differences (names, shapes, types) in one message if the weights do not fit; the module is then unchanged.
+/// "module." on all of them (saved from a DistributedDataParallel) is removed. Nothing in the file is executed: pickles
+/// may contain only tensors, numbers, text, lists, tuples and dicts. Not collective. Throws Unavailable or Io if the
+/// file cannot be read, Corrupt if it is damaged or contains anything else, InvalidArgument with all differences
+/// (names, shapes, types) in one message if the weights do not fit; the module is then unchanged.
 LoadedWeights load_weights(torch::nn::Module& module, const std::string& path, const LoadWeightsOptions& options = {});
 
 enum class WeightsFormat : std::uint8_t {
   Safetensors,
-  Pt,  ///< what Python's `torch.load(path, weights_only=True)` opens: a dict of tensors, of the types that 1.13 has
+  Pt,  ///< what Python's `torch.load(path, weights_only=True)` opens: a dict of tensors
 };
 
 /// Writes parameters and buffers under their names; replaces the file as a whole. Not collective: call it on one rank.

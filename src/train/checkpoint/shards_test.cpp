@@ -325,12 +325,14 @@ TEST_P(CheckpointShards, AreExportedAsIfThereWereNone) {
     if (name.starts_with("model/")) tensors.push_back({name.substr(6), {tensor.type, tensor.sizes, tensor.bytes}});
   }
   ASSERT_TRUE(formats::write_safetensors(root_ / "expected.safetensors", tensors, {{"format", "pt"}}));
-  const auto done = formats::export_weights({.from = newest(), .to = root_ / "found.safetensors"});
-  ASSERT_TRUE(done) << done.error().what();
-  EXPECT_TRUE(contents(root_.path()).at("found.safetensors") == contents(root_.path()).at("expected.safetensors"));
-  if (GetParam() != CheckpointPlace::Rank0 || !formats::python_has_torch()) return;  // the same for all
-  EXPECT_TRUE(
-      formats::export_weights({.from = newest(), .to = root_ / "all.pt", .content = formats::PtContent::Everything}));
+  ASSERT_TRUE(formats::export_weights({.from = root_ / "expected.safetensors", .to = root_ / "expected.pt"}));
+  for (const std::string name : {".safetensors", ".pt"}) {
+    const auto done = formats::export_weights({.from = newest(), .to = root_ / ("found" + name)});
+    ASSERT_TRUE(done) << done.error().what();
+    EXPECT_TRUE(contents(root_.path()).at("found" + name) == contents(root_.path()).at("expected" + name));
+  }
+  EXPECT_TRUE(formats::export_weights(
+      {.from = newest(), .to = root_ / "all.pt", .content = formats::ExportContent::Everything}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, CheckpointShards,

@@ -402,6 +402,46 @@ TEST(CheckpointFolder, WhatIsDamagedDoesNotCountAmongThoseToKeep) {
             (std::vector<std::string>{"checkpoint-000004-step-4", "checkpoint-000005-step-5"}));
 }
 
+TEST(Export, MakesWeightsAndEverythingFromCheckpointsAndFiles) {
+  TestFolder folder;
+  ASSERT_TRUE(save(folder / "run", 1, 64));
+  ASSERT_TRUE(save(folder / "run", 2, 64));
+  const auto exported = [&](const std::string& from, const std::string& to,
+                            ExportContent content = ExportContent::Weights, const std::string& key = {}) {
+    return export_weights({.from = folder / from, .to = folder / to, .key = key, .content = content});
+  };
+  const auto tensor = [&](const std::string& file, const std::string& key = {}) {
+    const auto bytes = sys::read_file(folder / file);
+    const auto root = parse_pt(bytes->bytes(), file);
+    EXPECT_TRUE(root) << root.error().what();
+    const PtDict* dict = std::get<std::shared_ptr<const PtDict>>(*root).get();
+    if (!key.empty()) dict = std::get<std::shared_ptr<const PtDict>>(*dict->find(key)).get();
+    return std::get<PtTensor>(*dict->find("w")).gather();
+  };
+  auto done = exported("run", "a.pt");
+  ASSERT_TRUE(done) << done.error().what();
+  EXPECT_EQ(done->tensors, 1u);
+  EXPECT_EQ(tensor("a.pt"), random_bytes(64, 2));
+  ASSERT_TRUE(exported("run/checkpoint-000001-step-1", "b.pt"));
+  EXPECT_EQ(tensor("b.pt"), random_bytes(64, 1));
+  ASSERT_TRUE(exported("run", "c.pt", ExportContent::Everything));
+  EXPECT_EQ(tensor("c.pt", "model"), random_bytes(64, 2));
+  ASSERT_TRUE(exported("c.pt", "d.safetensors", ExportContent::Weights, "model"));
+  ASSERT_TRUE(exported("d.safetensors", "e.pt"));
+  EXPECT_EQ(tensor("e.pt"), random_bytes(64, 2));
+
+  const std::string newest = folder / "run/checkpoint-000002-step-2/model.safetensors";
+  ASSERT_TRUE(sys::write_file_atomically(newest, "damaged"));
+  ASSERT_TRUE(exported("run", "f.pt"));
+  EXPECT_EQ(tensor("f.pt"), random_bytes(64, 1)) << "the newest that is whole";
+  EXPECT_EQ(exported("run/checkpoint-000002-step-2", "g.pt").error().code(), ErrorCode::Corrupt);
+  EXPECT_EQ(exported("run", "g.txt").error().code(), ErrorCode::InvalidArgument);
+  EXPECT_EQ(exported("nothing", "g.pt").error().code(), ErrorCode::Unavailable);
+  EXPECT_EQ(exported("c.pt", "g.pt").error().code(), ErrorCode::InvalidArgument);
+  EXPECT_EQ(exported("run", "g.safetensors", ExportContent::Everything).error().code(), ErrorCode::InvalidArgument);
+  EXPECT_FALSE(fs::exists(folder / "g.pt"));
+}
+
 TEST(CheckpointFolder, TheLastOneOfThisProcessIsNamedForPeople) {
   remember_own("/somewhere/./here", 7);
   EXPECT_EQ(last_own_checkpoint(), "checkpoint 7 in /somewhere/here");

@@ -42,6 +42,10 @@ const ElementTypeInfo* find_safetensors_type(std::string_view name) noexcept {
   return find(&ElementTypeInfo::safetensors, name);
 }
 const ElementTypeInfo* find_torch_type(std::string_view name) noexcept { return find(&ElementTypeInfo::torch, name); }
+const ElementTypeInfo* find_torch_storage(std::string_view name) noexcept {
+  return find(&ElementTypeInfo::torch_storage, name);
+}
+
 std::optional<std::int64_t> element_count(std::span<const std::int64_t> shape) noexcept {
   // An overflow is refused for empty tensors, too, as by torch, which multiplies all of their dimensions.
   std::int64_t count = 1;

@@ -45,9 +45,10 @@ struct ElementTypeInfo {
 };
 
 const ElementTypeInfo& info(ElementType type) noexcept;
-/// Find a type by its name in safetensors or in torch; nullptr if unknown.
+/// Find a type by its name in safetensors, its name in torch, or its torch storage's name; nullptr if unknown.
 const ElementTypeInfo* find_safetensors_type(std::string_view name) noexcept;
 const ElementTypeInfo* find_torch_type(std::string_view name) noexcept;
+const ElementTypeInfo* find_torch_storage(std::string_view name) noexcept;
 
 struct TensorView {
   ElementType type = ElementType::Float32;

@@ -93,9 +93,6 @@ inline std::vector<std::string> pythons_with_torch() {
   return kFound;
 }
 
-/// True if .pt files can be read and written here.
-inline bool python_has_torch() { return !pythons_with_torch().empty() && pythons_with_torch().front() == "python3"; }
-
 /// Runs a script with `arguments`; a failure includes the script's output.
 inline ::testing::AssertionResult run_python(const std::string& python, const std::string& script,
                                              const std::string& arguments) {

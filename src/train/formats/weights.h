@@ -1,6 +1,6 @@
-// Named tensors from a file: safetensors, or a .pt, which torch itself reads (pt.h), told apart by content. And `cohort
-// export`: weights from a checkpoint, a safetensors file or a .pt into a .pt or a safetensors file. One thread per
-// call.
+// Named tensors from a file: safetensors or .pt, told apart by content. One thread per object.
+// Conversion for `cohort export`: weights from a checkpoint, a safetensors file or a .pt into a .pt or a safetensors
+// file, without libtorch. One thread per call.
 #pragma once
 
 #include "base/files.h"
@@ -10,31 +10,40 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace cohort::formats {
 
 struct Weights {
-  std::vector<NamedTensor> tensors;             ///< views into `file`
+  std::vector<NamedTensor> tensors;             ///< views into the members below, or into the given bytes
   std::map<std::string, std::string> metadata;  ///< metadata of a safetensors file
   sys::FileBytes file;
+  std::vector<std::vector<std::byte>> gathered;  ///< copies of tensors that are strided in the file
 };
 
 struct WeightsOptions {
   std::string key = {};  ///< in a .pt: path of the dict of tensors, "model" or "a/b"
 };
 
-/// Returns Corrupt if the file is damaged or in neither format; otherwise errors of read_pt.
+/// Returns Corrupt if the bytes are damaged or in neither format; InvalidArgument (naming the existing keys) if a .pt
+/// has no dict of tensors under options.key.
+Result<Weights> parse_weights(std::span<const std::byte> bytes, const std::string& name,
+                              const WeightsOptions& options = {});
 Result<Weights> read_weights(const std::string& path, const WeightsOptions& options = {});
+
+enum class ExportContent : std::uint8_t {
+  Weights,     ///< a dict of tensors, for model.load_state_dict
+  Everything,  ///< all of a checkpoint, to a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
+};
 
 struct ExportOptions {
   /// A checkpoint, a folder of checkpoints (the newest that is whole is taken), a .safetensors or a .pt.
   std::string from;
   std::string to;        ///< *.pt, *.pth, *.pth.tar or *.safetensors; replaced atomically
   std::string key = {};  ///< in a .pt: path of the dict of tensors
-  /// Everything: all of a checkpoint, to a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
-  PtContent content = PtContent::Weights;
+  ExportContent content = ExportContent::Weights;
   PtFloats floats = PtFloats::Number;  ///< Tensor: for torch 1.13
 };
 
