@@ -290,7 +290,7 @@ TEST(ElasticTrainings, SaveThoughARankIsLostAsTheyAreToldToEnd) {
   expect_saved_once(job, 1);
 }
 
-// Started, and without anything to save.
+// The newcomer has been started and has nothing to save.
 TEST(ElasticTrainings, SaveWhileAWorkerIsStillStarting) {
   std::vector<std::string> arguments =
       slow_training({"--min-np", "1", "--starter", "local", "--host-discovery-script", "cat hosts"});

@@ -45,6 +45,8 @@ int train(int argc, char** arguments) {
       }
       const bool ends = alone ? comm.rank() == 0 && preemption.received() != 0 : preemption.requested(comm);
       if (!ends) continue;
+      std::printf("rank %d saves\n", comm.rank());
+      std::fflush(stdout);
       std::this_thread::sleep_for(save_time);
       if (helper != 0 && ::waitpid(helper, nullptr, WNOHANG) != 0) {
         std::fprintf(stderr, "the helper has ended\n");

@@ -14,7 +14,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace cohort::test {
@@ -233,7 +232,7 @@ TEST_F(PreemptionJob, AGraceThatIsTooShortIsSaidToBe) {
 TEST_F(PreemptionJob, ARankThatIsLostWhileItSavesIsNotStartedAgain) {
   start({"--max-restarts", "2", "--grace", "0.2"}, {"60000"});
   send(To::Command, SIGUSR1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ASSERT_TRUE(eventually([this] { return count(job_->out(), " saves") == 2U; })) << job_->err();
   send(To::OneRank, SIGKILL);
   EXPECT_EQ(job_->wait(), 128 + SIGKILL) << job_->err();
   EXPECT_EQ(job_->err().find("again"), std::string::npos) << "restarted: " << job_->err();

@@ -57,7 +57,7 @@ class HostWorkers {
   void save_alone();
   /// Returns the ranks' common exit status since `save_alone`: kRequeueStatus if all have saved; nullopt if not called.
   std::optional<int> status_alone() const noexcept { return status_alone_; }
-  /// Returns true if a rank of this attempt has ended with kRequeueStatus.
+  /// Returns true if a rank of this attempt has saved and ended because the whole job ends.
   bool have_saved() const noexcept { return epoch_.saved; }
   void kill(int rank);
   void give_input(const std::string& bytes) {
@@ -82,7 +82,7 @@ class HostWorkers {
     std::map<int, std::optional<StartAgain>> awaited = {};
     std::size_t alive = 0;
     bool stopping = false;
-    bool saved = false;                          ///< a rank has ended with kRequeueStatus
+    bool saved = false;                          ///< a rank has saved because the whole job ends
     std::set<pid_t> asked = {};                  ///< processes outside all workers' groups that have been asked to end
     std::map<int, Clock::time_point> left = {};  ///< ranks that have ended, while the shell around them goes on
     std::optional<Clock::time_point> grace_end = {};

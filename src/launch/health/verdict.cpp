@@ -404,10 +404,14 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
 }  // namespace
 
 void JobEnd::spare_elastic_ranks() {
+  // If nobody speaks of the state (a plain program with Preemption), whoever has formed a world may have it.
+  const bool said =
+      std::ranges::any_of(endings, [](const Ending& one) { return one.role == Role::Worker && one.last.has_state; });
   for (Ending& one : endings) {
     if (one.role != Role::Worker || one.status.success() || asks_for_requeue(one)) continue;
     const bool lost = told_to_end && one.status.signal != 0 && !one.asked;
-    one.spared = one.spared || lost || (one.asked && has_ended_well(one) && !one.last.has_state);
+    one.spared = one.spared || lost ||
+                 (one.asked && has_ended_well(one) && !(said ? one.last.has_state : one.last.formed_epoch >= 0));
   }
 }
 

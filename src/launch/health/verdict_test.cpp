@@ -259,6 +259,10 @@ TEST(Verdict, InAnElasticJobWhoHasNothingToSaveDoesNotCount) {
   JobEnd come = end;
   come.spare_elastic_ranks();
   EXPECT_EQ(judge(come).status, 75);
+  JobEnd plain = end;  // nobody speaks of the state
+  plain.endings[1].last.formed_epoch = 0;
+  plain.spare_elastic_ranks();
+  EXPECT_EQ(judge(plain).status, 0);
   end.endings[1].last.has_state = true;
   end.spare_elastic_ranks();
   EXPECT_EQ(judge(end).status, 0);

@@ -225,7 +225,7 @@ void Membership::take(const event::AgentEmpty& event) {
 }
 
 void Membership::take(const event::AgentNoticed& event) {
-  const bool goes = event.signal == SIGTERM || event.signal == SIGHUP;  // (its terminal or ssh is closed)
+  const bool goes = event.signal == SIGTERM || event.signal == SIGHUP;  // (a launcher's terminal is closed)
   taken_ = job_.may_change() && goes && event.agent < job_.next_agent;
   const auto found = job_.agents.find(event.agent);
   if (!taken_ || found == job_.agents.end() || std::exchange(found->second.noticed, true)) return;

@@ -658,12 +658,13 @@ void Epoch::check_end() {
 }
 
 Restarts::Decision Epoch::after(const Verdict& verdict) {
-  const auto saves = [](const Ending& one) { return one.last.saves_when_asked || one.last.preempted_by != 0; };
-  if (passed_on_usr1_ && std::ranges::any_of(members_.endings(), saves)) return {};
+  const auto told = [this](const Ending& one) {
+    return one.last.preempted_by != 0 || (passed_on_usr1_ && one.last.saves_when_asked);
+  };
+  if (std::ranges::any_of(members_.endings(), told)) return {};
   if (!verdict.breakdown || end_.told_to_end || end_.agent_lost || run_.reader_gone()) return {};
   if (!elastic_ && !agents_.can_go_on()) return {};
-  std::optional<Plan> next = setup_.plan;
-  if (elastic_) next = orders_.plan_again(AgentPool::is_usable, membership()->barred());
+  auto next = elastic_ ? orders_.plan_again(AgentPool::is_usable, membership()->barred()) : std::optional(setup_.plan);
   if (!next) return {};
   const Restarts::Decision restart = past_.restarts.after(*verdict.breakdown, next->world_size);
   if (restart.again) next_plan_ = std::move(next);

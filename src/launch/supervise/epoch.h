@@ -141,7 +141,7 @@ class Epoch {
   std::optional<Restarts::Decision> restart_;  ///< set when no process runs any more
   std::optional<Plan> next_plan_;              ///< plan of the epoch that follows, if any
   bool ordered_ = false;
-  bool passed_on_usr1_ = false;  ///< ranks that save do so then, and end
+  bool passed_on_usr1_ = false;  ///< ranks with a Preemption save then, and end
   bool told_by_agent_ = false;   ///< and this process has not got that signal itself yet
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< timers that run until the job is stopped
