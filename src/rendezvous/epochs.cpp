@@ -88,7 +88,7 @@ std::atomic<bool> ends_with_job{false};
 
 }  // namespace
 
-void set_init_ends_with_job() noexcept { ends_with_job = true; }
+void set_init_ends_with_job(bool ends) noexcept { ends_with_job = ends; }
 bool init_ends_with_job() noexcept { return ends_with_job; }
 void raise_job_ends() { raise(ErrorCode::Unavailable, "the job is to end, and forms no other world"); }
 

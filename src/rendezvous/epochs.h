@@ -45,8 +45,8 @@ bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 using JobEnds = std::function<bool()>;
 /// Throws Unavailable.
 [[noreturn]] void raise_job_ends();
-/// Makes `init` of this process give up where the job ends: for a caller that knows what to do then.
-void set_init_ends_with_job() noexcept;
+/// Sets whether `init` of this process gives up where the job ends: while an elastic State is between two worlds.
+void set_init_ends_with_job(bool ends) noexcept;
 bool init_ends_with_job() noexcept;
 
 /// Wraps the store: waits (and repeated polls) for an absent value throw Superseded when a later epoch has begun.

@@ -238,7 +238,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.epoch = world.epoch_;
   self.leads = self.epoch && world.rank() == 0;
   if (!self.preemption) self.preemption.emplace();
-  rendezvous::set_init_ends_with_job();  // `ends_without_world` then says who saves
+  rendezvous::set_init_ends_with_job(false);
   if (self.fresh) self.keep();
   const std::vector<Standing> standings = gather(comm, self.standing(world));
   Agreement agreement = value_or_throw(agree_on_step(standings));
@@ -443,6 +443,7 @@ bool State::ends_without_world(const Error& error) {
 
 State::Wait State::await_members() {
   Impl& self = *impl_;
+  rendezvous::set_init_ends_with_job(true);  // `ends_without_world` then says who saves
   auto& page = status::StatusPage::own();
   // After a rank has ended with 0, the job gets new members when all remaining ranks say that they wait.
   struct Waiting {
