@@ -7,6 +7,7 @@ import functools
 import math
 import types
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -144,6 +145,7 @@ class LocalSteps:
         self._under_way: Optional[int] = None
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None
+        self._rest_of: list[tuple[int, ...]] = []  # shapes of the buffers in it
         self._works: list[Work] = []
         # This rank's invalid number of samples, to be reported to all ranks; empty: none. And the one under way.
         self._fault = self._fault_sent = ""
@@ -354,13 +356,26 @@ class LocalSteps:
         how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}
         self._under_way = number
         self._works.append(comm.all_reduce(self._difference, wire_format=self._wire, **how))
-        self._rest = self._besides(number)
+        self._rest, self._rest_of = self._besides(number), self._shapes()
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
         """Returns values averaged with a fragment: a one (0 if no rank had samples), and buffers with the first."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
         return _flatten([one, *(self._buffers() if number == 0 else ())])
+
+    def _average_buffers_anew(self, comm: Communicator, number: int, samples: bool) -> None:
+        """Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had
+        samples: then ranks count equally."""
+        shapes = self._shapes()
+        if samples and (number != 0 or shapes == self._rest_of):
+            return
+        self._rest = self._besides(number)
+        weight = self._fragments[number].sent if samples else 1.0
+        comm.all_reduce(self._rest, op="average", weight=weight, tag=zlib.crc32(repr(shapes).encode()))
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(one.shape) for one in self._buffers()]
 
     def _buffers(self) -> list[Tensor]:
         """Returns the buffers of floating types; a forward may have replaced them."""
@@ -371,6 +386,10 @@ class LocalSteps:
         try:
             for work in self._works:
                 work.wait()
+            self._works.clear()
+            samples = self._rest is not None and bool(self._rest[0] > 0)
+            if self._under_way is not None and self._comm is not None:
+                self._average_buffers_anew(self._comm, self._under_way, samples)
         except Error as error:
             if error._tagged:
                 self._fault_sent = ""  # all ranks have learned of it
@@ -379,7 +398,6 @@ class LocalSteps:
             if isinstance(error, Mismatch) and self._comm is not None:
                 self._transaction.explain(self._comm, error)
             raise
-        self._works.clear()
         if self._fault_sent:  # the same on all ranks
             fault, self._fault_sent = self._fault_sent, ""
             self._drop()
@@ -390,17 +408,10 @@ class LocalSteps:
         if not bool(torch.isfinite(self._difference).all()):  # on all ranks
             self._transaction.end("averages", False)
             self._raise_non_finite(fragment)
-        samples = bool(self._rest[0] > 0)
         if samples:
             fragment.outer.grad = self._difference.to(fragment.outer.dtype)
             self.outer_optimizer.step()
             fragment.outer.grad = None
-        # Buffers may have been added or removed meanwhile. If no rank had samples, ranks count equally for them.
-        rest = self._besides(self._under_way)
-        if not samples or rest.numel() != self._rest.numel():
-            assert self._comm is not None
-            self._comm.all_reduce(rest, op="average", weight=fragment.sent if samples else 1.0)
-            self._rest = rest
         fragment.synchronisations += 1
         fragment.synchronised_at = fragment.sent_at
         fragment.samples -= fragment.sent
@@ -585,7 +596,7 @@ class LocalSteps:
         self._version += 1
         restore_optimizer()
         if under_way >= 0:  # it has reached all ranks
-            self._under_way, self._difference, self._rest = under_way, difference, rest
+            self._under_way, self._difference, self._rest, self._rest_of = under_way, difference, rest, self._shapes()
             self._transaction.resume()
 
 

@@ -299,7 +299,7 @@ namespace {
 
 std::int64_t number_of(std::int64_t samples, const char* who) {
   if (samples >= 0 && samples <= std::int64_t{1} << 53) return samples;  // weights are doubles
-  raise(ErrorCode::InvalidArgument, "{}: {} is no number of samples, which is not negative", who, samples);
+  raise(ErrorCode::InvalidArgument, "{}: {} is no number of samples -- 0 to 2^53 is wanted", who, samples);
 }
 
 }  // namespace

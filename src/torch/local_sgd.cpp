@@ -264,9 +264,23 @@ at::Tensor LocalCore::besides(std::size_t number) const {
   return flatten(tensors);
 }
 
+/// Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had samples:
+/// then ranks count alike.
+void LocalCore::average_buffers_anew(bool samples) {
+  const at::Tensor now = besides(*under_way);
+  if (samples && now.numel() == rest.numel()) return;
+  const double weight = samples ? fragments[*under_way].sent : 1.0;
+  const auto tag = static_cast<std::uint32_t>(now.numel());
+  all_reduce(comm, rest = now, {.op = ReduceOp::Average, .weight = weight, .tag = tag}).wait();
+}
+
 void LocalCore::complete(double alpha) {
+  bool samples = false;
   try {
     for (Work& work : works) work.wait();
+    works.clear();
+    samples = rest[0].item<double>() > 0;
+    average_buffers_anew(samples);
   } catch (const Error& error) {
     if (error.context().tagged) fault_sent.clear();  // all ranks have learned of it
     drop();                                          // the others of it are not to be said as well
@@ -274,7 +288,6 @@ void LocalCore::complete(double alpha) {
     transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;
   }
-  works.clear();
   if (!fault_sent.empty()) {  // the same on all ranks
     const std::string sent = std::exchange(fault_sent, {});
     drop();
@@ -288,7 +301,6 @@ void LocalCore::complete(double alpha) {
     drop();
     raise_non_finite(fragment);
   }
-  const bool samples = rest[0].item<double>() > 0;
   if (samples) {
     at::Tensor update = difference.to(fragment.global.scalar_type());
     if (fragment.momentum.defined()) {
@@ -296,10 +308,6 @@ void LocalCore::complete(double alpha) {
       update = options.nesterov ? update.add(fragment.momentum, options.outer_momentum) : fragment.momentum;
     }
     fragment.global.sub_(update, options.outer_learning_rate);
-  }
-  // Buffers may have been added or removed meanwhile. If no rank had samples, ranks count alike for them.
-  if (const at::Tensor now = besides(*under_way); !samples || now.numel() != rest.numel()) {
-    all_reduce(comm, rest = now, {.op = ReduceOp::Average, .weight = samples ? fragment.sent : 1.0}).wait();
   }
   ++fragment.synchronisations;
   fragment.synchronised_at = fragment.sent_at;

@@ -67,6 +67,7 @@ class LocalCore {
   [[noreturn]] void raise_non_finite(const Fragment& fragment);
   /// Values averaged with a fragment: a one, which becomes 0 if no rank had samples, and, with fragment 0, the buffers.
   at::Tensor besides(std::size_t number) const;
+  void average_buffers_anew(bool samples);
   /// Drops the synchronisation under way, as if it had not begun.
   void drop() noexcept;
   /// State that is the same on all ranks, by name; not copied.
