@@ -210,6 +210,18 @@ class Training(Case):
         with self.assertRaisesRegex(cohort.errors.Mismatch, rf"frozen different parameters .*here: {here}\)"):
             optimizer.step()
 
+    def test_double_buffering_names_gradients_that_differ(self):
+        if self.size == 1:
+            return
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, self.comm, double_buffering=True)
+        model[0].requires_grad_(self.rank != 1)
+        model(torch.ones(2, 3).double()).sum().backward()
+        with self.assertRaisesRegex(cohort.errors.Mismatch, "bring different ones"):
+            optimizer.step()
+            optimizer.step()
+
     def test_parameters_without_a_shape_are_refused(self):
         lazy = torch.nn.LazyLinear(3)
         with self.assertRaisesRegex(cohort.InvalidArgument, "parameter 0 of group 0 has no shape yet"):

@@ -30,7 +30,6 @@ if torch is not None:
     )
 
 PEER = os.environ.get("COHORT_CHECKPOINT_PEER", "")
-WITH_THIS_PYTHON = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', '')}"}
 
 
 def peer(*arguments):
@@ -110,8 +109,7 @@ class WithCpp(unittest.TestCase):
         self.assertEqual(info.progress.step, 0)
 
     def export(self, *words):
-        done = subprocess.run([_command.find(), "export", *map(str, words)], cwd=self.folder, capture_output=True, text=True,
-                              env=WITH_THIS_PYTHON)  # fmt: skip
+        done = subprocess.run([_command.find(), "export", *map(str, words)], cwd=self.folder, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{words}: {done.stderr}")
 
     def exported(self, checkpoints):
@@ -124,7 +122,6 @@ class WithCpp(unittest.TestCase):
                 group.update((name, number_of(value)) for name, value in group.items())
         return found
 
-    @slow  # each export imports torch
     def test_torch_alone_goes_on_from_cpp(self):
         for name, make in OPTIMIZERS.items():
             with self.subTest(optimizer=name):
@@ -140,7 +137,6 @@ class WithCpp(unittest.TestCase):
                 train(net, optimizer, 2)
                 self.assert_trained_alike(net, theirs)
 
-    @slow
     def test_torch_alone_goes_on_from_python(self):
         makers = {
             **OPTIMIZERS,

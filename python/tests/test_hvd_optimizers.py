@@ -211,6 +211,17 @@ class Adasum(Case):
                 self.assertFalse(torch.equal(weight, begin))
                 self.on_all_ranks(model)
 
+    def test_a_layer_that_some_ranks_used_before_all_froze_it(self):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=hvd.Adasum)
+        for step in range(3):
+            optimizer.zero_grad()
+            used = model if step == 0 or self.rank == 0 else model[2:]
+            loss_of(used(torch.ones(2, next(used.parameters()).shape[1]).double()), torch.tensor([0, 1])).backward()
+            model[0].requires_grad_(step == 0)
+            optimizer.step()
+            self.on_all_ranks(model)
+
     def test_factors_and_steps_are_compared(self):
         if self.size == 1:
             self.skipTest("no ranks to compare")

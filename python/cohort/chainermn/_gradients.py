@@ -111,8 +111,8 @@ class Mean:
             used = self._used or [torch.zeros(0)]
             self._work = comm.all_reduce(used, op="average", tag=given.digest, async_op=True)
 
-    def deliver(self) -> None:
-        """Waits, and sets the parameters' gradients to the means."""
+    def wait(self) -> None:
+        """Waits for the means. Raises Mismatch on all ranks if they bring gradients of different parameters."""
         if self._work is not None:
             try:
                 self._work.wait()
@@ -122,6 +122,10 @@ class Mean:
                     f"mean of gradients: the ranks bring different ones (here: of all parameters{but}) -- freeze and use the "
                     f"same parameters on all ranks, with one allreduce_grad_dtype: {error}"
                 ) from error
+
+    def deliver(self) -> None:
+        """Waits, and sets the parameters' gradients to the means."""
+        self.wait()
         for tensor, mean in zip(self.parameters, self._used):
             if tensor.grad is None:
                 tensor.grad = torch.empty_like(tensor, requires_grad=False)

@@ -121,6 +121,7 @@ class MultiNodeOptimizer(Wrapped):
         else:
             before, self._under_way = self._under_way, None
             if before is not None:
+                before.wait()
                 self._require_same_frozen(before)
             self._under_way = self._start(copied=True)
             if before is not None:
@@ -169,8 +170,7 @@ class MultiNodeOptimizer(Wrapped):
                 raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
 
     def _require_same_frozen(self, before: _gradients.Mean) -> None:
-        # Means of all ranks move what a rank has not frozen since their reduction began. Done when that reduction is,
-        # for which this step waits anyway.
+        # Means of all ranks move what a rank has not frozen since their reduction began.
         comm = self.communicator.communicator
         if comm.size() == 1:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type, Union
 
 import torch
 from cohort.hvd.claims import claimed
@@ -24,6 +24,8 @@ class AdasumOptimizer(Wrapped):
     _meet: Dict[Tensor, str]  # names under which ranks reduce parameters; unique, if another optimizer uses the same
     _steps_here: int  # number of steps in this world
     _steps_in: Any
+    _ever: Set[Tensor]  # parameters that have required a gradient in this world
+    _trained_in: Any
     _compression: Union[Type[Compressor], Compressor]
     _process_set: ProcessSet
     _included: bool
@@ -39,6 +41,7 @@ class AdasumOptimizer(Wrapped):
         self = derived(cls, optimizer)
         self._parameter_names, self._meet = {}, {}
         self._steps_here, self._steps_in = 0, None
+        self._ever, self._trained_in = set(), None
         self._compression = compression
         self._process_set = process_set
         self._included = included
@@ -57,14 +60,18 @@ class AdasumOptimizer(Wrapped):
         return f"cohort.{what}.{next(iter(self._meet.values()), '')}"
 
     def _trained(self) -> List[Tensor]:
-        """Returns the parameters in the groups that the optimizer may step: those that require a gradient, and those
-        that were frozen since their backward."""
+        """Returns the parameters in the groups that the optimizer may step: those that require a gradient, or have
+        required one in this world, since a rank may have used them before they were frozen."""
+        if self._trained_in is not self._process_set._counters:
+            self._trained_in, self._ever = self._process_set._counters, set()
         found = []
         for index, group in enumerate(self._groups_unread()):
             for i, parameter in enumerate(group["params"]):
                 if parameter not in self._parameter_names:
                     self._add(f"allreduce.noname.{index}.{i}", parameter)
-                if parameter.requires_grad or parameter.grad is not None:
+                if parameter.requires_grad:
+                    self._ever.add(parameter)
+                if parameter in self._ever:
                     found.append(parameter)
         return found
 
