@@ -254,7 +254,9 @@ class Mlflow(Client):
 
     def reason(self, error):
         """Returns why a call failed, and whether trying again may help."""
-        status = error.get_http_status_code() if isinstance(error, self.Exception) else 500 if isinstance(error, OSError) else 0
+        here = (PermissionError, FileNotFoundError, NotADirectoryError)  # of a store in a folder
+        away = isinstance(error, OSError) and not isinstance(error, here)
+        status = error.get_http_status_code() if isinstance(error, self.Exception) else 500 if away else 0
         text = str(error) or type(error).__name__
         if "Invalid Host header" in text:
             advice = "start the server with --allowed-hosts NAME, where NAME is the host of this address, or use its IP address"

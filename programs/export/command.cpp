@@ -105,7 +105,7 @@ bool serves(const std::string& destination) {
   return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
 }
 
-/// Lowers this process's priority: following a run uses only time that its ranks leave. The scheduler may count by
+/// Lowers this process's priority: following a run leaves most of the time to its ranks. The scheduler may count by
 /// sessions, so a session's own share is made small, too.
 void give_way() {
   // Lower, and a client would take minutes to be imported beside busy ranks.
@@ -119,7 +119,8 @@ void export_run(ExportArguments& arguments) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
   track::check_destination(arguments.destination, !arguments.sink.token_file.empty());
-  const bool to_server = arguments.destination.starts_with("mlflow") || arguments.destination.starts_with("wandb");
+  const bool to_server = arguments.destination.starts_with("mlflow") || arguments.destination.starts_with("wandb") ||
+                         arguments.destination.starts_with("tensorboard");
   const std::string& from = arguments.options.from;
   track::ExportRequest request;
   track::SinkOptions sink_options = arguments.sink;
