@@ -87,7 +87,7 @@ std::string_view category_of(TraceTrack kind) noexcept {
 
 void append_event(std::string& trace, const TraceEvent& event) {
   const auto out = std::back_inserter(trace);
-  const std::int64_t begun_ns = std::max<std::int64_t>(event.begun_ns, 0);  // an end before the base is no later one
+  const std::int64_t begun_ns = std::max<std::int64_t>(event.begun_ns, 0);  // not before the trace's base
   fmt::format_to(out, ",\n{{\"ph\":\"{}\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{}", event.moment ? 'i' : 'X',
                  quoted(event.name), event.pid, event.tid, microseconds(begun_ns));
   if (event.moment)

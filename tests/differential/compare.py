@@ -97,11 +97,12 @@ def verdict(program: dict[str, Any], reference: list[Any], replies: list[Optiona
     errors = [reply["error"] for reply in replies if reply]
     failed = [error for error in errors if error]
     if failed:
-        if alone and any(error["type"] in LATE for error in failed):
+        skips = any(event.get("how") == "skip_one" for event in program["events"])  # that rank is a step behind from then on
+        if alone and (skips or any(error["type"] in LATE for error in failed)):
             return Verdict("refused late", refusal(failed[0]))
         ranks = phases[failed[0]["phase"]]
-        if len(failed) < ranks and alone and program["method"] in ("local_sgd", "diloco"):
-            return Verdict("refused", refusal(failed[0]))  # by synchronize, which is no exchange where no step was taken since
+        if len(failed) < ranks and alone and all("(synchronize)" in refusal(error) for error in failed):
+            return Verdict("refused", refusal(failed[0]))  # by LocalSGD, without an exchange where no step was taken since
         if len(failed) < ranks:
             who = [rank for rank, error in enumerate(errors) if error]
             return Verdict("different", f"refused on ranks {who} only, of {ranks}: {refusal(failed[0])}")
