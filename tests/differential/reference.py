@@ -340,8 +340,9 @@ class ChainerMN(Averaged):
     def gradients(self, replicas: list[Replica], weights: list[float]) -> None:
         if self.options.get("zero_fill", True):
             for one in replicas:
-                for parameter in self.reduced(one).values():
-                    if parameter.grad is None:
+                owned = [parameter for group in one.optimizer.param_groups for parameter in group["params"]]
+                for parameter in owned:  # also of a layer that the model does not have any more
+                    if parameter.grad is None and parameter.requires_grad:
                         parameter.grad = torch.zeros_like(parameter)
         super().gradients(replicas, weights)
 
