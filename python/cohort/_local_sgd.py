@@ -145,7 +145,7 @@ class LocalSteps:
         self._under_way: Optional[int] = None
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None
-        self._rest_of: list[tuple[int, ...]] = []  # shapes of the buffers in it
+        self._rest_of: list[tuple[str, tuple[int, ...]]] = []  # the buffers in it, by name and shape
         self._works: list[Work] = []
         # This rank's invalid number of samples, to be reported to all ranks; empty: none. And the one under way.
         self._fault = self._fault_sent = ""
@@ -356,7 +356,7 @@ class LocalSteps:
         how: dict[str, Any] = {"op": "average", "weight": fragment.sent, "tag": tag, "async_op": True}
         self._under_way = number
         self._works.append(comm.all_reduce(self._difference, wire_format=self._wire, **how))
-        self._rest, self._rest_of = self._besides(number), self._shapes()
+        self._rest, self._rest_of = self._besides(number), self._described_buffers()
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
@@ -367,15 +367,15 @@ class LocalSteps:
     def _average_buffers_anew(self, comm: Communicator, number: int, samples: bool) -> None:
         """Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had
         samples: then ranks count equally."""
-        shapes = self._shapes()
-        if samples and (number != 0 or shapes == self._rest_of):
+        buffers = self._described_buffers()
+        if samples and (number != 0 or buffers == self._rest_of):
             return
         self._rest = self._besides(number)
         weight = self._fragments[number].sent if samples else 1.0
-        comm.all_reduce(self._rest, op="average", weight=weight, tag=zlib.crc32(repr(shapes).encode()))
+        comm.all_reduce(self._rest, op="average", weight=weight, tag=zlib.crc32(repr(buffers).encode()))
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(one.shape) for one in self._buffers()]
+    def _described_buffers(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, tuple(one.shape)) for name, one in self._module.named_buffers() if one.is_floating_point()]
 
     def _buffers(self) -> list[Tensor]:
         """Returns the buffers of floating types; a forward may have replaced them."""
@@ -596,7 +596,8 @@ class LocalSteps:
         self._version += 1
         restore_optimizer()
         if under_way >= 0:  # it has reached all ranks
-            self._under_way, self._difference, self._rest, self._rest_of = under_way, difference, rest, self._shapes()
+            self._under_way, self._difference, self._rest = under_way, difference, rest
+            self._rest_of = self._described_buffers()
             self._transaction.resume()
 
 

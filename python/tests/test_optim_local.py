@@ -302,6 +302,11 @@ class Local(Ranks):
         net.register_buffer("late", torch.full((3,), float(self.rank)))
         local.synchronize()
         self.assertEqual(net.late.tolist(), [(self.size - 1) / 2] * 3)
+        self.train(net, local, optimizer, 1)
+        del net.late
+        net.register_buffer("another", torch.full((3,), 10.0 + self.rank))  # of the same size
+        local.synchronize()
+        self.assertEqual(net.another.tolist(), [10 + (self.size - 1) / 2] * 3)
         self.assert_same_bits_on_all_ranks(copies(net))
 
     def test_weights_that_are_loaded_afterwards(self):

@@ -1,5 +1,6 @@
 #include "torch/local_sgd.h"
 
+#include "base/parse.h"
 #include "base/result.h"
 #include "torch/checkpoint_tensors.h"
 #include "torch/module_slots.h"
@@ -8,6 +9,7 @@
 #include <cohort/torch/tensor.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -116,6 +118,15 @@ std::vector<at::Tensor> LocalCore::buffers() const {
   std::vector<at::Tensor> all;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined() && buffer.is_floating_point()) all.push_back(buffer);
+  }
+  return all;
+}
+
+std::string LocalCore::described_buffers() const {
+  std::string all;
+  for (const auto& buffer : module.named_buffers()) {
+    if (buffer.value().defined() && buffer.value().is_floating_point())
+      all += fmt::format("{} {};", buffer.key(), fmt::join(buffer.value().sizes(), ","));
   }
   return all;
 }
@@ -253,6 +264,7 @@ void LocalCore::start(std::size_t number) {
   travels->prepare();
   works.push_back(all_reduce(comm, difference, average));
   rest = besides(number);
+  rest_of = described_buffers();
   average.wire_format = WireFormat::None;
   works.push_back(all_reduce(comm, rest, average));
 }
@@ -267,11 +279,12 @@ at::Tensor LocalCore::besides(std::size_t number) const {
 /// Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had samples:
 /// then ranks count alike.
 void LocalCore::average_buffers_anew(bool samples) {
-  const at::Tensor now = besides(*under_way);
-  if (samples && now.numel() == rest.numel()) return;
+  const std::string buffers = described_buffers();
+  if (samples && (*under_way != 0 || buffers == rest_of)) return;
+  rest = besides(*under_way);
   const double weight = samples ? fragments[*under_way].sent : 1.0;
-  const auto tag = static_cast<std::uint32_t>(now.numel());
-  all_reduce(comm, rest = now, {.op = ReduceOp::Average, .weight = weight, .tag = tag}).wait();
+  all_reduce(comm, rest, {.op = ReduceOp::Average, .weight = weight, .tag = static_cast<std::uint32_t>(fnv1a(buffers))})
+      .wait();
 }
 
 void LocalCore::complete(double alpha) {
@@ -515,6 +528,7 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
   self.transaction.resume();
   self.difference = difference;
   self.rest = rest;
+  self.rest_of = self.described_buffers();
 }
 
 }  // namespace cohort::optim

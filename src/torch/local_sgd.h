@@ -67,6 +67,8 @@ class LocalCore {
   [[noreturn]] void raise_non_finite(const Fragment& fragment);
   /// Values averaged with a fragment: a one, which becomes 0 if no rank had samples, and, with fragment 0, the buffers.
   at::Tensor besides(std::size_t number) const;
+  /// The buffers in it, by name and shape.
+  std::string described_buffers() const;
   void average_buffers_anew(bool samples);
   /// Drops the synchronisation under way, as if it had not begun.
   void drop() noexcept;
@@ -92,6 +94,7 @@ class LocalCore {
   // Under way.
   std::optional<std::size_t> under_way;  // a fragment; the same on all ranks
   at::Tensor difference, rest;
+  std::string rest_of;  // described_buffers() of `rest`
   std::vector<Work> works;
   std::shared_ptr<UnderWay> travels = std::make_shared<UnderWay>(*this);
   step::Transaction transaction;

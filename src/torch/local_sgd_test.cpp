@@ -281,6 +281,21 @@ TEST(DiLoCo, RanksAreAlikeAfterEachSynchronisation) {
   }
 }
 
+TEST(DiLoCo, AveragesBuffersThatAreAddedWhileASynchronisationIsUnderWay) {
+  run_on_threads(2, [](Communicator comm) {
+    torch::nn::Linear net(2, 2);
+    net->register_buffer("early", at::full({3}, 5.0));
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    DiLoCo diloco(*net, optimizer, comm, {.sync_every = 3, .fragment_sync_delay = 2});
+    net->forward(at::ones({1, 2})).sum().backward();
+    optimizer.step();
+    diloco.step();
+    const at::Tensor late = net->register_buffer("late", at::full({4}, static_cast<double>(comm.rank())));
+    diloco.synchronize();
+    EXPECT_TRUE(at::equal(late, at::full({4}, 0.5))) << late;
+  });
+}
+
 TEST(DiLoCo, GoesOnFromACheckpointToTheBit) {
   // In the middle of a round, and while a synchronisation is under way.
   for (const int saved_after : {5, 7}) {
