@@ -89,6 +89,7 @@ void Membership::take(const event::Reported& event) {
     KnownWorker* const worker = job_.roster.find(one.worker);
     if (worker == nullptr || worker->ended()) continue;
     worker->waits = one.waits;
+    worker->reported = true;
     worker->to_be_member = worker->to_be_member || one.to_be_member;
     news = news || one.formed_epoch > worker->formed_epoch || (one.has_state && !worker->has_state);
     job_.roster.report(*worker, one.formed_epoch, one.has_state);
@@ -102,6 +103,7 @@ void Membership::take(const event::Reported& event) {
   }
   if (newcomers) succession_.take_newcomers();
   succession_.look_for_waiting();
+  succession_.look_for_members();
 }
 
 void Membership::take(const event::Ended& event) {

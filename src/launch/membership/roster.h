@@ -30,6 +30,7 @@ struct KnownWorker {
   bool to_be_member = false;  ///< has reported that it waits to be a member
   std::int64_t formed_epoch = -1;
   bool has_state = false;                            ///< as the worker reports it
+  bool reported = false;                             ///< since a worker with the state has saved and ended
   std::optional<std::chrono::seconds> stopped = {};  ///< was stopped for this time, and is killed for it
 
   bool running() const noexcept { return stage == Stage::Running; }

@@ -150,11 +150,18 @@ void Succession::finish(KnownWorker& worker) {
   for (auto& [number, one] : job_.roster.all()) one.waits = false;
 }
 
+void Succession::note_saved() {
+  saved_ = true;
+  for (auto& [number, one] : job_.roster.all()) one.reported = false;
+}
+
 void Succession::look_for_members() {
   const Roster& roster = job_.roster;
   // Once all that have the state have saved, those without one, such as a frozen newcomer, have nothing to do.
-  const auto knows = [&roster](const auto& one) { return !one.second.ended() && roster.knows(one.second); };
-  const bool saved = saved_ && std::ranges::none_of(roster.all(), knows);
+  // (One may have got the state since its last report.)
+  const auto may = [&roster](const KnownWorker& one) { return !one.ended() && (roster.knows(one) || !one.reported); };
+  const bool saved = saved_ && std::ranges::none_of(
+                                   roster.all(), may, [](const auto& one) -> auto& { return one.second; });
   const auto runs = [&roster, saved](int worker) { return roster.runs(worker) && !saved; };
   if (!job_.may_change() || workers_ended_ || job_.wait_limit || job_.doubt_limit || !roster.anybody_runs() ||
       std::ranges::any_of(roster.current().members, runs, &rendezvous::Member::worker))

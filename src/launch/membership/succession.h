@@ -29,7 +29,7 @@ class Succession {
   /// Called when some worker has finished.
   void finish(KnownWorker& worker);
   /// Called when a worker with the state has saved and ended, as asked.
-  void note_saved() { saved_ = true; }
+  void note_saved();
   void look_for_members();
   void look_for_waiting();
   /// Looks whether the remaining workers have formed a world.
