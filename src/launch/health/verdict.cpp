@@ -403,7 +403,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
 
 }  // namespace
 
-void JobEnd::spare_elastic_ranks() {
+void JobEnd::excuse_elastic_ranks() {
   // If nobody speaks of the state (a plain program with Preemption), whoever has formed a world may have it.
   const bool said =
       std::ranges::any_of(endings, [](const Ending& one) { return one.role == Role::Worker && one.last.has_state; });
@@ -457,9 +457,9 @@ Verdict judge(const JobEnd& end) {
                                               failure->after_seconds, cause),
                                   cause, failure->after_seconds};
     verdict.post_mortem = std::move(post_mortem);
-  } else if (!end.stop_status && of_ranks(has_ended_well) != ranks) {
+  } else if (!end.stop_status && (saved > 0 || of_ranks(has_ended_well) != ranks)) {
     verdict.status = 1;
-    verdict.reason = "the job ended without word from all ranks";
+    verdict.reason = saved > 0 ? "a rank ended before it had saved" : "the job ended without word from all ranks";
     verdict.text = "cohort: " + verdict.reason + "\n";
   } else if (end.stop_status && !end.quiet) {
     verdict.text = fmt::format("cohort: {}, after {:.1f} s{}\n", end.stop_reason.empty() ? "ended" : end.stop_reason,

@@ -121,9 +121,9 @@ struct JobEnd {
   std::string log_folder;
   bool colour = false;
 
-  /// Spares ranks whose end does not count in an elastic job where others save: those that are lost meanwhile, and
-  /// those that had only come, which have nothing to save.
-  void spare_elastic_ranks();
+  /// Excuses ranks whose end does not count in an elastic job: those that are lost while it ends, and those that had
+  /// only come, which have nothing to save.
+  void excuse_elastic_ranks();
 };
 
 struct Verdict {

@@ -255,24 +255,24 @@ TEST(Verdict, InAnElasticJobWhoHasNothingToSaveDoesNotCount) {
   JobEnd end = two_ranks(75, 0);
   end.endings[1].status.signal = SIGTERM;
   end.endings[1].asked = true;
-  EXPECT_EQ(judge(end).status, 0) << "a rank that has not saved";
+  EXPECT_EQ(judge(end).status, 1) << "a rank that has not saved";
   JobEnd come = end;
-  come.spare_elastic_ranks();
+  come.excuse_elastic_ranks();
   EXPECT_EQ(judge(come).status, 75);
   JobEnd plain = end;  // nobody speaks of the state
   plain.endings[1].last.formed_epoch = 0;
-  plain.spare_elastic_ranks();
-  EXPECT_EQ(judge(plain).status, 0);
+  plain.excuse_elastic_ranks();
+  EXPECT_EQ(judge(plain).status, 1);
   end.endings[1].last.has_state = true;
-  end.spare_elastic_ranks();
-  EXPECT_EQ(judge(end).status, 0);
+  end.excuse_elastic_ranks();
+  EXPECT_EQ(judge(end).status, 1);
 
   JobEnd lost = two_ranks(75, 0);
   lost.told_to_end = true;
   lost.stop_status = 143;
   lost.endings[1].status.signal = SIGKILL;
   EXPECT_EQ(judge(lost).status, 143);
-  lost.spare_elastic_ranks();
+  lost.excuse_elastic_ranks();
   EXPECT_EQ(judge(lost).status, 75);
 }
 

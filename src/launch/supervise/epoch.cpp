@@ -658,10 +658,8 @@ void Epoch::check_end() {
 }
 
 Restarts::Decision Epoch::after(const Verdict& verdict) {
-  const auto told = [this](const Ending& one) {
-    return one.last.preempted_by != 0 || (passed_on_usr1_ && one.last.saves_when_asked);
-  };
-  if (std::ranges::any_of(members_.endings(), told)) return {};
+  for (const Ending& one : members_.endings())
+    if (one.last.preempted_by != 0 || (passed_on_usr1_ && one.last.saves_when_asked)) return {};
   if (!verdict.breakdown || end_.told_to_end || end_.agent_lost || run_.reader_gone()) return {};
   if (!elastic_ && !agents_.can_go_on()) return {};
   auto next = elastic_ ? orders_.plan_again(AgentPool::is_usable, membership()->barred()) : std::optional(setup_.plan);
@@ -673,7 +671,7 @@ Restarts::Decision Epoch::after(const Verdict& verdict) {
 
 JobEnd Epoch::how_it_ended() const {
   JobEnd end = end_.with(members_, stopping_.reason());
-  if (elastic_) end.spare_elastic_ranks();
+  if (elastic_) end.excuse_elastic_ranks();
   end.seconds = std::chrono::duration<double>(Clock::now() - started_at_).count();
   end.log_folder = run_.shown_logs();
   end.colour = sys::wants_colour(2);
