@@ -86,7 +86,7 @@ class Refused(unittest.TestCase):
             DistributedDataParallel(Mlp(), [0])
         with self.assertRaises(cohort.InvalidArgument):
             DistributedDataParallel(Mlp(), bucket_cap_mb=0)
-        for wrong in "25", float("nan"), float("inf"), -1, True:
+        for wrong in "25", float("nan"), float("inf"), 1e30, -1, True:
             with self.assertRaisesRegex(cohort.InvalidArgument, "bucket_cap_mb=.*a size in MiB"):
                 DistributedDataParallel(Mlp(), bucket_cap_mb=wrong)
         DistributedDataParallel(Mlp(), bucket_cap_mb=None)  # torch's default

@@ -498,6 +498,7 @@ TEST(DdpTest, SampleCountsCanBeGiven) {
     (out.sum() * 0 + net->last->bias.sum() * (comm.rank() + 1)).backward();
     EXPECT_TRUE(at::allclose(net->last->bias.grad(), at::full({3}, (3 * 1 + 1 * 2) / 4.0, at::kDouble)));
     EXPECT_THROW(model.set_sample_count(-1), Error);
+    EXPECT_THROW(model.set_sample_count((std::int64_t{1} << 53) + 1), Error);
   });
 }
 

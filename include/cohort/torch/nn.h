@@ -100,7 +100,8 @@ class DataParallelCore {
 
   /// Declares that this rank has no more input: takes part in the others' steps with weight 0 until all ranks have
   /// called `join`. Then ranks that missed steps receive parameters and buffers of the lowest of the ranks that took
-  /// the most steps (which all have the same). Optimizer states are not sent: if training goes on afterwards, use
+  /// the most steps (which all have the same). Call it for each model that the loop trains: it brings no other model's
+  /// replicas together. Optimizer states are not sent: if training goes on afterwards, use
   /// `step_without_samples` instead. Returns the rank whose model all ranks now have. Blocks as long as the others
   /// train; the communicator's timeout applies to each single wait. (Python's is a context manager around the loop.)
   int join();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
+import numbers
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -113,7 +113,7 @@ _joining: weakref.WeakKeyDictionary[Communicator, list[torch.nn.Module]] = weakr
 def _bytes_of(mebibytes: Optional[float]) -> int:
     """The size of a bucket; None is torch's default."""
     size = 25 if mebibytes is None else mebibytes
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < math.inf:
+    if isinstance(size, bool) or not isinstance(size, numbers.Real) or not 0 <= size < 1 << 40:
         raise InvalidArgument(f"DistributedDataParallel: bucket_cap_mb={mebibytes!r} -- a size in MiB is wanted")
     return int(size * (1 << 20))
 
@@ -554,7 +554,8 @@ class DistributedDataParallel(torch.nn.Module):
         its optimizer's state: to continue training, use step_without_samples. Averages are over ranks with input; torch's
         default, to divide by all ranks (divide_by_initial_world_size=True), is refused, as is throw_on_early_termination.
         With enable=False it does nothing. Several models of one loop are held together, `with a.join(), b.join():`; the
-        forward of another one on the same communicator raises InvalidArgument. Blocks while others train, each wait under the communicator's timeout.
+        forward of another one on the same communicator raises InvalidArgument. Blocks while others train, each wait
+        under the communicator's timeout.
         """
         if not enable:
             yield
