@@ -49,6 +49,12 @@ def program(seed: int, method: str = "", world: int = -1) -> Program:
         "seeded_by_rank": draw.random() < 0.4, "pieces": pieces_of(draw), "optimizer": optimizer_of(draw, dtype),
         "set_to_none": draw.random() < 0.8, "options": {}, "sizes": [3] * ranks,
     }  # fmt: skip
+    optimizer = made["optimizer"]
+    if optimizer["kind"] != "SGD" and any(piece["kind"] == "BatchNorm" for piece in made["pieces"]):
+        if dtype == "float32":
+            optimizer["options"]["eps"] = 1e-2
+        elif dtype == "float64" and "weight_decay" in optimizer["options"]:
+            optimizer["options"]["eps"] = 1e-3  # decay lets what rounding leaves grow in each step
     if draw.random() < 0.25:
         made["sizes"] = [draw.randint(2, 5) for _ in range(ranks)]
     made["options"] = options_of(draw, made)
@@ -105,9 +111,9 @@ def optimizer_of(draw: random.Random, dtype: str) -> dict[str, Any]:
         options["centered"] = True
     if kind in ("SGD", "Adam", "AdamW", "RMSprop") and draw.random() < 0.2:
         options["foreach"] = draw.random() < 0.5
-    if kind != "SGD" and (dtype != "float64" or "weight_decay" in options):
-        # A gradient that is zero but for rounding (a bias before BatchNorm) is not to count. Decay lets it grow each step.
-        options["eps"] = {"float64": 1e-3, "float32": 1e-2}.get(dtype, 0.1)
+    if kind != "SGD" and dtype != "float64":
+        # A gradient that is zero but for rounding (a bias before BatchNorm) is not to count.
+        options["eps"] = 1e-3 if dtype == "float32" else 0.1
     # All tensors in one group, weights and biases in two, or only those that are trained when it is made.
     groups = draw.choices(["one", "two", "trained"], [6, 3, 1])[0]
     return {"kind": kind, "options": options, "groups": groups}

@@ -34,6 +34,7 @@ class Bounds:
     def __init__(self, program: dict[str, Any], replicas: list[Any]) -> None:
         options = program["options"]
         self.hook = options.get("hook")
+        self.normalised = any(piece["kind"] == "BatchNorm" for piece in program["pieces"])
         self.views_complex = program["method"] == "torch_ddp"
         self.format = HOOKS.get(self.hook, options.get("wire_format"))
         given = options.get("feedback") if self.hook else options.get("error_feedback")
@@ -83,7 +84,8 @@ class Bounds:
         require(numpy.isfinite(taken).all(),
                 f"gradient {step} of '{name}' is {taken.reshape(-1)[:3]}, its mean {mean.reshape(-1)[:3]}")  # fmt: skip
         # (A gradient may be what rounding of larger values leaves, as a bias' before a BatchNorm.)
-        rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + 0.1)
+        least = 0.1 if dtype == torch.float64 or self.normalised else 1e-9
+        rounding = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 0.02) * (largest + least)
         off = taken - mean
         if self.hook == "powerSGD":
             if self.views_complex and numpy.iscomplexobj(mean) and mean.ndim > 1:  # as torch's bucket has it
