@@ -119,7 +119,7 @@ void export_run(ExportArguments& arguments) {
     raise(ErrorCode::InvalidArgument, "'{}' and --to {}: give one", arguments.options.to, arguments.destination);
   }
   track::check_destination(arguments.destination, !arguments.sink.token_file.empty());
-  const bool to_server = arguments.destination.starts_with("mlflow") || arguments.destination.starts_with("wandb") ||
+  const bool by_client = arguments.destination.starts_with("mlflow") || arguments.destination.starts_with("wandb") ||
                          arguments.destination.starts_with("tensorboard");
   const std::string& from = arguments.options.from;
   track::ExportRequest request;
@@ -129,7 +129,7 @@ void export_run(ExportArguments& arguments) {
   std::signal(SIGPIPE, SIG_IGN);  // a server may close the connection, and TLS does not suppress SIGPIPE
   if (arguments.follow) {
     give_way();
-    patience.emplace(to_server ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
+    patience.emplace(by_client ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,
                                              arguments.destination)
                                : std::string());
     request.wait = [&patience](std::chrono::milliseconds time) { return patience->wait(time); };

@@ -51,10 +51,9 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
     self._scaled = False
     self.target = None
     self._under_way = None
-    options = [f"option {name}={getattr(self, '_' + name)}" for name in ("double_buffering", "zero_fill")]
-    require_same_on_all_ranks(
-        communicator.communicator, [*options, f"option compare_ranks={compare_ranks}"], who="create_multi_node_optimizer"
-    )
+    options = {"double_buffering": double_buffering, "zero_fill": zero_fill, "compare_ranks": compare_ranks}
+    lines = [f"option {name}={value}" for name, value in options.items()]
+    require_same_on_all_ranks(communicator.communicator, lines, who="create_multi_node_optimizer")
     self._send_parameters(self._named())
     return self
 
