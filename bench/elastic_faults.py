@@ -7,7 +7,7 @@ are left have done their next step, and where that time goes; or what share of t
     ... --every 15 --minutes 5   a worker is killed so often: the share of the time that went into steps
 
 Without --hosts this machine plays twice as many hosts as ranks, so that another worker starts as soon as the launcher
-has looked for hosts (each second). --torch: workers that train by cohort.torch, and need seconds to import torch; else
+has looked for hosts (each second). --torch: workers that train by cohort.horovod.torch, and need seconds to import torch; else
 their steps are collectives of Cohort's Horovod API alone.
 """
 
@@ -33,8 +33,8 @@ PLAIN = """
 import os, time
 import cohort
 from cohort import _core
-from cohort.hvd import basics, elastic
-from cohort.hvd.objects import allgather_object, broadcast_object
+from cohort.horovod import basics, elastic
+from cohort.horovod.objects import allgather_object, broadcast_object
 
 stop = os.path.join(os.environ["FOLDER"], "stop")
 hvd.init()
@@ -55,7 +55,7 @@ train(state)
 # Prints the times at which each phase begins and ends.
 MARKS = """
 import cohort
-from cohort.hvd import basics, elastic
+from cohort.horovod import basics, elastic
 
 def marked(name, function):
     def call(*args, **kwargs):

@@ -29,8 +29,8 @@ set_target_properties(cohort_core PROPERTIES EXPORT_NAME cohort)
 if(TARGET cohort_torch)
   add_library(cohort::torch ALIAS cohort_torch)
   if(NOT PROJECT_IS_TOP_LEVEL)
-    set_target_properties(cohort_torch_training cohort_torch_parallel cohort_torch_ps
-                          PROPERTIES EXCLUDE_FROM_ALL ON)  # for who links them
+    get_target_property(parts cohort_torch INTERFACE_LINK_LIBRARIES)
+    set_target_properties(${parts} PROPERTIES EXCLUDE_FROM_ALL ON)  # for who links them
   endif()
 endif()
 if(NOT PROJECT_IS_TOP_LEVEL)  # a part of somebody else's build, who installs what is his
@@ -38,7 +38,8 @@ if(NOT PROJECT_IS_TOP_LEVEL)  # a part of somebody else's build, who installs wh
 endif()
 
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
-set(programs cohort cohort-bench cohort-doctor cohort-export cohort-plot cohort-trace cohort-watch)
+get_property(programs GLOBAL PROPERTY COHORT_PROGRAMS)
+list(APPEND programs cohort)
 set(to_install ${core_components} ${programs})
 if(COHORT_SHARED)
   list(APPEND to_install cohort_core)
@@ -60,10 +61,15 @@ install(TARGETS cohort_core ${core_components} EXPORT cohort-targets ARCHIVE DES
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)
 install(EXPORT cohort-targets NAMESPACE cohort:: DESTINATION ${package_dir})
 install(DIRECTORY include/cohort DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+foreach(extension ${COHORT_EXTENSIONS})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/extensions/${extension}/include)
+    install(DIRECTORY extensions/${extension}/include/cohort DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  endif()
+endforeach()
 
 # The torch layer, compiled by projects that link cohort::torch, and the headers that it needs besides Cohort's own.
 set(torch_layer_dir ${CMAKE_INSTALL_DATADIR}/cohort/torch)
-install(CODE "set(cohort_source \"${PROJECT_SOURCE_DIR}\")\nset(cohort_torch_layer \"${torch_layer_dir}\")")
+install(CODE "set(cohort_source \"${PROJECT_SOURCE_DIR}\")\nset(cohort_extensions \"${COHORT_EXTENSIONS}\")\nset(cohort_torch_layer \"${torch_layer_dir}\")")
 install(SCRIPT ${CMAKE_CURRENT_LIST_DIR}/install_torch_layer.cmake)
 set(third_party_dir ${CMAKE_INSTALL_INCLUDEDIR}/cohort_third_party)
 foreach(header fmt/format.h nlohmann/json.hpp tl/expected.hpp)

@@ -1,9 +1,9 @@
 // Facts that another host reports to `cohort doctor` must be refused, or accepted and fit for the checks. Likewise
 // output of nvidia-smi about the links between GPUs.
-#include "doctor/check.h"
-#include "doctor/examination.h"
-#include "doctor/facts.h"
-#include "doctor/probe.h"
+#include "observe/doctor/check.h"
+#include "observe/doctor/examination.h"
+#include "observe/doctor/facts.h"
+#include "observe/doctor/probe.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // A run's job.json, as `cohort bench plan` and `cohort doctor` read what its steps cost, and `cohort runs` its state.
 #include "base/result.h"
 #include "launch/step_costs.h"
+#include "observe/watch/runs.h"
 #include "shared/child_job.h"
 #include "shared/program.h"
-#include "watch/runs.h"
 
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,5 @@
 // Answers of a page to `cohort watch HOST:PORT`: any bytes are refused or read, and the result can be drawn.
-#include "watch/screen.h"
+#include "observe/watch/screen.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // Signatures that ranks send each other for operations requested by name.
-#include "train/named/request.h"
+#include "horovod/named/request.h"
 
 #include <cstdlib>
 

@@ -1,7 +1,7 @@
 // Run records, as `cohort plot` and `cohort export` read them: whatever the lines hold, each is an event or counted,
 // and a picture and a page of metrics come out.
-#include "export/prometheus.h"
-#include "plot/curves.h"
+#include "observe/export/prometheus.h"
+#include "observe/plot/curves.h"
 #include "telemetry/record.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Traces, as `cohort trace` reads them: a host's, whose times are placed on the common clock whatever it says of its
 // own, and other programs' in Chrome's JSON.
-#include "trace/merge.h"
-#include "trace/trace_set.h"
+#include "observe/trace/merge.h"
+#include "observe/trace/trace_set.h"
 
 #include <cohort/error.h>
 

@@ -10,8 +10,10 @@ import re
 
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
-    "src/base": 3_700, "src/comm": 24_900, "src/launch": 19_500, "src/net": 7_100, "src/ps": 8_050, "src/rendezvous": 5_450,
-    "src/telemetry": 2_450, "src/torch": 7_850, "src/train": 16_850, "include": 4_500, "programs": 18_150, "python": 36_100,
+    "src/base": 3_700, "src/comm": 24_900, "src/launch": 19_500, "src/net": 7_100, "src/rendezvous": 5_450, "src/telemetry": 2_450,
+    "src/torch": 7_750, "src/train": 13_900, "include": 4_050, "programs": 4_050, "python": 18_400,
+    "extensions/bench": 3_950, "extensions/chainermn": 2_200, "extensions/horovod": 14_200, "extensions/jax": 1_350,
+    "extensions/observe": 10_150, "extensions/ps": 10_800, "extensions/ray": 100, "extensions/spark": 700,
 }  # fmt: skip
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.
@@ -59,7 +61,7 @@ def definitions(path):
 def classes(root):
     """{(folder, class): (lines, files that define members)}"""
     lines, files = collections.Counter(), collections.defaultdict(set)
-    for folder in ("src", "include", "programs"):
+    for folder in ("src", "include", "programs", "extensions"):
         for path in product(root / folder):
             for name, count, outside in definitions(path):
                 key = (path.parent.relative_to(root).as_posix(), name)
@@ -82,12 +84,14 @@ def problems(root):
 
 
 def table(root):
-    total = 0
+    total = collections.Counter()
     for folder, limit in LINES.items():
         count = lines_of(root / folder)
-        total += count
+        total["extensions" if folder.startswith("extensions/") else "the core"] += count
         yield f"{count:7} of {limit:7}  {folder}"
-    yield f"{total:7}             in all"
+    for part, count in total.items():
+        yield f"{count:7}             {part}"
+    yield f"{total.total():7}             in all"
     for (folder, name), (lines, files) in sorted(classes(root).items(), key=lambda one: -one[1][0])[:20]:
         yield f"{lines:7} in {files} files   {folder} {name}"
 

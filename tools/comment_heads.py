@@ -5,7 +5,7 @@ reader has to look for the noun. tools/check-layers looks for them.
 import pathlib
 import re
 
-FOLDERS = ("src", "include", "programs", "python", "bench", "examples", "fuzz", "tests", "tools", "cmake")
+FOLDERS = ("src", "include", "programs", "extensions", "python", "bench", "examples", "fuzz", "tests", "tools", "cmake")
 HEAD = re.compile(r"(?:Of|What|Where|Who|Whose|Whom|Whoever|Whatever)\b")
 CPP = {".h", ".cpp", ".cu"}
 HASHES = {".py", ".pyi", ".cmake", ".sh", ".txt", ""}

@@ -1,6 +1,6 @@
 """A rank of tools/gpu-day, with torch: trains a small model on a GPU, or times DistributedDataParallel beside torch's.
 
-gpu_day_training.py WAY       WAY: world (cohort's operations), nn (cohort.nn), horovod (cohort.torch), distributed (torch's
+gpu_day_training.py WAY       WAY: world (cohort's operations), nn (cohort.nn), horovod (cohort.horovod.torch), distributed (torch's
                               DistributedDataParallel over the backend "cohort"). All ranks together see the same data,
                               whatever their number, so the last loss is the same but for rounding
 gpu_day_training.py arrays    sums of arrays of CuPy and of JAX, those that are there, by DLPack
@@ -42,7 +42,7 @@ def averaged_by(way, model, optimizer):
     if way == "nn":
         return cohort.nn.DistributedDataParallel(model), optimizer, None
     if way == "horovod":
-        import cohort.torch as hvd
+        import cohort.horovod.torch as hvd
 
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         return model, hvd.DistributedOptimizer(optimizer, model.named_parameters()), None
@@ -57,7 +57,7 @@ def averaged_by(way, model, optimizer):
 def begin(way):
     """(rank, ranks)"""
     if way == "horovod":
-        import cohort.torch as hvd
+        import cohort.horovod.torch as hvd
 
         hvd.init()
         return hvd.rank(), hvd.size()

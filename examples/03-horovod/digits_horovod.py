@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import cohort.torch as hvd
+import cohort.horovod.torch as hvd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 from digits import Net, load, right

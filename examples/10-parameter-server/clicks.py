@@ -38,7 +38,7 @@ def train(options: argparse.Namespace) -> None:
     import torch
     import torch.nn.functional as F
     from cohort.nn import DistributedDataParallel
-    from cohort.torch.ps import Embedding, HybridOptimizer
+    from cohort.ps.torch import Embedding, HybridOptimizer
 
     class Model(torch.nn.Module):
         def __init__(self, users: torch.nn.Module, items: torch.nn.Module) -> None:

@@ -38,7 +38,7 @@ def train(options: argparse.Namespace) -> None:
     import torch
     import torch.nn.functional as F
     from cohort.checkpoint import CheckpointFolder
-    from cohort.torch.ps import DistributedOptimizer
+    from cohort.ps.torch import DistributedOptimizer
     from digits import Net, load, right
 
     torch.manual_seed(1)

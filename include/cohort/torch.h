@@ -16,7 +16,6 @@
 #include <cohort/torch/optim.h>
 #include <cohort/torch/parallel.h>
 #include <cohort/torch/pipeline.h>
-#include <cohort/torch/ps.h>
 #include <cohort/torch/recompute.h>
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/sharded.h>

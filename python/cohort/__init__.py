@@ -85,7 +85,7 @@ _LATER = {
     "run": "cohort._functions",
     "run_on_threads": "cohort._threads",
 }
-_MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "keras", "metrics", "nn", "optim", "ray", "torch", "track"}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "horovod", "keras", "metrics", "nn", "optim", "ray", "track"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Batch normalization with the mean and variance of all ranks' batches: common to cohort.torch and cohort.chainermn.
+"""Batch normalization with the mean and variance of all ranks' batches: common to cohort.horovod.torch and cohort.chainermn.
 """
 
 from __future__ import annotations

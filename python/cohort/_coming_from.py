@@ -44,7 +44,7 @@ class _Kind:
 
 
 _KINDS = {
-    "horovod": _Kind(("horovod", "cohort.torch", "cohort.tensorflow", "cohort.keras"), "horovodrun",
+    "horovod": _Kind(("horovod", "cohort.horovod.torch", "cohort.tensorflow", "cohort.keras"), "horovodrun",
                      ("horovod.runner.launch",), r"HOROVOD_[A-Z_0-9]+", " --as-horovod"),
     "torchrun": _Kind(("torch.distributed", "torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed",
                        "torch.utils.data.distributed", "torch.utils.data.DistributedSampler", "torch.multiprocessing.spawn"),

@@ -203,7 +203,6 @@ void bind_types(pybind11::module_& module);
 /// Binds memory, and questions about arrays.
 void bind_memory(pybind11::module_& module);
 void bind_work(pybind11::module_& module);
-void bind_named(pybind11::module_& module);
 void bind_communicator(pybind11::module_& module);
 /// Binds files of tensors.
 void bind_formats(pybind11::module_& module);
@@ -217,8 +216,8 @@ void bind_slots(pybind11::module_& module);
 void bind_process(pybind11::module_& module);
 /// Binds the parts of an elastic training.
 void bind_elastic(pybind11::module_& module);
-/// Binds the parameter server.
-void bind_ps(pybind11::module_& module);
+/// Functions of extensions that end what they have when the process leaves all worlds; called with the GIL.
+std::vector<void (*)()>& called_at_leave();
 /// Binds the methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 

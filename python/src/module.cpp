@@ -3,7 +3,7 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
-#include "named.h"
+#include "extensions.h"
 
 #include "base/env.h"
 #include "net/interfaces.h"
@@ -110,6 +110,11 @@ bool has_launcher() {
 
 }  // namespace
 
+std::vector<void (*)()>& called_at_leave() {
+  static std::vector<void (*)()> all;
+  return all;
+}
+
 void bind_types(py::module_& module) {
   py::enum_<ReduceOp>(module, "ReduceOp",
                       "How values of several ranks become one; wherever one is asked for, its name "
@@ -149,16 +154,14 @@ PYBIND11_MODULE(_core, module) {
   bind_memory(module);
   bind_work(module);
   bind_communicator(module);
-  bind_named(module);
-  bind_named_calls(module);
   bind_formats(module);
   bind_checkpoints(module);
   bind_track(module);
   bind_gradients(module);
   bind_slots(module);
   bind_process(module);
-  bind_ps(module);
   bind_elastic(module);
+  bind_extensions(module);
   module.def("init", &init_world, py::arg("init_method"), py::arg("rank"), py::arg("world_size"),
              py::arg("secret_file"), py::arg("group_name"), py::arg("program"), py::arg("init_timeout"),
              py::arg("timeout"), py::arg("transport"), py::arg("alone"), py::arg("trust_network"), py::arg("share"),
@@ -194,7 +197,9 @@ PYBIND11_MODULE(_core, module) {
       "leave_all",
       [](const py::object& grace, const std::string& reason, bool failed) {
         Member::leave_all({milliseconds_of(grace, "shutdown"), reason, failed});
-        NamedWorld::forget_all();
+        for (const auto leave : called_at_leave()) leave();
+        const py::gil_scoped_release release;
+        Held::stop();
       },
       py::arg("grace"), py::arg("reason"), py::arg("failed"));
 }

@@ -16,7 +16,7 @@ from support import SECONDS
 TRAINING = """
 import hashlib, os, sys, time
 import torch
-import cohort.torch as hvd
+import cohort.horovod.torch as hvd
 from cohort import _core
 
 stop = os.path.join(os.environ["FOLDER"], "stop")

@@ -20,8 +20,8 @@ PROGRAM = """
 import os, signal, sys, threading, time
 import cohort
 from cohort import _core
-from cohort.hvd import basics, elastic
-from cohort.hvd.objects import allgather_object, broadcast_object
+from cohort.horovod import basics, elastic
+from cohort.horovod.objects import allgather_object, broadcast_object
 
 WORKER = int(os.environ["COHORT_WORKER"])
 FAULTS = [fault[1:] for fault in eval(os.environ.get("FAULTS", "[]")) if fault[0] == WORKER]

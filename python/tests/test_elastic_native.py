@@ -219,7 +219,7 @@ net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
 sampler = DistributedSampler(size, 1, 0, batch_size=batch)
 if how.startswith("hvd"):
-    import cohort.torch as hvd
+    import cohort.horovod.torch as hvd
 if how == "hvd before":
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())

@@ -294,7 +294,7 @@ with model.no_sync():
         status, _, err = self.run_to_end(
             """
 import torch
-import cohort.torch as hvd
+import cohort.horovod.torch as hvd
 hvd.init()
 model = torch.nn.Linear(2, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())

@@ -155,7 +155,7 @@ class DefaultWorld(unittest.TestCase):
 
     @unittest.skipIf(torch is None, "needs torch")
     def test_horovods_interface_is_refused(self):
-        import cohort.torch as hvd
+        import cohort.horovod.torch as hvd
 
         def what(_world):
             for call in hvd.init, hvd.rank, lambda: hvd.allreduce(torch.ones(1)):

@@ -7,7 +7,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <functional>
+#include <iterator>
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace cohort::testing {
@@ -76,6 +81,26 @@ inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at:
 inline void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << "tensor " << i;
+}
+
+/// All parameters, each number exactly.
+template <class Module>
+std::string text_of(const Module& module) {
+  std::string text;
+  for (const at::Tensor& parameter : module.parameters()) {
+    const at::Tensor flat = parameter.detach().to(at::kDouble).contiguous();
+    for (std::int64_t i = 0; i < flat.numel(); ++i) {
+      char digits[40];
+      std::snprintf(digits, sizeof digits, "%.17g ", flat.data_ptr<double>()[i]);
+      text += digits;
+    }
+  }
+  return text;
+}
+
+inline std::vector<double> numbers_of(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<double>(in), {}};
 }
 
 }  // namespace cohort::testing

@@ -80,7 +80,7 @@ WORDS = "-bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PAT
 MPIRUN = ["mpirun.openmpi", "-np", "4", "-H", "h1:2,h2:2", *WORDS.split()]
 BATCH = f"#SBATCH -N2\n#SBATCH --ntasks-per-node 2\nmpirun.openmpi {WORDS} python train.py\n"
 SRUN = ("srun", "-N2", "--ntasks-per-node=2")
-INSTALLED = {"package": (PACKAGE, HOROVOD)}  # as `pip install python/horovod` does it
+INSTALLED = {"package": (PACKAGE, HOROVOD)}  # as `pip install extensions/horovod/package` does it
 
 TWO_HOSTS = [("0/4", "0/2", "0/2", "h1"), ("1/4", "1/2", "0/2", "h1"), ("2/4", "0/2", "1/2", "h2"), ("3/4", "1/2", "1/2", "h2")]
 ONE_HOST = [(f"{rank}/4", f"{rank}/4", "0/1", "h1") for rank in range(4)]
@@ -110,7 +110,7 @@ class Horovod(Launch):
             raise unittest.SkipTest("the Python package is not built")
         environment = dict(os.environ, PYTHONPATH=PACKAGE)
         cls.python = next((python for python in (shutil.which("python3"), "/usr/bin/python3") if subprocess.run(
-            [python, "-c", "import torch, cohort.torch"], env=environment, capture_output=True, check=False).returncode == 0), None)
+            [python, "-c", "import torch, cohort.horovod.torch"], env=environment, capture_output=True, check=False).returncode == 0), None)
         if cls.python is None:
             raise unittest.SkipTest("no Python here has torch and can use the package")
         super().setUpClass()

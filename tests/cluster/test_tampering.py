@@ -20,7 +20,7 @@ MARK = b"here lies the mark:"
 # The object prints a line when it is loaded. The mark is far from the pickle's ends and the frame's.
 OBJECT = f"""
 import torch
-import cohort.torch as hvd
+import cohort.horovod.torch as hvd
 
 class Loaded:
     def __init__(self, text):

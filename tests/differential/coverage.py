@@ -35,12 +35,12 @@ def public() -> dict[str, set[str]]:
     import cohort.chainermn
     import cohort.nn
     import cohort.optim
-    import cohort.torch as hvd
+    import cohort.horovod.torch as hvd
     from cohort._local_sgd import LocalSteps
     from cohort.chainermn.optimizers import MultiNodeOptimizer
     from cohort.nn import comm_hooks
     from cohort.optim import _Sharded
-    from cohort.torch._reduced_optimizer import ReducedOptimizer
+    from cohort.horovod.torch._reduced_optimizer import ReducedOptimizer
 
     def of(*things: object) -> set[str]:
         names: set[str] = set()

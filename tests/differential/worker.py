@@ -33,7 +33,7 @@ import cohort.checkpoint
 import cohort.distributed
 import cohort.nn
 import cohort.optim
-import cohort.torch as hvd
+import cohort.horovod.torch as hvd
 from cohort.nn import comm_hooks
 
 

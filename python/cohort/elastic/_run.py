@@ -146,7 +146,7 @@ def _enter(state: State, ledger: str, init: dict[str, Any]) -> World:
         print("cohort: elastic: " + "; ".join(say(first_size) for say in state._policies), file=sys.stderr, flush=True)
     state._policies.clear()  # the longest member is rank 0, so other ranks need not repeat them
     if _hvd_was_used:
-        from cohort.hvd import basics
+        from cohort.horovod import basics
 
         basics.init()
     for callback in state._on_change:
@@ -160,7 +160,7 @@ _hvd_was_used = False
 def _leave_world() -> None:
     """Leaves the default world, and ends what other packages have made of it."""
     global _hvd_was_used
-    basics = sys.modules.get("cohort.hvd.basics")
+    basics = sys.modules.get("cohort.horovod.basics")
     if basics is not None and basics.is_initialized():
         _hvd_was_used = True
         basics.shutdown()

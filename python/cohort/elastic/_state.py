@@ -47,7 +47,7 @@ class State:
         """Adds a thing under its own name, before `run` and in the same order on all ranks:
 
         a torch.nn.Module    its parameters and buffers. Not a wrapper: `train` wraps the module again in each world
-        an optimizer         of torch, or of `cohort.torch`; its states and options. It may be followed by its model,
+        an optimizer         of torch, or of `cohort.horovod.torch`; its states and options. It may be followed by its model,
                              which is then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its
                              rates, and those that schedules of this state use, by the world's size over that of the
                              first world (or its square root); default: None

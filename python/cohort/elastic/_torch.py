@@ -251,8 +251,8 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
     state._core.add_value(f"{name}'s options", options.get, options.set, False)
 
     def on_change(_rank: int, size: int, first_size: int) -> None:
-        if "cohort.torch._wrapping" in sys.modules:
-            from cohort.torch._wrapping import Wrapped
+        if "cohort.horovod.torch._wrapping" in sys.modules:
+            from cohort.horovod.torch._wrapping import Wrapped
 
             if isinstance(optimizer, Wrapped):
                 optimizer._forget()

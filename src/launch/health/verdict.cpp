@@ -234,8 +234,8 @@ struct Sign {
 /// The first sign found counts, so specific signs precede general ones.
 constexpr Sign kSigns[] = {
     {"No module named 'horovod",
-     "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install python/horovod` in a clone "
-     "of Cohort, or `import cohort.torch as hvd`"},
+     "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install extensions/horovod/package` "
+     "in a clone of Cohort, or `import cohort.horovod.torch as hvd`"},
     {"No module named 'cohort",
      "the Python that runs the ranks lacks Cohort's package: in a clone `tools/install --python` builds it in one or "
      "two "

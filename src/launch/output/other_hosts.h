@@ -83,7 +83,8 @@ class RemoteLogs {
 };
 
 /// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.json, one per host, to which
-/// data is appended as it comes, with the offsets of the host's clock. `programs/trace` makes one trace of them.
+/// data is appended as it comes, with the offsets of the host's clock. `extensions/observe/trace` makes one trace of
+/// them.
 class TracePieces {
  public:
   /// Limit of each host's file: viewers have limits, and so have disks.
