@@ -1,11 +1,11 @@
-# Toolchain file: compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu, against the sysroot of `tools/sysroot
+# Toolchain file: compiles for 64-bit ARM with Debian's g++-aarch64-linux-gnu, against the sysroot of `tools/release/sysroot
 # arm64` (build/sysroot/arm64, or COHORT_SYSROOT). Programs that the build or ctest runs are run under qemu.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(COHORT_SYSROOT ${CMAKE_CURRENT_LIST_DIR}/../build/sysroot/arm64 CACHE PATH "Debian's libraries for arm64")
 get_filename_component(CMAKE_SYSROOT ${COHORT_SYSROOT} ABSOLUTE)
 if(NOT EXISTS ${CMAKE_SYSROOT}/.complete)
-  message(FATAL_ERROR "${CMAKE_SYSROOT} is no sysroot: tools/sysroot arm64 makes it")
+  message(FATAL_ERROR "${CMAKE_SYSROOT} is no sysroot: tools/release/sysroot arm64 makes it")
 endif()
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES COHORT_SYSROOT)
 if(NOT CMAKE_CXX_COMPILER)

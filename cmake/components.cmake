@@ -8,7 +8,7 @@
 #               [SLOW Suite.Case ...] [ENVIRONMENT ...] [EACH])
 #     a GoogleTest program, a test of ctest as a whole; in SHARDS processes; with EACH, one for each case
 #
-# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, style, large (tools/test-large), cluster, python; torch
+# Labels: unit (ranks are threads, or none), multiproc, e2e, install, fuzz, style, large (tools/soak/test-large), cluster, python; torch
 # for whatever needs libtorch (`ninja torch-tests` builds what `ctest -L torch` runs: ./check does only that against the
 # second libtorch); and slow for what only ./check --all runs.
 

@@ -83,7 +83,7 @@ install(TARGETS ${programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 # Made by the command, which knows the options of all.
 set(emulator "")
 if(CMAKE_CROSSCOMPILING)  # It starts the programs beside it, too.
-  set(emulator "env COHORT_SYSROOT=${CMAKE_SYSROOT} ${PROJECT_SOURCE_DIR}/tools/under-qemu")
+  set(emulator "env COHORT_SYSROOT=${CMAKE_SYSROOT} ${PROJECT_SOURCE_DIR}/tools/release/under-qemu")
 endif()
 install(CODE "
 set(root \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\")

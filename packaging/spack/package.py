@@ -8,7 +8,7 @@ class PyCohort(PythonPackage):
     """Distributed training for C++ and Python: launcher, collectives, data parallelism, parameter servers, Horovod's API."""
 
     homepage = "https://example.org/cohort"
-    # The sources of a release; tools/release prints the checksum.
+    # The sources of a release; tools/release/release prints the checksum.
     url = "https://example.org/cohort-0.1.0.tar.gz"
 
     license("Apache-2.0")

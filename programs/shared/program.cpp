@@ -221,7 +221,7 @@ std::string installed_prefix() {
   raise(
       ErrorCode::Unavailable,
       "{} is not installed with headers and CMake's files: `tools/install --prefix DIR` does that, and so do wheels of "
-      "tools/make-wheels",
+      "tools/release/make-wheels",
       own);
 }
 

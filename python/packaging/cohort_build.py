@@ -10,7 +10,7 @@ folder is build/wheel-PYTHON; a second build takes seconds. The wheel is for Pyt
                       libraries that it needs beyond those of the C and C++ run-time (OpenSSL and zlib are in it)
   include/, lib/cmake/cohort/, share/    C++ headers, the CMake package, what belongs to them
 The programs lie in the environment's bin/. A wheel's tag names the glibc that it needs at least: that of the machine it
-was built on, mostly; tools/make-wheels makes those for others.
+was built on, mostly; tools/release/make-wheels makes those for others.
 """
 
 import base64

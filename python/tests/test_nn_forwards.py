@@ -1,5 +1,5 @@
 """Tests what a backward of DistributedDataParallel averages, and by which weights: the cases of
-tests/cases/ddp_forwards.txt, which the C++ one is tested with as well. Two ranks of `cohort run`."""
+src/torch/ddp_forwards.txt, which the C++ one is tested with as well. Two ranks of `cohort run`."""
 
 import contextlib
 import pathlib
@@ -22,7 +22,7 @@ if torch is not None:
             return x * self.w
 
 
-CASES = pathlib.Path(__file__).resolve().parents[2] / "tests" / "cases" / "ddp_forwards.txt"
+CASES = pathlib.Path(__file__).resolve().parents[2] / "src/torch/ddp_forwards.txt"
 
 
 def read_cases():

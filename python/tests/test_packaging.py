@@ -84,7 +84,7 @@ class Packaging(unittest.TestCase):
 
 
 class Release(unittest.TestCase):
-    """tools/release in a clone whose make-wheels makes no wheels."""
+    """tools/release/release in a clone whose make-wheels makes no wheels."""
 
     mirror = ""
 
@@ -94,7 +94,7 @@ class Release(unittest.TestCase):
         self.clone = pathlib.Path(folder.name) / "cohort"
         source = pathlib.Path(__file__).resolve().parents[2]
         (self.clone / "tools").mkdir(parents=True)
-        for name in ("CMakeLists.txt", "CHANGELOG.md", "cmake/third_party_licenses.txt", "tools/release",
+        for name in ("CMakeLists.txt", "CHANGELOG.md", "cmake/third_party_licenses.txt", "tools/release/release",
                      *map(str, (*(source / "packaging").rglob("*"), *(source / "tests/install/consumer").rglob("*")))):
             path = source / name
             if path.is_file():
@@ -115,7 +115,7 @@ class Release(unittest.TestCase):
         self.git("commit", "-q", "-m", "Changes")
 
     def release(self, *words, status=0):
-        done = subprocess.run([sys.executable, "tools/release", *words], cwd=self.clone, capture_output=True, text=True, timeout=200,
+        done = subprocess.run([sys.executable, "tools/release/release", *words], cwd=self.clone, capture_output=True, text=True, timeout=200,
                               env={**os.environ, "UBUNTU_MIRROR": self.mirror})  # fmt: skip
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return done.stdout + done.stderr
@@ -126,7 +126,7 @@ class Release(unittest.TestCase):
         path.write_text(path.read_text().replace(before, after))
 
     def test_what_is_no_release_is_refused_with_the_way_out(self):
-        self.assertIn("tools/release --set-version", self.release("--dry-run", status=1))  # no entry of this version
+        self.assertIn("tools/release/release --set-version", self.release("--dry-run", status=1))  # no entry of this version
         self.assertIn("three numbers", self.release("--set-version", "2", status=1))
         self.assertIn("0.0.9 is below", self.release("--set-version", "0.0.9", status=1))
         self.assertIn("-> 9.8.7", self.release("--set-version", "9.8.7"))
@@ -184,13 +184,13 @@ echo sources >"$2/cohort-9.8.7.tar.gz"
 
 
 class Wheels(unittest.TestCase):
-    """Results of an interrupted run that tools/make-wheels keeps."""
+    """Results of an interrupted run that tools/release/make-wheels keeps."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.work = pathlib.Path(folder.name)
-        file = pathlib.Path(cohort_build.__file__).resolve().parents[2] / "tools/make-wheels"
+        file = pathlib.Path(cohort_build.__file__).resolve().parents[2] / "tools/release/make-wheels"
         self.wheels = types.ModuleType("make_wheels")
         self.wheels.__file__ = str(file)
         with mock.patch.object(sys, "path", list(sys.path)):
@@ -305,10 +305,10 @@ int main() {
 
 
 class OldGlibc(unittest.TestCase):
-    """A wheel's functions for a glibc before 2.30 (tools/old_glibc_compat.c), as if this one had them not either."""
+    """A wheel's functions for a glibc before 2.30 (tools/release/old_glibc_compat.c), as if this one had them not either."""
 
     def test_timed_waits(self):
-        text = (pathlib.Path(cohort_build.ROOT) / "tools/old_glibc_compat.c").read_text()
+        text = (pathlib.Path(cohort_build.ROOT) / "tools/release/old_glibc_compat.c").read_text()
         for real, instead in (('dlsym(RTLD_NEXT, "pthread_cond_clockwait")', "NULL"), ("kPieceNs = 1000000000L", "kPieceNs = 1000000L")):
             self.assertEqual(text.count(real), 1, real)
             text = text.replace(real, instead)

@@ -1,5 +1,5 @@
 // Tests what a backward of DistributedDataParallel averages, and by which weights: the cases of
-// tests/cases/ddp_forwards.txt, which Python's is tested with as well.
+// src/torch/ddp_forwards.txt, which Python's is tested with as well.
 #include <cohort/torch/nn.h>
 
 #include <gtest/gtest.h>

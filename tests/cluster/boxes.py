@@ -13,7 +13,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from box.system import processes_in
-from harm.processes import alive, command_of, parent_of, send, wait_for_nothing  # noqa: F401
+from soak.processes import alive, command_of, parent_of, send, wait_for_nothing  # noqa: F401
 
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "cluster-box"
 

@@ -33,7 +33,7 @@ import time
 import unittest
 
 import boxes
-from harm import processes, series
+from soak import processes, series
 from faults_plan import ALL, HARMS, HOSTS, NAMED, OURS, ROUNDS, STOPPED, Plan, possible, words_of
 
 PATIENCE = 5  # seconds for something to be there that can be struck

@@ -9,7 +9,8 @@ import unittest
 
 from python_case import COHORT, PACKAGE, PythonCase
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python/tests"), str(ROOT / "extensions/horovod/tests")]
 from articles import edits
 from keras_support import MISSING, STRATEGY, place_of
 

@@ -15,7 +15,8 @@ import boxes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = os.environ.get("COHORT_PYTHON_PACKAGE", "")
-sys.path.append(str(ROOT / "python" / "tests"))
+TESTS = [str(ROOT / "python/tests"), str(ROOT / "extensions/spark/tests")]
+sys.path += TESTS
 
 DRIVER = """
 import os, runpy, sys, time
@@ -71,7 +72,7 @@ class OnTwoHosts(unittest.TestCase):
         edits.put_into(cls.folder, on_spark=True)
         cls.box = boxes.Box("spark", "--hosts", "2")
         cls.addClassCleanup(cls.box.down)
-        cls.path = os.pathsep.join([PACKAGE, str(cls.folder), str(ROOT / "python" / "tests")])
+        cls.path = os.pathsep.join([PACKAGE, str(cls.folder), *TESTS])
         cls.environment = {"PYTHONPATH": cls.path, "OMP_NUM_THREADS": "1"}
         cls.cluster = spark_support.Standalone(
             [(host, cls.box.words(host)) for host in cls.box.hosts], cls.folder, environment=cls.environment,

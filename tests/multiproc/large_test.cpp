@@ -1,5 +1,5 @@
 // Buffers beyond 2 GiB, where a count or an offset of 32 bits would show. Needs 10 GiB of memory and a minute:
-// tools/test-large runs it.
+// tools/soak/test-large runs it.
 #include "comm_processes.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // For tests: folds by a GPU's kernels against the plain reference, and how many elements have other bits. Also run on
-// real GPUs (tools/gpu-day). One thread per GPU.
+// real GPUs (tools/gpu/gpu-day). One thread per GPU.
 #pragma once
 
 #include "comm/gpu/fold_launcher.h"

@@ -1,5 +1,5 @@
 // What the headers and the static libstdc++ of Debian 12 refer to and old glibcs lack; linked into what a wheel holds
-// (tools/old_glibc.py), seen by nobody else.
+// (tools/release/old_glibc.py), seen by nobody else.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

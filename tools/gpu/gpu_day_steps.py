@@ -1,4 +1,4 @@
-"""The steps of tools/gpu-day: what is run, how long it may take, and what of its output is looked at."""
+"""The steps of tools/gpu/gpu-day: what is run, how long it may take, and what of its output is looked at."""
 
 import contextlib
 import json
@@ -19,6 +19,7 @@ TESTS = ("GroupsAndSingles*", "MessagesAreDone*", "ResultsAreLookedAt*", "MixedW
 KEPT_LINES = 80  # of a step's output, from its end
 # Python's tests with 2 ranks and tensors of "cuda".
 PYTHON_TESTS = ("nn", "torch", "torch_training", "distributed", "checkpoint")
+PYTHON_TEST_FOLDERS = ("python/tests", "extensions/horovod/tests")
 PATIENCE = 5.0  # seconds, with what was asked to end
 NAMED_WITHIN = 1.0  # seconds from a rank's end to the error that names it (docs/reference/gpu.md)
 
@@ -215,7 +216,8 @@ def gpu_tests(day):
 
 def python_tests(day, environment):
     """The suite runs them over what pretends."""
-    own = dict(environment, PYTHONPATH=f"{day.environment['PYTHONPATH']}:{TOOLS.parent / 'python' / 'tests'}")
+    folders = [str(TOOLS.parents[1] / folder) for folder in PYTHON_TEST_FOLDERS]
+    own = dict(environment, PYTHONPATH=":".join([day.environment["PYTHONPATH"], *folders]))
     own["OMP_NUM_THREADS"] = "1"
     names = [f"test_{name}_on_gpus" for name in PYTHON_TESTS]
     failed, told = [], []

@@ -1,4 +1,4 @@
-// A rank that saves without end, and the judge of what it has left. tools/kill-saves runs it.
+// A rank that saves without end, and the judge of what it has left. tools/soak/kill-saves runs it.
 //
 //   save_peer save NAME RANK RANKS FOLDER PLACE MODE FAULT AT
 //       meets the others at unix://NAME, loads what is there, and saves the next steps, MODE "blocking" or

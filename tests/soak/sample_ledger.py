@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Audits that every sample is used exactly once per epoch, across kills, preemption and changes of the world's size.
 
-A small training (tests/resume/ledger_peer.cpp) runs on 1 to 8 ranks, each attempt on another number and with another batch size, some
+A small training (tests/soak/ledger_peer.cpp) runs on 1 to 8 ranks, each attempt on another number and with another batch size, some
 over two hosts that this machine pretends to be. Each rank writes a line per optimizer step: epoch, range of the cursor, its samples.
 Attempts are ended after a step that is drawn: a rank, an agent or the launcher gets SIGKILL, or somebody SIGUSR1. The next one goes on
 from the newest checkpoint; what counts of an attempt's lines are those up to the step at which the next one went on.
@@ -25,7 +25,7 @@ import tempfile
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
-from harm import job, series  # noqa: E402
+from soak import job, series  # noqa: E402
 
 #: after_steps: of the attempt, as rank 0's ledger tells
 End = collections.namedtuple("End", "how after_steps")

@@ -8,7 +8,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from harm import job, processes
+from soak import job, processes
 
 LEFT_LIMIT = 15.0  # seconds for all of a killed job to go, on a busy machine
 

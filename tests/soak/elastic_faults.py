@@ -25,7 +25,7 @@ import time
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
-from harm import job, processes, series  # noqa: E402
+from soak import job, processes, series  # noqa: E402
 
 SAMPLES, BATCH, EPOCHS, PACE_MS = 1003, 4, 2, 25
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}

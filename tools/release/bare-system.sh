@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# For tools/test-bare-debian and tools/test-wheel, which source it: a system of minimal size in a folder, in which commands
+# For tools/release/test-bare-debian and tools/release/test-wheel, which source it: a system of minimal size in a folder, in which commands
 # run in mount, process and host name namespaces of their own, so that nothing is left behind, whatever happens.
 # Needs root, debootstrap and a network. apt's sources for Debian and certificates of this machine are handed in.
 #

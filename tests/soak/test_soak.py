@@ -10,7 +10,7 @@ import tempfile
 import time
 import unittest
 
-from harm import job, processes, series
+from soak import job, processes, series
 
 
 class Folder(unittest.TestCase):

@@ -1,5 +1,5 @@
 // A rank that does what training does (reductions whose sums are checked, messages around a ring, saves that appear as
-// a whole) and, on request, injects a fault at a chosen point. tools/fault-harness runs it.
+// a whole) and, on request, injects a fault at a chosen point. tools/soak/fault-harness runs it.
 //
 //   fault_peer FOLDER STEPS [RANK KIND PLACE STEP ARGUMENT]
 //

@@ -1,4 +1,4 @@
-"""A rank of tools/gpu-day, with torch: trains a small model on a GPU, or times DistributedDataParallel beside torch's.
+"""A rank of tools/gpu/gpu-day, with torch: trains a small model on a GPU, or times DistributedDataParallel beside torch's.
 
 gpu_day_training.py WAY       WAY: world (cohort's operations), nn (cohort.nn), horovod (cohort.horovod.torch), distributed (torch's
                               DistributedDataParallel over the backend "cohort"). All ranks together see the same data,
@@ -20,7 +20,7 @@ import time
 
 FAKE = "--fake" in sys.argv
 if FAKE:
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python" / "tests"))
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python" / "tests"))
     import cuda_support  # noqa: F401
 
 import torch  # noqa: E402

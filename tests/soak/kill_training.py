@@ -26,7 +26,7 @@ import time
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
-from harm import ROOT, job, series  # noqa: E402
+from soak import ROOT, job, series  # noqa: E402
 
 TRAIN, TEST = 118, 22
 PROGRAM_OPTIONS = ["--epochs", "3", "--batch-size", "24", "--save-every", "2", "--threads", "1", "--resume"]
