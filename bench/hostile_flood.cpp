@@ -1,6 +1,7 @@
 // Many unauthenticated connections to a port: so many connections a second, of five kinds in turn, and how each of them
 // ended; or so many at once, each of which repeats what somebody has recorded and is replaced when it has been closed.
-// One thread, so that it takes no more than one core. tools/soak/hostile-flood drives it; its last line is a JSON object.
+// One thread, so that it takes no more than one core. tools/soak/hostile-flood drives it; its last line is a JSON
+// object.
 //
 //   hostile_flood HOST PORT [--rate N] [--seconds S] [--kinds garbage,silent,half,secret,slow] [--from ADDRESS]
 //                 [--repeat FILE --hold N]

@@ -10,7 +10,8 @@ import unittest
 from python_case import COHORT, PACKAGE, PythonCase
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python/tests"), str(ROOT / "extensions/horovod/tests")]
+sys.path.insert(0, str(ROOT / "python/tests"))
+sys.path.insert(0, str(ROOT / "extensions/horovod/tests"))
 from articles import edits
 from keras_support import MISSING, STRATEGY, place_of
 

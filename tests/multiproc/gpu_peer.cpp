@@ -1,4 +1,5 @@
-// A rank of tools/gpu/gpu-day, which does with a GPU's memory what the other programs do not. Its first argument says what:
+// A rank of tools/gpu/gpu-day, which does with a GPU's memory what the other programs do not. Its first argument says
+// what:
 //   bits BYTES      sums of floats of all kinds, exact and fast, against the host's
 //   folds BYTES     the kernels that fold, one rank: their bits, and how fast they are with inputs of so many bytes
 //   staging BYTES   operations by way of the host's memory, whole and in pieces, against copies of pinned memory

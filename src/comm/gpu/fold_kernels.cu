@@ -1,6 +1,6 @@
 // The kernels of reductions on a GPU, with the same bits as comm/kernels/fold.h. Written in a subset of C++ that clang
-// compiles to PTX (tools/gpu/write-fold-kernels), and any compiler compiles for the host, where tests compare the bits. No
-// fused multiply-add, no flushed denormals, IEEE division; 16-bit floats are rounded to nearest even on both.
+// compiles to PTX (tools/gpu/write-fold-kernels), and any compiler compiles for the host, where tests compare the bits.
+// No fused multiply-add, no flushed denormals, IEEE division; 16-bit floats are rounded to nearest even on both.
 #include "comm/gpu/fold_codecs.h"
 
 namespace cohort::comm::cuda {
