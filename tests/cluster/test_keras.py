@@ -12,8 +12,8 @@ from python_case import COHORT, PACKAGE, PythonCase
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python/tests"))
 sys.path.insert(0, str(ROOT / "extensions/horovod/tests"))
-from articles import edits
-from keras_support import MISSING, STRATEGY, place_of
+from articles import edits  # noqa: E402
+from keras_support import MISSING, STRATEGY, place_of  # noqa: E402
 
 BUILD = pathlib.Path(PACKAGE).parent
 
