@@ -72,7 +72,7 @@ def measure(options, recorder):
 
     session = spark_support.start("local-cluster[2,1,1024]")
     import cohort
-    from cohort import _pickling
+    from cohort._launch import pickling as _pickling
 
     import pyspark.cloudpickle  # TorchDistributor's, which is another
 

@@ -54,9 +54,9 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from cohort._early_stopping import EarlyStopping
-from cohort._preemption import REQUEUE_STATUS, Preemption
+from cohort._process.preemption import REQUEUE_STATUS, Preemption
 from cohort._torch_backend import monitored_barrier, wait_for_torch as _wait_for_torch
-from cohort._world import (
+from cohort._process.world import (
     cross_rank,
     cross_size,
     init,
@@ -72,9 +72,9 @@ from cohort._world import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cohort._functions import run
+    from cohort._launch.functions import run
     from cohort._spark.rows import Rows
-    from cohort._threads import run_on_threads
+    from cohort._process.threads import run_on_threads
     from cohort.distributor import Distributor
 
 # Modules that are imported when first used: those that start processes cost milliseconds, which no rank needs to pay,
@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 _LATER = {
     "Distributor": "cohort.distributor",
     "Rows": "cohort._spark.rows",
-    "run": "cohort._functions",
-    "run_on_threads": "cohort._threads",
+    "run": "cohort._launch.functions",
+    "run_on_threads": "cohort._process.threads",
 }
 _MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "horovod", "keras", "metrics", "nn", "optim", "ray", "track"}
 
@@ -161,7 +161,7 @@ def _look_after_mlflow() -> None:
     import os
 
     if os.environ.get("COHORT_MLFLOW", "0").lower() in ("1", "true", "yes", "on") and "RANK" in os.environ:
-        from cohort._mlflow_rank import install
+        from cohort._launch.mlflow_rank import install
 
         install()
 

@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 
-from cohort import _command
+from cohort._launch import command as _command
 
 
 def main(words: list[str]) -> None:

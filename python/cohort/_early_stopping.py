@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cohort import _core, _world
+from cohort import _core
+from cohort._process import world as _world
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from cohort import _checkpoint_optimizer, _world
-from cohort._checkpoint_tensors import bare, named_tensors, to_entry
+from cohort._checkpoint import optimizer as _checkpoint_optimizer
+from cohort._process import world as _world
+from cohort._checkpoint.tensors import bare, named_tensors, to_entry
 from cohort._collective import all_gather_bytes
 from cohort._core import Communicator, Transaction, Work
 from cohort._slots import Slots

@@ -28,11 +28,12 @@ from typing import Any, Optional, Union
 
 import torch
 
-from cohort import Communicator, _core, _world
-from cohort._checkpoint_optimizer import restore, snapshot
-from cohort._checkpoint_random import random_states, restored_random_states
-from cohort._checkpoint_tensors import Assignment, module_entries, named_tensors, plain_name, to_entry, to_tensor
-from cohort._checkpoint_weights import LoadedWeights, Path, load_weights, save_weights
+from cohort import Communicator, _core
+from cohort._process import world as _world
+from cohort._checkpoint.optimizer import restore, snapshot
+from cohort._checkpoint.random import random_states, restored_random_states
+from cohort._checkpoint.tensors import Assignment, module_entries, named_tensors, plain_name, to_entry, to_tensor
+from cohort._checkpoint.weights import LoadedWeights, Path, load_weights, save_weights
 from cohort._collective import agree, attempt, rank_of
 from cohort.data import DistributedSampler, SamplerState
 from cohort.errors import Error, InvalidArgument

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional, Union
 
-from cohort import Communicator, _core, _world
+from cohort import Communicator, _core
+from cohort._process import world as _world
 from cohort.errors import InvalidArgument
 
 __all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "permutation"]

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import warnings
 
-from cohort import _command, _gpus, _mlflow
-from cohort._functions import (
+from cohort._launch import command as _command, mlflow as _mlflow
+from cohort._process import gpus as _gpus
+from cohort._launch.functions import (
     SECONDS_TO_START,
     call_on_ranks,
     call_on_stage,
@@ -25,7 +26,7 @@ from cohort._functions import (
     may_travel,
     run_folder,
 )
-from cohort._rank_call import run_script
+from cohort._launch.rank_call import run_script
 from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Union
 
-    from cohort._functions import Hosts
+    from cohort._launch.functions import Hosts
 
     TrainObject = Union[Callable[..., Any], str, os.PathLike[str]]
 

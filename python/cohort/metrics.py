@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 
 from cohort import Communicator
 from cohort._collective import all_gather_bytes
-from cohort._world import world
+from cohort._process.world import world
 from cohort.errors import InvalidArgument, Mismatch
 
 __all__ = ["Averages", "Mean", "average"]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from cohort import _world
+from cohort._process import world as _world
 from cohort._core import Transaction
 from cohort._local_sgd import DiLoCo, LocalSGD
 from cohort.errors import InvalidArgument

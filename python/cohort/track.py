@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 
-from cohort import _world
+from cohort._process import world as _world
 from cohort._core import Metrics, Progress, RunRecord as _RunRecord, add_span, traced
 from cohort.errors import InvalidArgument
 

@@ -18,7 +18,8 @@ import cohort
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
 
-    from cohort import _checkpoint_tensors, checkpoint
+    from cohort import checkpoint
+    from cohort._checkpoint import tensors as _checkpoint_tensors
     from cohort.data import DistributedSampler, SamplerState
     from cohort.nn import DistributedDataParallel
 

@@ -15,7 +15,8 @@ from tiers import slow
 if torch is not None:
     from nn_models import Mlp, batch_of, copies, loss_of, with_values
 
-    from cohort import _command, checkpoint
+    from cohort import checkpoint
+    from cohort._launch import command as _command
     from cohort.data import SamplerState
 
     OPTIMIZERS = {

@@ -101,7 +101,7 @@ dist.init_process_group("cohort", timeout=PATIENCE)
             "print('serves', flush=True)\nsys.stdin.read()\n"
         )
         ask = (
-            "from cohort import _torchrun\nshare, _, _, _ = _torchrun.meeting(60)\n"
+            "from cohort._process import torchrun as _torchrun\nshare, _, _, _ = _torchrun.meeting(60)\n"
             "print('asks', flush=True)\nprint(share('a key', None, 60))\n"
         )
         environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

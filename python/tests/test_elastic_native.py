@@ -17,7 +17,8 @@ import time
 import unittest
 
 import cohort
-from cohort import _command, elastic
+from cohort import elastic
+from cohort._launch import command as _command
 from cohort.data import DistributedSampler, permutation
 from support import SECONDS, needs_torch, torch
 

@@ -19,7 +19,7 @@ import unittest
 import urllib.request
 
 import cohort.track
-from cohort import _mlflow
+from cohort._launch import mlflow as _mlflow
 
 HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None and importlib.util.find_spec("alembic") is not None
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -19,7 +19,8 @@ from unittest import mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/packaging"))
 import cohort_build
 
-from cohort import __main__, _command
+from cohort import __main__
+from cohort._launch import command as _command
 from cohort.errors import Unavailable
 
 

@@ -13,7 +13,7 @@ import unittest
 from run_support import Folder, captured
 
 import cohort
-from cohort import _command, _functions
+from cohort._launch import command as _command, functions as _functions
 from cohort._spark import stage as spark_stage
 from cohort._spark import task
 

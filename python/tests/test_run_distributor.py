@@ -7,7 +7,7 @@ import unittest.mock
 import warnings
 
 import cohort
-from cohort import _gpus
+from cohort._process import gpus as _gpus
 from run_support import Folder, captured
 
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 import unittest
 
-from cohort import _command
+from cohort._launch import command as _command
 from support import SECONDS, needs_torch
 from support_elastic import TRAINING
 

@@ -11,7 +11,7 @@ import unittest.mock
 
 import cohort
 import cohort.track
-from cohort import _command, _functions
+from cohort._launch import command as _command, functions as _functions
 from run_support import Folder, captured
 
 changed_here = "by the import"

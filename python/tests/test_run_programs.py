@@ -7,7 +7,7 @@ import sys
 import unittest
 
 import cohort
-from cohort import _command
+from cohort._launch import command as _command
 from run_support import Folder, needs_cloudpickle
 
 FROM_MAIN = """
@@ -109,8 +109,8 @@ class Programs(Folder):
         shutil.copytree(command.parent.parent / share, prefix / share, ignore=shutil.ignore_patterns("__pycache__"))
         self.script(HELPERS, "helpers.py")
         text = (
-            "import cohort, cohort._command, os, helpers\n"
-            "print(cohort._command.find())\n"
+            "import cohort, cohort._launch.command, os, helpers\n"
+            "print(cohort._launch.command.find())\n"
             "print(cohort.run(helpers.double, (3,), np=1, quiet=True))\n"
             "print(cohort.run(os.getenv, ('PYTHONPATH',), np=1, quiet=True, options=['--as-horovod'])[0].split(':')[0])\n"
         )

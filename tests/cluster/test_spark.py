@@ -24,7 +24,7 @@ import spark_support
 
 session = spark_support.start(sys.argv[1], host="h1", spark_executor_cores="2", spark_cores_max="4")
 import cohort
-from cohort import _pickling
+from cohort._launch import pickling as _pickling
 
 
 def place():

@@ -11,7 +11,7 @@ import textwrap
 import unittest
 import unittest.mock
 
-from cohort import _coming_from_notes, _command
+from cohort._launch import coming_from_notes as _coming_from_notes, command as _command
 from tiers import slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

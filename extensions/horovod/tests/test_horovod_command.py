@@ -10,7 +10,9 @@ import sys
 import unittest
 import unittest.mock
 
-from cohort import _command, _core, _gpus
+from cohort import _core
+from cohort._launch import command as _command
+from cohort._process import gpus as _gpus
 from run_support import Folder
 
 COMMAND = pathlib.Path(_command.find())

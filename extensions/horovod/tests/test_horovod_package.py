@@ -8,7 +8,7 @@ import sys
 import unittest
 import zipfile
 
-from cohort import _command
+from cohort._launch import command as _command
 from run_support import Folder, captured
 
 AS_HOROVOD = pathlib.Path(_command.find()).parent.parent / "share" / "cohort" / "as-horovod"

@@ -13,7 +13,7 @@ from support import SECONDS, torch
 
 if torch is not None:
     import cohort.horovod.torch as hvd
-    from cohort import _command
+    from cohort._launch import command as _command
 
 
 def setUpModule():

@@ -11,7 +11,7 @@ from support_torch_on_gpus import Gpus
 import cohort
 import cohort.horovod.torch as hvd
 import torch
-from cohort import _command
+from cohort._launch import command as _command
 from support_hvd import setUpModule, tearDownModule  # noqa: F401
 
 

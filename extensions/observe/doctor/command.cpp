@@ -104,7 +104,7 @@ void examine(const DoctorOptions& options, int& exit_status) {
 constexpr const char* kReader = R"(import sys
 sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
 try:
-    from cohort import _coming_from
+    from cohort._launch import coming_from as _coming_from
 except ImportError as error:
     sys.exit(f"cohort: {sys.executable} has no package cohort that it can use -- {error} -- install Cohort's wheel for it")
 sys.exit(_coming_from.main()))";

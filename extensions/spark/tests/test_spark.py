@@ -18,7 +18,7 @@ import spark_support
 from run_support import captured
 
 import cohort
-from cohort import _pickling
+from cohort._launch import pickling as _pickling
 
 MARK = "COHORT_TEST_MARK"
 session = None
@@ -207,7 +207,7 @@ class Spark(unittest.TestCase):
             with captured() as (out, _):
                 cohort.Distributor(2, local_mode=False, use_gpu=False).run(str(script), "--lr", 0.1)
             script.unlink()
-            from cohort._rank_call import run_script
+            from cohort._launch.rank_call import run_script
 
             with captured() as (again, _):
                 cohort.run(run_script, (str(script), source, ["--lr", "0.1"]), np=2, on="spark")

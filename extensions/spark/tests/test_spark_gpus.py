@@ -12,7 +12,7 @@ import spark_support
 from run_support import captured
 
 import cohort
-from cohort import _pickling
+from cohort._launch import pickling as _pickling
 
 ENCRYPTED = {"spark_authenticate": "true", "spark_authenticate_secret": "tests", "spark_network_crypto_enabled": "true"}
 

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Any, Callable, Hashable
 
-from cohort import _world
+from cohort._process import world as _world
 
 # Seconds after which a line without operations, and its thread, end.
 _IDLE_SECONDS = 1.0

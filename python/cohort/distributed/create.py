@@ -23,7 +23,8 @@ from typing import Any, Optional
 import torch.distributed as dist
 
 import cohort
-from cohort import _core, _torchrun
+from cohort import _core
+from cohort._process import torchrun as _torchrun
 from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from cohort import REQUEUE_STATUS, Communicator, _core, _world
+from cohort import REQUEUE_STATUS, Communicator, _core
+from cohort._process import world as _world
 from cohort.elastic._state import State
 from cohort.errors import Aborted, Error, PeerLost
 

@@ -306,7 +306,7 @@ def _dense(array: Any) -> Any:
     """Returns a tensor's bytes: its own memory if that is dense and on the CPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
-        from cohort._checkpoint_tensors import to_entry
+        from cohort._checkpoint.tensors import to_entry
 
         return to_entry("", array)[3]
     numpy = sys.modules["numpy"]

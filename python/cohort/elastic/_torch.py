@@ -13,8 +13,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from cohort import _core, _optimizer_state
-from cohort._checkpoint_tensors import bare, to_entry
+from cohort import _core
+from cohort._checkpoint import optimizer_state as _optimizer_state
+from cohort._checkpoint.tensors import bare, to_entry
 from cohort._slots import Slots
 from cohort.errors import InvalidArgument
 from cohort.optim import Scaling, scale_factor

@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from cohort import _optimizer_state
+from cohort._checkpoint import optimizer_state as _optimizer_state
 from cohort._collective import agree, attempt
 from cohort.chainermn import _state
 from cohort.chainermn.communicators import CommunicatorBase

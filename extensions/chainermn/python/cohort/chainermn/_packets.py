@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from cohort import _pickling
+from cohort._launch import pickling as _pickling
 from cohort.errors import InvalidArgument
 from cohort.horovod.torch._tensors import dense
 

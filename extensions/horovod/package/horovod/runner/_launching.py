@@ -161,7 +161,7 @@ def _ssh_ways(plan: Plan, wanted: Mapping[str, Any], spelled: Callable[[str], st
         words += ["-i", shlex.quote(path)]
     if not words:
         return []
-    from cohort._functions import goes_elsewhere
+    from cohort._launch.functions import goes_elsewhere
 
     if not goes_elsewhere(plan.hosts, plan.hostfile, os.environ):
         plan.notes += [

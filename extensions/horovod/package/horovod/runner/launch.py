@@ -28,7 +28,8 @@ def check_build() -> str:
     version, nccl = "not installed", False
     if importlib.util.find_spec("cohort") is not None:
         import cohort
-        from cohort import _core, _gpus
+        from cohort import _core
+        from cohort._process import gpus as _gpus
 
         version = cohort.__version__
         nccl = _gpus.of_host() > 0 and _core.nccl_version() > 0  # that is when tensors on GPUs go by it
@@ -109,7 +110,7 @@ def run_commandline() -> int:
         return 0
     try:
         arguments, environment, notes = command_of(words)
-        from cohort import _command
+        from cohort._launch import command as _command
 
         command = _command.find()
     except (ValueError, RuntimeError) as error:

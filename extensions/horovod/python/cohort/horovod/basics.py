@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence
 
 import cohort
 from cohort._core import Communicator, NamedEngine, environment_value, is_elastic
-from cohort._world import refuse_on_threads
+from cohort._process.world import refuse_on_threads
 from cohort.errors import Aborted, Error, PeerLost
 from cohort.horovod import process_sets, timeline
 from cohort.horovod.exceptions import HorovodInitError

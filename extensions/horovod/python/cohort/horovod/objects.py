@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 from typing import Any, List, Optional, Tuple
 
-from cohort._pickling import dumps_for_ranks, loads_of_ranks
+from cohort._launch.pickling import dumps_for_ranks, loads_of_ranks
 from cohort.horovod.exceptions import HorovodInternalError
 from cohort.horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in
 from cohort.horovod.operations import finished, named

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import Any, DefaultDict, Dict, Iterable, Iterator, List, Optional, Sequence, Union
 
 from cohort._core import NamedEngine, environment_value
-from cohort._world import refuse_on_threads
+from cohort._process.world import refuse_on_threads
 from cohort.errors import Error
 from cohort.horovod.exceptions import HorovodInternalError, translated
 

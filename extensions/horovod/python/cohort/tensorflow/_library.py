@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cohort import _core, _world
+from cohort import _core
+from cohort._process import world as _world
 
 _PATH = pathlib.Path(_core.__file__).with_name("_tensorflow_op.so")
 

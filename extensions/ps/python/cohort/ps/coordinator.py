@@ -36,7 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import cohort.ps as ps
-from cohort import _core, _pickling
+from cohort import _core
+from cohort._launch import pickling as _pickling
 from cohort.errors import Aborted, Error, Internal, InvalidArgument, Timeout, Unavailable
 from cohort.ps._checks import refuse
 

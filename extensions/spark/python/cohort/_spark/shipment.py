@@ -10,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 
-from cohort import _command
+from cohort._launch import command as _command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from cohort import _command
+    from cohort._launch import command as _command
 
 # Time to wait for more executors after the last arrival, and for the first executor.
 _SECONDS_FOR_SLOTS = 10.0
@@ -35,7 +35,7 @@ _SECONDS_TO_END = 5.0
 _TRAVELS = ("COHORT_", "MLFLOW_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_")
 _FOR_THE_COMMAND = ("HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TERM", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _BOOTSTRAP = """\
-from cohort._rank_call import end, main_elsewhere
+from cohort._launch.rank_call import end, main_elsewhere
 end(main_elsewhere({name!r}))
 """
 # Runs the executor's Python, whose path only its task knows.

@@ -103,7 +103,7 @@ def _find(order: Order, host: str) -> tuple[str, str]:
         found = importlib.util.find_spec("cohort")
         if found is None or not found.origin:
             _not_here(host, f"{sys.executable} has no package cohort")
-        from cohort import _command
+        from cohort._launch import command as _command
 
         return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))), _command.find()
     except Exception as error:  # another version of the package may raise anything

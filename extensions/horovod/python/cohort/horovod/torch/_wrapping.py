@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Type, TypeVar
 
 import torch
 from cohort._core import count_step
-from cohort._optimizer_state import same_objects
+from cohort._checkpoint.optimizer_state import same_objects
 
 # The function of every torch GradScaler (1.13 to 2.13) that checks whether gradients are finite, and unscales them.
 _SCALER = "_unscale_grads_"

@@ -7,8 +7,8 @@ import pickle
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
-from cohort import _optimizer_state
-from cohort._pickling import find_cloudpickle
+from cohort._checkpoint import optimizer_state as _optimizer_state
+from cohort._launch.pickling import find_cloudpickle
 from cohort.horovod.objects import broadcast_object
 from cohort.horovod.operations import Call, named
 from cohort.horovod.process_sets import ProcessSet, engine_of, global_process_set, root_in

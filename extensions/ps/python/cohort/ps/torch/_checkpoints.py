@@ -15,7 +15,7 @@ from typing import Any, Optional
 import torch
 
 from cohort import Communicator, _core, checkpoint
-from cohort._checkpoint_weights import Path
+from cohort._checkpoint.weights import Path
 from cohort._collective import agree, attempt, rank_of, share, size_of
 from cohort.checkpoint import CheckpointInfo, CheckpointSave, TrainingProgress
 from cohort.errors import Corrupt, Error, InvalidArgument

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from cohort._optimizer_state import same_objects
+from cohort._checkpoint.optimizer_state import same_objects
 from cohort.errors import InvalidArgument
 from cohort.ps import Client, Table, Work
 from cohort.ps._checks import refuse

@@ -7,7 +7,7 @@ import copy
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
-from cohort import _optimizer_state
+from cohort._checkpoint import optimizer_state as _optimizer_state
 from cohort.horovod import basics
 from cohort.horovod.elastic import ObjectState
 from cohort.horovod.objects import broadcast_object

@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 
-from cohort import _mlflow
+from cohort._launch import mlflow as _mlflow
 from cohort._torch_backend import when_imported
 
 TYPE_CHECKING = False

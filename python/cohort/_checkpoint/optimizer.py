@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from cohort._optimizer_state import put_states
-from cohort._checkpoint_tensors import Entry, plain_name, to_entry, to_tensor, unwrapped
+from cohort._checkpoint.optimizer_state import put_states
+from cohort._checkpoint.tensors import Entry, plain_name, to_entry, to_tensor, unwrapped
 from cohort.errors import Corrupt, InvalidArgument
 
 _log = logging.getLogger("cohort.checkpoint")

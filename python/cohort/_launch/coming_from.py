@@ -1,6 +1,6 @@
 """`cohort doctor --horovod PROGRAM` and `--torchrun`: lists a program's uses of these, and whether Cohort has each.
 
-    python -m cohort._coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
+    python -m cohort._launch.coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
 Programs are read, not run. Names are looked up in Cohort's modules (and torch's own), with fake frameworks for
 Horovod's; variables and options are those of the command. _coming_from_notes.py has the differences.
@@ -26,7 +26,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from cohort._coming_from_notes import note_on, table
+from cohort._launch.coming_from_notes import note_on, table
 
 _SHELL = (".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".job")
 _STARTERS = ("mpirun", "mpiexec", "mpiexec.hydra", "srun", "jsrun")

@@ -14,7 +14,8 @@ import os
 import sys
 import threading
 
-from cohort import _core, _last_words
+from cohort import _core
+from cohort._process import last_words as _last_words
 from cohort._core import Communicator
 from cohort.errors import InvalidArgument, Unavailable
 
@@ -77,7 +78,7 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
     _last_words.tell_stacks()
     if share is None and init_method in ("", "env://") and rank < 0 and not alone:
         if _core.rendezvous_method(-1, -1) == "torch's store":
-            from cohort import _torchrun
+            from cohort._process import torchrun as _torchrun
 
             share, share_name, rank, world_size = _torchrun.meeting(init_timeout)
             init_method = ""

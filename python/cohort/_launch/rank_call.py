@@ -23,7 +23,8 @@ import threading
 import time
 import traceback
 
-from cohort import _core, _pickling
+from cohort import _core
+from cohort._launch import pickling as _pickling
 from cohort.errors import Error
 
 TYPE_CHECKING = False

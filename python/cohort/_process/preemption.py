@@ -5,7 +5,8 @@ from __future__ import annotations
 import array
 import signal
 
-from cohort import _core, _world
+from cohort import _core
+from cohort._process import world as _world
 from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Optional
 
     from cohort import Communicator
-    from cohort._world import Seconds
+    from cohort._process.world import Seconds
 
 REQUEUE_STATUS: int = _core.REQUEUE_STATUS
 

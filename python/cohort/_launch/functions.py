@@ -15,8 +15,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-from cohort import _command, _mlflow, _pickling
-from cohort._rank_call import FROM_RANKS, TO_RANKS, write_private
+from cohort._launch import command as _command, mlflow as _mlflow, pickling as _pickling
+from cohort._launch.rank_call import FROM_RANKS, TO_RANKS, write_private
 from cohort.errors import Error, InvalidArgument, RankFailed, Timeout, Unavailable
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Union
 
-    from cohort._rank_call import Outcome
+    from cohort._launch.rank_call import Outcome
     from cohort._spark.stage import Stage
 
     Processes = Union[int, str]
@@ -38,14 +38,14 @@ SECONDS_TO_START = 120.0
 _SENT_BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
-from cohort._rank_call import end, main_elsewhere
+from cohort._launch.rank_call import end, main_elsewhere
 end(main_elsewhere({name!r}))
 """
 _BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
 if __name__ == "__main__":
-    from cohort._rank_call import end, main
+    from cohort._launch.rank_call import end, main
     end(main({folder!r}))
 """
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
-from cohort import _core, _world
+from cohort import _core
+from cohort._process import world as _world
 from cohort._core import Communicator
 from cohort.errors import InvalidArgument
 

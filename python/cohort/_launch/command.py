@@ -25,7 +25,7 @@ _SECONDS_TO_END = 45.0
 
 
 def _beside_package() -> Iterator[pathlib.Path]:
-    package = pathlib.Path(__file__).resolve().parent
+    package = pathlib.Path(__file__).resolve().parents[1]
     # In a build folder: build/PRESET/python/cohort beside build/PRESET/bin. The files are links, so resolve one.
     for folder in (pathlib.Path(_core.__file__).resolve().parent, package):
         if folder.parent.name == "python":

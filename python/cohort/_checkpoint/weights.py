@@ -9,7 +9,7 @@ from typing import Union
 import torch
 
 from cohort import _core
-from cohort._checkpoint_tensors import Assignment, named_tensors, to_entry
+from cohort._checkpoint.tensors import Assignment, named_tensors, to_entry
 from cohort.errors import InvalidArgument
 
 Path = Union[str, "os.PathLike[str]"]

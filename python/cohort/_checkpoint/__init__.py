@@ -1,0 +1,1 @@
+"""Parts of `cohort.checkpoint`: what is saved of tensors, optimizers and generators. Private."""

@@ -1,0 +1,1 @@
+"""Starting ranks from Python, and the command `cohort`. Private."""
