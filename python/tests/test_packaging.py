@@ -94,7 +94,7 @@ class Release(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.clone = pathlib.Path(folder.name) / "cohort"
         source = pathlib.Path(__file__).resolve().parents[2]
-        (self.clone / "tools").mkdir(parents=True)
+        (self.clone / "tools/release").mkdir(parents=True)
         for name in ("CMakeLists.txt", "CHANGELOG.md", "cmake/third_party_licenses.txt", "tools/release/release",
                      *map(str, (*(source / "packaging").rglob("*"), *(source / "tests/install/consumer").rglob("*")))):
             path = source / name
@@ -149,7 +149,7 @@ class Release(unittest.TestCase):
 
     def test_what_it_makes(self):
         self.release("--set-version", "9.8.7")
-        tools = self.clone / "tools"
+        tools = self.clone / "tools/release"
         (tools / "make-wheels").write_text("""#!/bin/sh
 touch "$2/cohort-9.8.7-cp39-none-manylinux_2_28_x86_64.whl" "$2/cohort-9.8.7-cp39-none-manylinux_2_28_aarch64.whl"
 echo sources >"$2/cohort-9.8.7.tar.gz"
@@ -237,8 +237,8 @@ class Module(unittest.TestCase):
                 file.write_text("#!/bin/sh\necho cohort 0.0.9\n")
                 file.chmod(0o755)
             with contextlib.ExitStack() as stack:
-                for module in (_command, _command._core):
-                    stack.enter_context(mock.patch.object(module, "__file__", str(package / "module")))
+                for module, file in (_command, "_launch/module"), (_command._core, "module"):
+                    stack.enter_context(mock.patch.object(module, "__file__", str(package / file)))
                 for name in ("sysconfig.get_path", "shutil.which"):
                     stack.enter_context(mock.patch(name, lambda *which: str(path)))
                 stack.enter_context(mock.patch.object(sys, "executable", folder))

@@ -282,7 +282,7 @@ class Optimizers(Case):
 class Embeddings(Case):
     def setUp(self):
         super().setUp()
-        from cohort.horovod.torch import ps as modules
+        from cohort.ps import torch as modules
 
         self.modules = modules
         self.client = self.connect()

@@ -28,7 +28,7 @@ class Case(unittest.TestCase):
     def setUp(self):
         if torch is None or numpy is None:
             self.skipTest("no torch, or no NumPy")
-        from cohort.horovod.torch import ps as modules
+        from cohort.ps import torch as modules
 
         self.modules = modules
         self.servers = [ps.Server(next(NAMES), memory=self.memory) for _ in range(2)]
@@ -330,7 +330,7 @@ if cohort.role() == "server":
 torch.set_num_threads(1)
 cohort.init()
 from cohort import checkpoint
-from cohort.horovod.torch import ps as modules
+from cohort.ps import torch as modules
 
 rank, size = cohort.rank(), cohort.size()
 client = ps.connect()
@@ -398,7 +398,7 @@ if cohort.role() == "server":
 torch.set_num_threads(1)
 cohort.init()
 from cohort.nn import DistributedDataParallel
-from cohort.horovod.torch import ps as modules
+from cohort.ps import torch as modules
 
 class Model(torch.nn.Module):
     def __init__(self, rows):
