@@ -173,8 +173,6 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", SetForRanks},
     {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
     {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
-    {"HOROVOD_GLOO_TIMEOUT_SECONDS", "seconds", "", "by horovodrun, with COHORT_TIMEOUT, which counts", SetForRanks},
-    {"HOROVOD_LOG_LEVEL", "text", "", "by horovodrun, with COHORT_LOG, which counts", SetForRanks},
     {kWarningKind, "text", "", "for the command of --on-warning: what it is about, as not_finite", SetForRanks},
     {kWarningText, "text", "", "likewise: the warning, for people", SetForRanks},
     {kWarningRank, kCount, "", "likewise: of which rank, if it is of one", SetForRanks},

@@ -58,9 +58,7 @@ class Options(Folder):
                 "HOROVOD_STALL_CHECK_DISABLE": "1",
                 "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
                 "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
-                "HOROVOD_GLOO_TIMEOUT_SECONDS": "11",
                 "COHORT_TIMEOUT": "11",
-                "HOROVOD_LOG_LEVEL": "WARNING",
                 "COHORT_LOG": "warn",
             },
         )

@@ -121,9 +121,7 @@ def environment_of(wishes: Mapping[str, Any]) -> dict[str, str]:
     put("HOROVOD_STALL_CHECK_DISABLE", "stall_check", lambda value: flag(not value))
     put("HOROVOD_STALL_CHECK_TIME_SECONDS", "stall_check_warning_time_seconds")
     put("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall_check_shutdown_time_seconds")
-    put("HOROVOD_GLOO_TIMEOUT_SECONDS", "gloo_timeout_seconds")
     put("COHORT_TIMEOUT", "gloo_timeout_seconds")
-    put("HOROVOD_LOG_LEVEL", "log_level")
     put("COHORT_LOG", "log_level", lambda value: _LOG_LEVELS[str(value).upper()])
     if wishes.get("verbose"):
         out.setdefault("COHORT_LOG", "info")
