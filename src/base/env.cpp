@@ -108,8 +108,6 @@ constexpr Variable kVariables[] = {
      "read by horovod.spark.run: for all ranks to be running"},
     {"HOROVOD_ELASTIC", kFlag, "0",
      "read by cohort.horovod.torch: gradients are watched also in a world of one, which may grow"},
-    {"HOROVOD_TIMELINE_ALL_RANKS", kFlag, "0",
-     "read by cohort.horovod.torch: each rank writes one, rank 3 to FILE-rank-3.json"},
     {kStore, "HOST:PORT", "", "where the job's store listens", SetForRanks},
     {kSecretFd, kDescriptor, "", "inherited descriptor that holds the job's secret", SetForRanks},
     {kStatusFd, kDescriptor, "", "inherited memory file in which a rank says what it does", SetForRanks},

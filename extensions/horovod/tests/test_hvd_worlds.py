@@ -128,9 +128,10 @@ hvd.shutdown()
 if rank == 0:
     print("EVENTS", len(json.load(open(path))))
 
-os.environ["HOROVOD_TIMELINE"] = path = os.environ["FOLDER"] + "/each.json"
-os.environ["HOROVOD_TIMELINE_ALL_RANKS"] = "1"
+del os.environ["HOROVOD_TIMELINE"]
+path = os.environ["FOLDER"] + "/each.json"
 hvd.init()
+hvd.start_timeline(path, all_ranks=True)
 for step in range(20):
     hvd.allreduce(torch.ones(8), name="weights")
 hvd.shutdown()

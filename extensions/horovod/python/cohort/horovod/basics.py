@@ -84,7 +84,7 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
                 raise
         path = str(environment_value("HOROVOD_TIMELINE") or "")
         if path not in ("", "DYNAMIC"):
-            start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"), is_on("HOROVOD_TIMELINE_ALL_RANKS"))
+            start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
 
 
 def form_again() -> None:
