@@ -311,8 +311,8 @@ const RunOption kOptions[] = {
     {"--warn-no-step", "SECONDS", "600", "Warn when ranks that took steps have taken none for this long; 0: never",
      [](C& c, Text v) { c.steps.no_step = seconds_of(v); }},
     {"--on-warning", "COMMAND", "",
-     "Run this shell command for each warning, with COHORT_WARNING_TEXT, _KIND, _RANK and _STEP, and JSON on its "
-     "stdin; what it prints goes to on-warning.log in the run's folder",
+     "Run this shell command for each warning, with COHORT_WARNING_TEXT, and JSON (kind, rank, step) on its stdin; "
+     "what it prints goes to on-warning.log in the run's folder",
      [](C& c, Text v) { c.on_warning = v; }},
     {"--output-timeout", "SECONDS", "10", "How long to wait for a blocked stdout or stderr (a pager) after the job",
      [](C& c, Text v) { c.output_timeout = milliseconds_of(v); }},

@@ -171,10 +171,8 @@ constexpr Variable kVariables[] = {
     {"HOROVOD_HOSTNAME", "name", "", "with --as-horovod: COHORT_HOST", SetForRanks},
     {"HOROVOD_CONTROLLER", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
     {"HOROVOD_CPU_OPERATIONS", "text", "", "with --as-horovod: gloo, for programs that ask", SetForRanks},
-    {kWarningKind, "text", "", "for the command of --on-warning: what it is about, as not_finite", SetForRanks},
-    {kWarningText, "text", "", "likewise: the warning, for people", SetForRanks},
-    {kWarningRank, kCount, "", "likewise: of which rank, if it is of one", SetForRanks},
-    {kWarningStep, kCount, "", "likewise: at which step, where that is known", SetForRanks},
+    {kWarningText, "text", "",
+     "for the command of --on-warning: the warning, for people; kind, rank and step are on stdin", SetForRanks},
 };
 
 const Variable& row_of(std::string_view name) {

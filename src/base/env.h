@@ -65,10 +65,7 @@ inline constexpr std::string_view kServers = "COHORT_SERVERS";
 inline constexpr std::string_view kMlflowRun = "COHORT_MLFLOW_RUN";
 
 // Set by `cohort run` for the command of --on-warning, as are kJobId and kRunDir.
-inline constexpr std::string_view kWarningKind = "COHORT_WARNING_KIND";
 inline constexpr std::string_view kWarningText = "COHORT_WARNING_TEXT";
-inline constexpr std::string_view kWarningRank = "COHORT_WARNING_RANK";
-inline constexpr std::string_view kWarningStep = "COHORT_WARNING_STEP";
 
 // Set by `cohort run` as torchrun does, and read by env://.
 inline constexpr std::string_view kRank = "RANK";

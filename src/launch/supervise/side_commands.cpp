@@ -132,10 +132,7 @@ void Warnings::run_command(const Warning& warning, const std::string& line) {
     return complain(fmt::format("{} warnings wait for it; more are left out", waiting_.size()));
   Environment environment = Environment::current();
   environment.remove_run_options();
-  environment.set(env::kWarningKind, to_string(warning.kind));
   environment.set(env::kWarningText, warning.text);
-  environment.set(env::kWarningRank, warning.rank ? std::to_string(*warning.rank) : "");
-  environment.set(env::kWarningStep, warning.step ? std::to_string(*warning.step) : "");
   environment.set(env::kJobId, job_id_);
   environment.set(env::kRunDir, folder_.path);
   waiting_.push_back({environment.assignments(), line});
