@@ -177,7 +177,7 @@ PYBIND11_MODULE(_core, module) {
   module.def("has_launcher", &has_launcher);
   module.def("offered_addresses", [] { return cohort::value_or_throw(cohort::net::offered_addresses()); });
   module.def("rendezvous_method", &rendezvous_method, py::arg("rank"), py::arg("world_size"));
-  module.def("is_elastic", [] { return cohort::env::flag(cohort::env::kElastic).value_or(false); });
+  module.def("is_elastic", [] { return cohort::env::get(cohort::env::kWorker).has_value(); });
   module.def("removed_from_job", &cohort::rendezvous::removed_from_job);
   module.def("init_part", &init_part, py::arg("world"), py::arg("group_name"), py::arg("rank"), py::arg("world_size"),
              py::arg("init_timeout"), py::arg("timeout"));

@@ -63,7 +63,7 @@ class ElasticJob:
         self.environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("COHORT_", "RANK", "WORLD_", "LOCAL_", "MASTER_"))
         }
-        self.environment.update(COHORT_TIMEOUT=str(int(SECONDS)), FOLDER=str(self.path), COHORT_ELASTIC="1",
+        self.environment.update(COHORT_TIMEOUT=str(int(SECONDS)), FOLDER=str(self.path),
                                 COHORT_STORE=f"127.0.0.1:{port}", COHORT_SECRET_FD=str(self.secret), **environment)  # fmt: skip
         self.workers = {}
         self.epoch = -1

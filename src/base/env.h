@@ -54,7 +54,6 @@ inline constexpr std::string_view kJobId = "COHORT_JOB_ID";
 inline constexpr std::string_view kRunDir = "COHORT_RUN_DIR";
 inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
-inline constexpr std::string_view kElastic = "COHORT_ELASTIC";
 inline constexpr std::string_view kWorker = "COHORT_WORKER";
 inline constexpr std::string_view kRole = "COHORT_ROLE";
 inline constexpr std::string_view kServersMayDie = "COHORT_SERVERS_MAY_DIE";

@@ -55,7 +55,6 @@ TEST(Detect, KnowsItsLaunchers) {
         {"HOROVOD_RANK", "3"},
         {"HOROVOD_SIZE", "4"},
         {"COHORT_STORE", "127.0.0.1:1"},
-        {"COHORT_ELASTIC", "1"},
         {"COHORT_WORKER", "3"}},
        "cohort run",
        0,

@@ -104,7 +104,7 @@ Membership current_membership(store::Store& store, std::uint64_t least) {
   if (!bytes) {
     raise(ErrorCode::Unavailable,
           "the job's store has no membership of epoch {}, although this process was started in an elastic job "
-          "(COHORT_ELASTIC=1) -- start it by `cohort run`",
+          "(COHORT_WORKER is set) -- start it by `cohort run`",
           epoch);
   }
   Membership membership = value_or_throw(decode_membership(*bytes));

@@ -498,13 +498,7 @@ Result<InitPlan> plan_init(const InitOptions& options, const Environment& given)
                 plan.rank, plan.size, plan.source);
   }
   const bool job = from_launcher && said.meeting == rendezvous::Meeting::JobStore;
-  if (job && *env::flag(env::kElastic, environment)) {
-    if (!env::get(env::kWorker, environment)) {
-      return fail(
-          ErrorCode::InvalidArgument,
-          "COHORT_ELASTIC=1 says that this job is elastic, and COHORT_WORKER, the number of this process, is not "
-          "set -- start it by `cohort run`");
-    }
+  if (job && env::get(env::kWorker, environment)) {
     const auto worker = env::number(env::kWorker, environment);
     if (!worker) return tl::unexpected(worker.error());
     plan.worker = static_cast<int>(*worker);

@@ -326,8 +326,7 @@ int count(const Environment& environment, std::string_view name, int least = 0) 
 
 void complete_cohort_run(const Environment& environment, Detected& detected) {
   detected.servers = count(environment, env::kServers);
-  detected.elastic =
-      find(environment, env::kWorker) != nullptr && value_or_throw(env::flag(env::kElastic, environment));
+  detected.elastic = find(environment, env::kWorker) != nullptr;
   // The job's RANK and WORLD_SIZE may have changed since the start; a process keeps its first local rank, and its GPU.
   if (detected.elastic) detected.local_rank = detected.local_size = std::nullopt;
 }

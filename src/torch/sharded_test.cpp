@@ -451,7 +451,7 @@ TEST(Sharded, WithoutAnOptimizerOrInAnElasticJobItIsRefused) {
       expect_refused([&] { (void)model(batch.x); }, "no optim::Sharded has been made over this model");
     });
   }
-  ::setenv("COHORT_ELASTIC", "1", 1);
+  ::setenv("COHORT_WORKER", "0", 1);
   expect_refused(
       [] {
         run({0, 0}, [](Communicator comm) {
@@ -459,7 +459,7 @@ TEST(Sharded, WithoutAnOptimizerOrInAnElasticJobItIsRefused) {
         });
       },
       "in an elastic job");
-  ::unsetenv("COHORT_ELASTIC");
+  ::unsetenv("COHORT_WORKER");
 }
 
 /// A whole LayerNorm between parts of layers.

@@ -18,8 +18,7 @@
 
 int main() {
   const std::string number = std::getenv("COHORT_WORKER");
-  std::printf("worker %s of %s, local rank %s\n", number.c_str(), std::getenv("COHORT_ELASTIC"),
-              std::getenv("LOCAL_RANK"));
+  std::printf("worker %s came, local rank %s\n", number.c_str(), std::getenv("LOCAL_RANK"));
   std::fflush(stdout);
   const auto told = [number](const char* what) { return ::access((what + ("." + number)).c_str(), F_OK) == 0; };
   std::thread([told] {

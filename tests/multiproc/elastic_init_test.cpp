@@ -50,7 +50,6 @@ class Job {
     // The rank and size that the process was started with do not matter.
     environment.insert({{"RANK", "0"},
                         {"WORLD_SIZE", "1"},
-                        {"COHORT_ELASTIC", "1"},
                         {"COHORT_WORKER", std::to_string(worker)},
                         {"COHORT_STORE", net::to_string(server_.endpoint())},
                         {"COHORT_SECRET_FD", std::to_string(memory_.get())}});

@@ -251,7 +251,6 @@ std::vector<std::string> rank_environment(const Plan& plan, const PlannedHost& h
   out.set("TORCHELASTIC_USE_AGENT_STORE", "False");
   out.set_job(plan, host, rank, facts);
   if (facts.elastic) {
-    out.set(env::kElastic, 1);
     out.set("COHORT_ELASTIC_TIMEOUT", std::to_string(facts.elastic->count()));
     out.set(env::kWorker, facts.first_worker + rank);
   }

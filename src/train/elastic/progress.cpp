@@ -27,7 +27,7 @@ constexpr std::size_t kLongestText = 8192;
 
 std::string key() { return fmt::format("elastic/{}/reached", env::number(env::kRestart).value_or(0)); }
 
-bool is_elastic() { return env::flag(env::kElastic).value_or(false) && env::get(env::kStore); }
+bool is_elastic() { return env::get(env::kWorker) && env::get(env::kStore); }
 
 }  // namespace
 

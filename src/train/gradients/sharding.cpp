@@ -25,7 +25,7 @@ std::vector<std::int64_t> divide(std::int64_t count, int owners, DType dtype) {
 
 Shards::Shards(Communicator comm, nn::Sharding sharding) : sharding_(sharding), host_(comm.split_by_host()) {
   if (sharding == nn::Sharding::None) raise(ErrorCode::InvalidArgument, "Shards: nothing is to be divided");
-  if (env::flag(env::kElastic).value_or(false)) {
+  if (env::get(env::kWorker)) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: in an elastic job training state cannot be divided (sharding), since what a rank "
           "owns is lost with it -- start the job with a fixed number of ranks, and resume it from checkpoints");
