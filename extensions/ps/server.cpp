@@ -98,7 +98,7 @@ class Server::Impl final : RpcServer::Service {
 
   static std::uint32_t replicas_of(const ServerOptions& options) {
     if (options.replicas) return static_cast<std::uint32_t>(*options.replicas);
-    return options.journal.empty() && env::flag(env::kServersMayDie).value_or(false) ? 1 : 0;
+    return options.journal.empty() && env::get(env::kServerRestart) ? 1 : 0;
   }
 
   static const ServerOptions& checked(const ServerOptions& options) {

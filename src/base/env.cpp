@@ -124,9 +124,10 @@ constexpr Variable kVariables[] = {
      SetForRanks},
     {kWorker, kCount, "",
      "of an elastic job (--min-np), whose ranks change: number of this process; never given to another", SetForRanks},
-    {kServersMayDie, kFlag, "0", "of a server: the job goes on when one dies (--server-restarts, --lost-servers)",
+    {kServerRestart, kCount, "",
+     "of a server, where the job goes on when one dies (--server-restarts, --lost-servers): how often this one alone "
+     "has been started again",
      SetForRanks},
-    {kServerRestart, kCount, "", "how often this server alone has been started again (--server-restarts)", SetForRanks},
     {kRole, one_of("worker or server or evaluator"), "",
      "what this process is for: `cohort run --servers`, --evaluator", SetForRanks},
     {kRoleNumber, kCount, "", "its number among those of its role; of a worker its rank", SetForRanks},

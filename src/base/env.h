@@ -56,7 +56,6 @@ inline constexpr std::string_view kHost = "COHORT_HOST";
 inline constexpr std::string_view kRestart = "COHORT_RESTART";
 inline constexpr std::string_view kWorker = "COHORT_WORKER";
 inline constexpr std::string_view kRole = "COHORT_ROLE";
-inline constexpr std::string_view kServersMayDie = "COHORT_SERVERS_MAY_DIE";
 inline constexpr std::string_view kServerRestart = "COHORT_SERVER_RESTART";
 inline constexpr std::string_view kRoleNumber = "COHORT_ROLE_NUMBER";
 inline constexpr std::string_view kWorkers = "COHORT_WORKERS";

@@ -139,6 +139,9 @@ TEST(PlanTest, AServerIsToldItsRoleAndNothingOfARank) {
                              "COHORT_HOST=b", "COHORT_STORE=a:7", "COHORT_JOB_ID=job"}) {
     EXPECT_NE(std::find(env.begin(), env.end(), wanted), env.end()) << wanted;
   }
+  EXPECT_FALSE(Environment(env).find("COHORT_SERVER_RESTART"));
+  facts.servers_may_die = true;
+  EXPECT_EQ(Environment(other_environment(plan, plan.hosts[1], 3, facts)).find("COHORT_SERVER_RESTART"), "0");
   Environment inherited(rank_environment(plan, plan.hosts[1], 1, facts));
   inherited.set("HOROVOD_RANK", "1");
   inherited.set("MINE", "1");

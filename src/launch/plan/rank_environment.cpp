@@ -267,10 +267,7 @@ std::vector<std::string> other_environment(const Plan& plan, const PlannedHost& 
                                            const JobFacts& facts) {
   Assignments out;
   out.set_job(plan, host, process, facts);
-  if (plan.roles().role_of(process) == Role::Server) {
-    out.set(env::kServerRestart, 0);
-    out.set(env::kServersMayDie, facts.servers_may_die ? 1 : 0);
-  }
+  if (facts.servers_may_die && plan.roles().role_of(process) == Role::Server) out.set(env::kServerRestart, 0);
   return out.take();
 }
 

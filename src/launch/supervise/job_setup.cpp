@@ -73,7 +73,8 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   setup.environment = Environment::current();
   // These options are meant for this command: a job that a rank starts must not write into this job's folders.
   setup.environment.remove_run_options();
-  setup.environment.remove(env::kWorker);  // an outer job's
+  for (const std::string_view name : {env::kWorker, env::kServerRestart})
+    setup.environment.remove(name);  // an outer job's
   for (const std::string& assignment : spec.environment) {
     setup.environment.set(assignment);
     setup.chosen.push_back(assignment.substr(0, assignment.find('=')));
