@@ -64,8 +64,9 @@ def _own_rows(usual_schema: bytes) -> Rows:
     import pyarrow
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    batches = _read(os.environ["COHORT_SPARK_BATCHES"])
-    partition = int(os.environ["COHORT_SPARK_PARTITION"])
+    path = os.environ["COHORT_SPARK_BATCHES"]
+    batches = _read(path)
+    partition = int(os.path.basename(path).partition(".")[0])  # as the task has named the file
     mine = (partition, sum(batch.num_rows for batch in batches), batches[0].schema.serialize().to_pybytes() if batches else None)
     everybody = _exchange(rank, size, mine)
     peers = [other for other, (its, _, _) in enumerate(everybody) if its == partition]  # ranks of one task

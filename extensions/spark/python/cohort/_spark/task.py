@@ -64,12 +64,11 @@ def _attend(order: Order, batches: Iterator[Any]) -> None:
         environment = _environment(order, package, command)
         if order["keeps_batches"]:
             folder = tempfile.mkdtemp(prefix="cohort-batches-", dir=_local_folder())
-            environment["COHORT_SPARK_BATCHES"] = _keep(batches, folder)
+            environment["COHORT_SPARK_BATCHES"] = _keep(batches, os.path.join(folder, f"{partition}.arrow"))
         else:
             for _ in batches:
                 pass
         ranks = min(order["per_task"], order["processes"] - partition * order["per_task"])
-        environment["COHORT_SPARK_PARTITION"] = str(partition)
         words = [command, "agent", "--invited", "--name", host, "--ranks", str(ranks)]
         if order["gpus"]:
             gpus = context.resources().get("gpu")
@@ -154,11 +153,10 @@ def _local_folder() -> str | None:
     return None
 
 
-def _keep(batches: Iterator[Any], folder: str) -> str:
+def _keep(batches: Iterator[Any], path: str) -> str:
     """Writes the batches to a file that ranks map into memory; without batches an empty one: no schema is known."""
     import pyarrow
 
-    path = os.path.join(folder, "batches.arrow")
     writer = None
     with open(path, "wb") as file:
         for batch in batches:
