@@ -133,8 +133,8 @@ constexpr const char* kRunExamples = R"(Examples:
   cohort run -np 2 --as-horovod train.py  a program that imports horovod.torch
   cohort run -np 4 --env OMP_NUM_THREADS=2 -- ./train -np 7
   cohort run -np 8 -H a:4,b:4 ./train     on two hosts, reached by ssh
-  srun -N2 --ntasks-per-node=1 cohort run -np 4 ./train         on each node of a step: one job of 8
-  cohort run --nnodes 2 --node-rank 0 --master a -np 4 ./train  likewise by hand: here on a, with 1 on the other)";
+  srun -N2 --ntasks-per-node=1 cohort run -np 4 ./train              on each node of a step: one job of 8
+  cohort run --nnodes 2 --node-rank 0 --master-addr a -np 4 ./train  likewise by hand: here on a, with 1 on the other)";
 
 constexpr const char* kMore = R"(
 `cohort run --help-all` prints all options, `cohort help` the topics: failures, output, config, environment.

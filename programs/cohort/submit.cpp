@@ -402,7 +402,7 @@ int submit_job(const SubmitOptions& options, const std::vector<std::string>& pro
 bool is_schedulers(const RunOption& option) {
   constexpr std::string_view kTheirs =
       ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"
-      "--listen,--nnodes,--node-rank,--master,--master-addr,--master-port,--rdzv-endpoint,--rdzv-backend,--rdzv-id,"
+      "--listen,--nnodes,--node-rank,--master-addr,--master-port,--rdzv-endpoint,--rdzv-backend,--rdzv-id,"
       "--standalone,--nproc-per-node,--host-discovery-script,--slots-per-host,--run-dir,--dry-run,";
   return option.only_on_command_line() || kTheirs.find("," + option.name() + ",") != std::string_view::npos;
 }

@@ -193,19 +193,18 @@ const RunOption kOptions[] = {
      "that are named have no ranks; \"component N\": those of a component of a heterogeneous job [those of the ranks]",
      [](C& c, Text v) { c.server_hosts = v; }},
     common({"--nnodes", "N or MIN:MAX", "",
-            "This command is started on each of N hosts, and they form one job: with --node-rank, --master and "
+            "This command is started on each of N hosts, and they form one job: with --node-rank, --master-addr and "
             "--secret-file; -np counts on each. Not needed in an srun step with one task per node. MIN:MAX: an elastic "
             "job, which begins 30 s after MIN have come and goes on with the ranks of MIN",
             [](C& c, Text v) { c.nnodes = v; }}),
     {"--node-rank", "R", "", "Which of the --nnodes hosts this is; 0 supervises, and shows the output of all",
      [](C& c, Text v) { c.node_rank = v; }},
-    {"--master", "HOST[:PORT]", "", "The host of node rank 0, and where it listens; the same on all [port 29500]",
-     [](C& c, Text v) { c.master = v; }},
-    {"--master-addr", "HOST", "", "The same, as torchrun has it", [](C& c, Text v) { c.master_addr = v; }},
-    {"--master-port", "PORT", "", "The same, as torchrun has it", [](C& c, Text v) { c.master_port = v; }},
+    {"--master-addr", "HOST", "", "The host of node rank 0; the same on all", [](C& c, Text v) { c.master_addr = v; }},
+    {"--master-port", "PORT", "", "Where it listens there; the same on all [29500]",
+     [](C& c, Text v) { c.master_port = v; }},
     {"--rdzv-endpoint", "HOST[:PORT]", "",
-     "As --master, for launchers without --node-rank: the one on HOST is 0, the others are numbered in the order in "
-     "which they connect [port 29400]",
+     "As --master-addr, for launchers without --node-rank: the one on HOST is 0, the others are numbered in the order "
+     "in which they connect [port 29400]",
      [](C& c, Text v) { c.rdzv_endpoint = v; }},
     {"--rdzv-backend", "NAME", "", "c10d or static, as with torchrun: has no effect; another one is refused",
      [](C& c, Text v) { c.rdzv_backend = v; }},

@@ -45,8 +45,8 @@ class Nodes(Launch):
         return job
 
     def by_hand(self, host, rank, *words, nodes=2, np="2", secret=None):
-        job = self.start_job("--nnodes", str(nodes), "--node-rank", str(rank), "--master", "h1:4712", "--secret-file",
-                             secret or self.secret, "-np", np, *words, host=host)
+        job = self.start_job("--nnodes", str(nodes), "--node-rank", str(rank), "--master-addr", "h1", "--master-port", "4712",
+                             "--secret-file", secret or self.secret, "-np", np, *words, host=host)
         return job
 
     def ended(self, job, status, *texts):
@@ -198,7 +198,7 @@ class ByHand(Nodes):
         first = self.by_hand("h1", 0, "sh", "-c", SAYS + " first", np="1")
         said = first.stderr.readline()
         self.assertIn("waiting at ", said)
-        self.assertIn("for node 1; on each: cohort run --nnodes 2 --node-rank R --master h1:4712 --secret-file FILE", said)
+        self.assertIn("for node 1; on each: cohort run --nnodes 2 --node-rank R --master-addr h1 --master-port 4712 --secret-file FILE", said)
         other = self.by_hand("h2", 1, "--env", "WHO=second", "sh", "-c", SAYS + " $WHO", np="3")
         out, err = self.ended(first, 0, "4 processes on 2 hosts (h1: rank 0, h2: ranks 1-3), a launcher on each with its own -np")
         self.assertEqual(sorted(line.split("| ")[1] for line in out.splitlines()),

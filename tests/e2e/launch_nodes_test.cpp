@@ -23,7 +23,7 @@ class Nodes : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto free = value_or_throw(net::listen_on({{"0.0.0.0", 0}, {}}));
-    master_ = fmt::format("localhost:{}", value_or_throw(net::local_endpoint(free.get())).tcp.port);
+    port_ = std::to_string(value_or_throw(net::local_endpoint(free.get())).tcp.port);
     // The folder of this job keeps the secret.
     keeper_ = std::make_unique<Job>(JobOptions{{"secret", "secret"}});
     ASSERT_EQ(keeper_->wait(), 0);
@@ -31,7 +31,8 @@ class Nodes : public ::testing::Test {
 
   std::unique_ptr<Job> start(int rank, std::vector<std::string> words, std::vector<std::string> environment = {},
                              const std::string& count = "2") {
-    words.insert(words.begin(), {"run", "--nnodes", count, "--node-rank", std::to_string(rank), "--master", master_});
+    words.insert(words.begin(), {"run", "--nnodes", count, "--node-rank", std::to_string(rank), "--master-addr",
+                                 "localhost", "--master-port", port_});
     environment.push_back("COHORT_SECRET_FILE=" + keeper_->folder() + "/secret");
     return std::make_unique<Job>(JobOptions{std::move(words), std::move(environment)});
   }
@@ -43,7 +44,7 @@ class Nodes : public ::testing::Test {
     return lines;
   }
 
-  std::string master_;
+  std::string port_;
   std::unique_ptr<Job> keeper_;
 };
 
@@ -179,20 +180,14 @@ TEST_F(Nodes, NobodyHasToBeToldWhichItIs) {
     return std::make_unique<Job>(JobOptions{std::move(words), std::move(environment)});
   };
   const std::string says = "echo $RANK $GROUP_RANK/$GROUP_WORLD_SIZE $COHORT_RESTART; [ $RANK$COHORT_RESTART != 10 ]";
-  const std::vector<std::string> words = {"--nnodes=2",
-                                          "--nproc_per_node=1",
-                                          "--rdzv-backend=c10d",
-                                          "--rdzv_id=77",
-                                          "--max-restarts",
-                                          "1",
-                                          "--rdzv_endpoint",
-                                          master_,
-                                          "sh",
-                                          "-c",
-                                          says};
+  const std::vector<std::string> words = {
+      "--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d", "--rdzv_id=77", "--max-restarts",
+      "1",          "--rdzv_endpoint",    "localhost:" + port_,  "sh",           "-c",
+      says};
   const auto one = launcher(words);
-  const auto two = launcher({"--max-restarts", "1", "sh", "-c", says},
-                            {"PET_NNODES=2", "PET_NPROC_PER_NODE=1", "PET_RDZV_ID=77", "PET_RDZV_ENDPOINT=" + master_});
+  const auto two =
+      launcher({"--max-restarts", "1", "sh", "-c", says},
+               {"PET_NNODES=2", "PET_NPROC_PER_NODE=1", "PET_RDZV_ID=77", "PET_RDZV_ENDPOINT=localhost:" + port_});
   EXPECT_EQ(one->wait(), 0) << one->err();
   EXPECT_EQ(two->wait(), 0) << two->err();
   const auto& first = one->out().empty() ? *two : *one;
@@ -275,8 +270,9 @@ TEST_F(Nodes, WhoDoesNotFitIsToldAndDoesNoHarm) {
   EXPECT_EQ(second->wait(), 127);
   EXPECT_NE(second->err().find("node rank 0 cannot listen at port"), std::string::npos) << second->err();
   const std::string secret = "COHORT_SECRET_FILE=" + keeper_->folder() + "/secret";
-  const auto third =
-      run({{"run", "--nnodes", "3", "--node-rank", "1", "--master", master_, "-np", "1", "true"}, {secret}});
+  const auto third = run({{"run", "--nnodes", "3", "--node-rank", "1", "--master-addr", "localhost", "--master-port",
+                           port_, "-np", "1", "true"},
+                          {secret}});
   EXPECT_EQ(third.status, 1);
   EXPECT_NE(third.err.find("was started with --nnodes 3, and node rank 0 with 2"), std::string::npos) << third.err;
   const auto other = start(1, {"-np", "1", "echo", "here"});
@@ -286,7 +282,8 @@ TEST_F(Nodes, WhoDoesNotFitIsToldAndDoesNoHarm) {
 }
 
 TEST_F(Nodes, WithoutASecretThereAreTwoWaysOut) {
-  const auto done = run({{"run", "--nnodes", "2", "--node-rank", "1", "--master", master_, "-np", "1", "true"}});
+  const auto done =
+      run({{"run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "localhost", "-np", "1", "true"}});
   EXPECT_EQ(done.status, 127);
   for (const char* wanted :
        {"`cohort secret FILE`", "--secret-file FILE or COHORT_SECRET_FILE", "cohort run -H a:2,b:2"})
@@ -308,7 +305,7 @@ TEST(SeveralLaunchers, AreRefusedUnlessEachIsMeantToBeAlone) {
 
 TEST(SeveralLaunchers, ADryRunShowsThePlanOfAllNodes) {
   const auto plan =
-      run({{"run", "--nnodes", "2", "--node-rank", "1", "--master", "h1", "--dry-run", "-np", "2", "true"}});
+      run({{"run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "h1", "--dry-run", "-np", "2", "true"}});
   EXPECT_EQ(plan.status, 0) << plan.err;
   EXPECT_NE(plan.out.find("4 processes on 2 hosts (node 0: ranks 0-1, "), std::string::npos) << plan.out;
 }

@@ -126,7 +126,6 @@ struct JobSpec {
   // ...), if set.
   std::string nnodes = {};
   std::string node_rank = {};
-  std::string master = {};       ///< HOST[:PORT]
   std::string master_addr = {};  ///< HOST
   std::string master_port = {};
   std::string rdzv_endpoint = {};  ///< HOST[:PORT]

@@ -211,7 +211,7 @@ struct Word {
 
 /// All values given to one launcher: as typed, else from torchrun's variables.
 struct Words {
-  Word count, rank, master, master_addr, master_port, endpoint, backend, id;
+  Word count, rank, master_addr, master_port, endpoint, backend, id;
 };
 
 Words words_of(const JobSpec& spec, const rendezvous::Environment& environment) {
@@ -222,11 +222,10 @@ Words words_of(const JobSpec& spec, const rendezvous::Environment& environment) 
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
   // A typed address replaces every address that variables name.
-  const bool whole = !spec.master.empty() || !spec.rdzv_endpoint.empty();
+  const bool whole = !spec.rdzv_endpoint.empty();
   Words words;
   words.count = word(spec.nnodes, "--nnodes", "PET_NNODES");
   words.rank = word(spec.node_rank, "--node-rank", "PET_NODE_RANK");
-  words.master = word(spec.master, "--master", nullptr);
   words.master_addr = word(spec.master_addr, "--master-addr", whole ? nullptr : "PET_MASTER_ADDR");
   words.master_port = word(spec.master_port, "--master-port", whole ? nullptr : "PET_MASTER_PORT");
   words.endpoint =
@@ -268,13 +267,7 @@ net::Address place_of(const Word& word, const std::string& text, std::uint16_t p
 }
 
 std::optional<net::Address> master_of(const Words& words) {
-  const auto& [count, rank, master, master_addr, master_port, endpoint, backend, id] = words;
-  for (const Word& other : {master_addr, master_port, endpoint}) {
-    if (!master.empty() && !other.empty())
-      raise(ErrorCode::InvalidArgument, "{} and {}: both say where node rank 0 is; give one", master.shown(),
-            other.shown());
-  }
-  if (!master.empty()) return place_of(master, master.text, kDefaultMasterPort);
+  const auto& [count, rank, master_addr, master_port, endpoint, backend, id] = words;
   // torchrun checks in this order, too.
   if (!endpoint.empty())
     return place_of(endpoint, endpoint.text, backend.text == "static" ? kDefaultMasterPort : kDefaultEndpointPort);
@@ -330,7 +323,7 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
       role.rank = kRankAsTheyCome;
     } else {
       raise(ErrorCode::InvalidArgument,
-            "{}: --node-rank is wanted, too: 0 on the host of --master, and {} on the other{}; or --rdzv-endpoint "
+            "{}: --node-rank is wanted, too: 0 on the host of --master-addr, and {} on the other{}; or --rdzv-endpoint "
             "HOST:PORT instead of both, the same on all: then the one on HOST is 0, and the others as they come",
             words.count.shown(), role.count == 2 ? "1" : fmt::format("1 to {}", role.count - 1),
             role.count == 2 ? "" : "s");
@@ -347,7 +340,7 @@ NodeRole role_by_hand(const Words& words, bool has_secret, const rendezvous::Env
   }
   if (!role.master) {
     raise(ErrorCode::InvalidArgument,
-          "{}: --master HOST:PORT is wanted, too: where node rank 0 is started, the same on all nodes", role.source);
+          "{}: --master-addr HOST is wanted, too: where node rank 0 is started, the same on all nodes", role.source);
   }
   return role;
 }
@@ -362,7 +355,7 @@ std::string way_out(const Detected& said) {
   if (name == "env://") {
     return fmt::format(
         "`env -u RANK -u WORLD_SIZE cohort run ...` if they are left over; for a launcher on each of {} hosts: `cohort "
-        "run --nnodes {} --node-rank {} --master HOST:PORT ...`",
+        "run --nnodes {} --node-rank {} --master-addr HOST ...`",
         said.size, said.size, said.rank);
   }
   if (name == "Slurm") {
@@ -449,7 +442,7 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
   const bool endpoint_here = !spec.rdzv_endpoint.empty() &&
                              net::is_loopback_name(words.endpoint.text.substr(0, words.endpoint.text.rfind(':')));
   for (const Word& word :
-       {Word{spec.node_rank, "--node-rank"}, Word{spec.master, "--master"}, Word{spec.master_addr, "--master-addr"},
+       {Word{spec.node_rank, "--node-rank"}, Word{spec.master_addr, "--master-addr"},
         Word{spec.master_port, "--master-port"}, Word{endpoint_here ? "" : spec.rdzv_endpoint, "--rdzv-endpoint"}}) {
     if (word.empty()) continue;
     if (!words.count.empty()) return taken(role_by_hand(words, has_secret, environment));

@@ -140,7 +140,7 @@ std::string to_string(const Plan& plan);
 /// InvalidArgument: options without meaning, or launchers that cannot be one job; the message says what to use instead.
 Result<std::optional<NodeRole>> choose_node(const JobSpec& spec, const rendezvous::Environment& environment);
 
-/// torchrun's default ports, if --master or --rdzv-endpoint gives only a host.
+/// torchrun's default ports, if --master-addr or --rdzv-endpoint gives only a host.
 inline constexpr std::uint16_t kDefaultMasterPort = 29500;
 inline constexpr std::uint16_t kDefaultEndpointPort = 29400;
 

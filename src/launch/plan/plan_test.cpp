@@ -254,12 +254,14 @@ std::string shown(const Result<std::optional<NodeRole>>& role) {
   return fmt::format("{} of {} at {}", node.rank, node.count, where);
 }
 
+/// `master`: HOST or HOST:PORT.
 std::string by_hand(const std::string& count, const std::string& rank, const std::string& master,
                     const Variables& environment = {}) {
   JobSpec options;
   options.nnodes = count;
   options.node_rank = rank;
-  options.master = master;
+  options.master_addr = master.substr(0, master.find(':'));
+  if (master.find(':') != std::string::npos) options.master_port = master.substr(master.find(':') + 1);
   if (environment.empty()) options.secret_file = "s";
   return shown(choose_node(options, environment));
 }
@@ -289,7 +291,6 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(by_hand("2", "1", "h1:4712"), "1 of 2 at h1:4712");
   EXPECT_EQ(by_hand("2", "0", "h1"), "0 of 2 at h1:29500");
-  EXPECT_EQ(by_hand("2", "0", "[fd77::1]:80"), "0 of 2 at [fd77::1]:80");
   EXPECT_EQ(by_hand("1", "0", ""), "only one");
   EXPECT_EQ(by_hand("1", "", ""), "only one");
   EXPECT_EQ(by_hand("2:2", "1", "h1"), "1 of 2 at h1:29500");
@@ -300,8 +301,8 @@ TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(shown(choose_node(torch, {})), "1 of 2 at [fd77::1]:29500");
   torch.master_port = "4712";
   EXPECT_EQ(shown(choose_node(torch, {})), "1 of 2 at [fd77::1]:4712");
-  torch.master = "h1";
-  EXPECT_TRUE(has(shown(choose_node(torch, {})), "give one")) << shown(choose_node(torch, {}));
+  torch.master_addr = "[fd77::1]";
+  EXPECT_EQ(shown(choose_node(torch, {})), "1 of 2 at [fd77::1]:4712");
 }
 
 TEST(Nodes, TorchrunsRendezvousIsAPlaceWhereNobodyNeedsANumber) {
@@ -322,9 +323,7 @@ TEST(Nodes, TorchrunsRendezvousIsAPlaceWhereNobodyNeedsANumber) {
   EXPECT_EQ(said(), "-1 of 2 at h1:29400");
   options.node_rank = "1";
   EXPECT_EQ(said(), "1 of 2 at h1:29400");
-  options.master = "h1";
-  EXPECT_TRUE(has(said(), "--master h1 and --rdzv-endpoint h1: both say")) << said();
-  options.master = options.node_rank = "";
+  options.node_rank = "";
   for (const char* server : {"etcd", "etcd-v2", "mine"}) {
     options.rdzv_backend = server;
     EXPECT_TRUE(has(said(), fmt::format("--rdzv-backend {}: ", server)) && has(said(), "or c10d")) << said();
@@ -371,16 +370,16 @@ TEST(Nodes, WhatHasNoMeaningIsRefused) {
   refuses(by_hand("0", "0", "h1"), "--nnodes 0: a number from 1");
   refuses(by_hand("two", "0", "h1"), "--nnodes two: a number from 1");
   refuses(by_hand("2", "2", "h1"), "--node-rank 2: a number from 0 to 1");
-  refuses(by_hand("2", "", "h1"), "--node-rank is wanted, too: 0 on the host of --master, and 1 on the other");
-  refuses(by_hand("2", "0", ""), "--master HOST:PORT is wanted, too");
-  for (const char* bad : {"h1:0", "h1:x", "a b", "h1:70000", "::1"})
-    refuses(by_hand("2", "0", bad), "--master " + std::string(bad) + ": HOST or HOST:PORT");
+  refuses(by_hand("2", "", "h1"), "--node-rank is wanted, too: 0 on the host of --master-addr, and 1 on the other");
+  refuses(by_hand("2", "0", ""), "--master-addr HOST is wanted, too");
+  for (const char* bad : {"h1:0", "h1:x", "a b", "h1:70000"})
+    refuses(by_hand("2", "0", bad), "--master-addr " + std::string(bad) + ": HOST or HOST:PORT");
   refuses(by_hand("", "1", ""), "--node-rank 1: --nnodes is wanted, too");
-  refuses(by_hand("", "", "h1"), "--master h1: --nnodes is wanted, too");
+  refuses(by_hand("", "", "h1"), "--master-addr h1: --nnodes is wanted, too");
   JobSpec options;
   options.nnodes = "2";
   options.node_rank = "0";
-  options.master = "h1";
+  options.master_addr = "h1";
   options.hosts = "a";
   refuses(shown(choose_node(options, {})), "leave out -H, --hostfile and --nodes");
 }
@@ -410,7 +409,7 @@ TEST(Nodes, ByHandInAStepTheSecretComesByIt) {
   JobSpec secret;
   secret.nnodes = "2";
   secret.node_rank = "1";
-  secret.master = "n1";
+  secret.master_addr = "n1";
   secret.secret_file = "s";
   EXPECT_EQ(shown(choose_node(secret, task(1, 2, 2, "1(x2)"))), "1 of 2 at n1:29500");
 }
@@ -425,7 +424,7 @@ TEST(Nodes, SeveralThatCannotBeOneJobAreRefusedWithTheCommandToUse) {
       {{{"JSM_NAMESPACE_SIZE", "4"}, {"JSM_NAMESPACE_RANK", "1"}}, "`jsrun -n 4 PROGRAM`"},
       {{{"TORCHELASTIC_RUN_ID", "x"}, {"WORLD_SIZE", "4"}, {"RANK", "1"}}, "`torchrun ... PROGRAM`"},
       {{{"COHORT_STORE", "h:1"}, {"WORLD_SIZE", "4"}, {"RANK", "1"}}, "leave the inner one out"},
-      {{{"MASTER_ADDR", "h"}, {"WORLD_SIZE", "4"}, {"RANK", "1"}}, "--nnodes 4 --node-rank 1 --master HOST:PORT"},
+      {{{"MASTER_ADDR", "h"}, {"WORLD_SIZE", "4"}, {"RANK", "1"}}, "--nnodes 4 --node-rank 1 --master-addr HOST"},
   };
   for (const auto& [environment, command] : cases) {
     const std::string said = found(environment);

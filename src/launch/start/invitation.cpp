@@ -233,7 +233,7 @@ Result<rendezvous::InitOffer> meet_in_step(const rendezvous::Detected& step, con
   const auto failed = [&step](ErrorCode code, std::string_view why) {
     return fail(code,
                 "the launchers of this step cannot find each other ({}): {} -- is `cohort run` every task's command? "
-                "Else name the place: --nnodes {} --node-rank $SLURM_PROCID --master HOST:PORT --secret-file FILE",
+                "Else name the place: --nnodes {} --node-rank $SLURM_PROCID --master-addr HOST --secret-file FILE",
                 step.source, why, step.size);
   };
   if (!answer) return failed(answer.error().code(), answer.error().what());

@@ -146,9 +146,11 @@ JobResult run_node(const JobSpec& spec, Plan plan) {
   role.secret = place.secret;
   role.port = place.supervisor.front().tcp.port;
   if (!role.step) {
-    role.join = fmt::format("cohort run --nnodes {} {} {} --secret-file FILE -np N ...",
-                            role.least > 0 ? fmt::format("{}:{}", role.least, role.count) : std::to_string(role.count),
-                            lease ? "--rdzv-endpoint" : "--node-rank R --master", place.shown);
+    role.join = fmt::format(
+        "cohort run --nnodes {} {} --secret-file FILE -np N ...",
+        role.least > 0 ? fmt::format("{}:{}", role.least, role.count) : std::to_string(role.count),
+        lease ? "--rdzv-endpoint " + place.shown
+              : fmt::format("--node-rank R --master-addr {} --master-port {}", role.master->host, role.master->port));
   }
   return run_job(spec, std::move(plan));
 }
