@@ -263,13 +263,11 @@ const RunOption kOptions[] = {
      "members, members_formed, failure, restart, end",
      [](C& c, Text v) { c.json = truth(v); }, Kind::Flag},
     {"--run-dir", "DIR", "",
-     "The run's folder: job.json, logs, and what the program adds. It and the folder above it have to be yours or "
-     "root's [runs/<UTC time>-<program>-<id>]",
+     "The run's folder: job.json, logs/rank-N.out and .err, and what the program adds. It and the folder above it have "
+     "to be yours or root's [runs/<UTC time>-<program>-<id>]",
      [](C& c, Text v) { c.run_folder = v; }},
-    {"--output-dir", "DIR", "", "The folder of the logs rank-N.out and rank-N.err [logs in the run's folder]",
-     [](C& c, Text v) { c.output_folder = v; }},
-    {"--no-logs", "", "", "Keep no logs of the ranks' output, whatever --output-dir says",
-     [](C& c, Text v) { c.keep_logs = !truth(v); }, Kind::Flag},
+    {"--no-logs", "", "", "Keep no logs of the ranks' output", [](C& c, Text v) { c.keep_logs = !truth(v); },
+     Kind::Flag},
     common({"--track", "SINK", "",
             "Take the run record elsewhere while the job runs: mlflow:URI, wandb:PROJECT, tensorboard:DIR, csv:FILE, "
             "prometheus:FILE, "

@@ -180,7 +180,7 @@ TEST(BenchTraining, VariablesOfTheCommandSayWhereAndNothingElse) {
   Job job({.arguments = {"bench", "training", "--processes", "2", "--repetitions", "1", "--json", "t.json", "--", "sh",
                          "-c", "test -z \"$(env | grep ^COHORT_RUN_ | grep -v ^COHORT_RUN_DIR=)\" || exit 4; exit 0"},
            .environment = {"COHORT_RUN_HOSTS=a:1,b:1", "COHORT_RUN_STARTER=local", "COHORT_RUN_NP=7",
-                           "COHORT_RUN_MAX_RESTARTS=5", "COHORT_RUN_TIMEOUT=0.001", "COHORT_RUN_OUTPUT_DIR=elsewhere",
+                           "COHORT_RUN_MAX_RESTARTS=5", "COHORT_RUN_TIMEOUT=0.001", "COHORT_RUN_RUN_DIR=elsewhere",
                            "COHORT_RUN_CONFIG=/nowhere/x.toml"}});
   ASSERT_EQ(job.wait(), 0) << job.err();
   std::vector<int> hosts;

@@ -367,35 +367,6 @@ TEST(Launch, RunFolderIsWhereTheUserWantsItOrSaysWhyNot) {
   EXPECT_NE(refused.err.find("--run-dir"), std::string::npos) << refused.err;
 }
 
-TEST(Launch, AFolderOfLogsThatIsUsedAgainKeepsThoseOfTheRunBefore) {
-  const std::string folder = testing::TempDir() + "cohort-logs-again-" + std::to_string(::getpid());
-  std::filesystem::create_directories(folder);
-  const auto words = [](const char* says) {
-    return JobOptions{{"run", "-np", "1", "--output-dir", "my", "sh", "-c", says}};
-  };
-  const auto options = [&](const char* says) {
-    JobOptions all = words(says);
-    all.shell_before = "cd '" + folder + "'";
-    return all;
-  };
-  const auto first = run(options("echo first; touch my/kept my/rank-x.out"));
-  ASSERT_EQ(first.status, 0) << first.err;
-  EXPECT_EQ(first.err.find("before"), std::string::npos) << first.err;
-  const auto second = run(options("echo second"));
-  ASSERT_EQ(second.status, 0) << second.err;
-  EXPECT_NE(second.err.find("my has logs of a run before this one; they are now in my/earlier-1\n"), std::string::npos)
-      << second.err;
-  EXPECT_EQ(read_text(folder + "/my/earlier-1/rank-0.out"), "first\n");
-  EXPECT_EQ(read_text(folder + "/my/rank-0.out"), "second\n");
-  for (const char* name : {"/my/kept", "/my/rank-x.out"}) EXPECT_TRUE(std::filesystem::exists(folder + name)) << name;
-  Job running(options("echo third; exec sleep 1000"));
-  ASSERT_TRUE(eventually([&] { return read_text(folder + "/my/rank-0.out") == "third\n"; })) << running.err();
-  const auto refused = run(options("echo fourth"));
-  EXPECT_EQ(refused.status, 127);
-  EXPECT_NE(refused.err.find("--output-dir my: another job is running in it"), std::string::npos) << refused.err;
-  EXPECT_EQ(read_text(folder + "/my/rank-0.out"), "third\n");
-}
-
 TEST(Launch, ARunFolderThatIsUsedAgainKeepsWhatTheRunBeforeHasLeft) {
   // As somebody who goes on with a training, in the folder that has its checkpoints.
   JobOptions options{{"run", "-np", "1", "--run-dir", "my", "sh", "-c",

@@ -162,10 +162,6 @@ TEST_F(RunFolderTest, IsOneJobsAndNobodyElseCanLockIt) {
   const auto second = make("run");
   ASSERT_FALSE(second);
   EXPECT_NE(std::string(second.error().what()).find("another job is running in it"), std::string::npos);
-  const auto logs = make_log_folder("logs", *folder);
-  ASSERT_TRUE(logs) << logs.error().what();
-  EXPECT_FALSE(make_log_folder("logs", *folder));
-  EXPECT_TRUE(make_log_folder("run", *folder));
 
   ASSERT_TRUE(make("free"));  // whoever may read the folder may lock that, and no more
   const sys::UniqueFd foreign(::open("free", O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -182,19 +182,6 @@ Result<std::string> put_earlier_aside(int folder, const fs::path& path) {
   return name;
 }
 
-/// Returns true for "rank-12.out" and the like, and for the folders of restarts.
-bool is_of_logs(std::string_view name) {
-  for (const auto& [before, after] :
-       {std::pair("rank-", ".out"), std::pair("rank-", ".err"), std::pair("restart-", "")}) {
-    std::string_view number = name;
-    if (!number.starts_with(before) || !number.ends_with(after)) continue;
-    number.remove_prefix(std::string_view(before).size());
-    number.remove_suffix(std::string_view(after).size());
-    if (!number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 std::string utc_now() {
@@ -227,31 +214,6 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   if (own_name) point_latest_to(own->parent.get(), path.filename().string());
   RunFolder made{path.string(), shown, std::move(own->folder), {}, *std::move(locked)};
   if (!earlier->empty()) made.earlier = (fs::path(shown) / *earlier).string();
-  return made;
-}
-
-Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) return fail(ErrorCode::Io, "cannot make this folder: {}", error.message());
-  auto folder = open_folder(path);
-  if (!folder) return tl::unexpected(folder.error());
-  struct stat own {
-  }, of_run{};
-  const bool same = ::fstat(folder->get(), &own) == 0 && ::fstat(run.fd.get(), &of_run) == 0 &&
-                    own.st_dev == of_run.st_dev && own.st_ino == of_run.st_ino;
-  // (The run's folder is locked already.)
-  auto locked = same ? Result<sys::UniqueFd>() : lock(folder->get());
-  if (!locked) return tl::unexpected(locked.error());
-  std::vector<std::string> before;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
-    if (const std::string name = entry->path().filename(); is_of_logs(name)) before.push_back(name);
-  }
-  LogFolder made{std::move(*folder), {}, *std::move(locked)};
-  if (before.empty()) return made;
-  auto aside = put_aside(made.fd.get(), before);
-  if (!aside) return tl::unexpected(aside.error());
-  made.earlier = (fs::path(path) / *aside).string();
   return made;
 }
 

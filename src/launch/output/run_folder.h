@@ -65,16 +65,6 @@ struct RunFolder {
 /// written, if another user could replace it (see make_own_folder), or if another job runs in it.
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
-struct LogFolder {
-  sys::UniqueFd fd;
-  std::string earlier;  ///< folder of an earlier run's logs; empty: there were none
-  sys::UniqueFd lock;   ///< as RunFolder's; closed if this is the run's folder
-};
-
-/// Makes a folder for logs alone, with all folders above it (agents only make the last folder of a path). Logs of an
-/// earlier run are moved to earlier-N in it. Fails with Io; the caller names the path.
-Result<LogFolder> make_log_folder(const std::string& path, const RunFolder& run);
-
 /// Replaces a file in the folder as a whole. Only this user may read it. Any thread.
 Result<void> replace_file(const RunFolder& folder, const std::string& name, std::string_view text);
 /// Replaces job.json as a whole.

@@ -150,7 +150,6 @@ struct JobSpec {
   bool quiet = false;                   ///< print only what the ranks print, and failures
   bool json = false;                    ///< everything on stdout, as events (announcer.h)
   std::string run_folder = {};          ///< empty: runs/<UTC time>-<program>-<id>
-  std::string output_folder = {};       ///< folder of the logs; empty: logs/ in the run's folder
   bool keep_logs = true;                ///< keeps the ranks' output in files
   std::vector<std::string> track = {};  ///< run record goes there meanwhile, as `cohort export --to` takes it
   bool trace = false;                   ///< keeps the ranks' events in the run's folder

@@ -54,12 +54,6 @@ RunOutput::RunOutput(Loop& loop, const JobSetup& setup, const std::string& id)
   if (!folder_.earlier.empty() && !spec_.quiet)
     say(fmt::format("{} has a run before this one; its job.json and logs are now in {}", folder_.shown,
                     folder_.earlier));
-  if (!spec_.keep_logs || spec_.output_folder.empty()) return;
-  auto taken = make_log_folder(spec_.output_folder, folder_);
-  if (!taken) raise(taken.error().code(), "--output-dir {}: {}", spec_.output_folder, taken.error().what());
-  logs_ = *std::move(taken);
-  if (!logs_.earlier.empty() && !spec_.quiet)
-    say(fmt::format("{} has logs of a run before this one; they are now in {}", spec_.output_folder, logs_.earlier));
 }
 
 void RunOutput::say(const std::string& text) {
@@ -360,7 +354,7 @@ void RunOutput::drain() {
 
 std::string RunOutput::logs_below(const std::string& run_folder) const {
   if (!spec_.keep_logs) return {};
-  const std::string first = spec_.output_folder.empty() ? run_folder + "/logs" : spec_.output_folder;
+  const std::string first = run_folder + "/logs";
   return state_.restarts == 0 ? first : fmt::format("{}/restart-{}", first, state_.restarts);
 }
 

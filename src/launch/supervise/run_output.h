@@ -110,7 +110,6 @@ class RunOutput {
   const JobSpec& spec_;
   RunState state_;
   RunFolder folder_;
-  LogFolder logs_;   ///< if the logs have a folder of their own
   Display display_;  ///< its sources are numbered as the agent pool's members
   Announcer announcer_;
   LiveFile live_file_;
