@@ -311,8 +311,6 @@ const RunOption kOptions[] = {
      "Run this shell command for each warning, with COHORT_WARNING_TEXT, and JSON (kind, rank, step) on its stdin; "
      "what it prints goes to on-warning.log in the run's folder",
      [](C& c, Text v) { c.on_warning = v; }},
-    {"--output-timeout", "SECONDS", "10", "How long to wait for a blocked stdout or stderr (a pager) after the job",
-     [](C& c, Text v) { c.output_timeout = milliseconds_of(v); }},
     {"--server-restarts", "N", "0",
      "Restart a server that dies, alone, at most N times in the job: for servers with replicas or a journal",
      [](C& c, Text v) { c.server_restarts = number_of(v, 0, 1'000'000); }},

@@ -162,8 +162,6 @@ struct JobSpec {
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Time for the evaluator to end after training: it may have to load and evaluate the last checkpoint.
   std::chrono::milliseconds evaluator_grace = std::chrono::seconds(300);
-  /// After the job: how long a reader may take no byte of the remaining output before the output is dropped.
-  std::chrono::milliseconds output_timeout = std::chrono::seconds(10);
   HealthLimits health = {};     ///< limits of waiting before a rank is named or the job ended
   StepLimits steps = {};        ///< limits of step times before a warning
   std::string on_warning = {};  ///< shell command that gets warnings; empty: none

@@ -21,6 +21,8 @@ namespace cohort::launch {
 namespace {
 
 constexpr const char* kPageFile = "page.url";
+/// After the job: how long a reader may take no byte of the remaining output before the output is dropped.
+constexpr std::chrono::seconds kOutputTime(10);
 /// Changes within this time are gathered into one write of live.json.
 constexpr std::chrono::milliseconds kGather{30};
 /// Interval between lines of usage.jsonl.
@@ -346,10 +348,9 @@ void RunOutput::drain() {
   awaits_trackers_ = false;
   const std::string logs = shown_logs();
   display_.drain(
-      spec_.output_timeout,
-      fmt::format("the job is over and its output has not been read for {:g} s, so the rest of it is not shown{}",
-                  std::chrono::duration<double>(spec_.output_timeout).count(),
-                  logs.empty() ? "" : "; the complete logs are in " + logs));
+      kOutputTime,
+      fmt::format("the job is over and its output has not been read for {} s, so the rest of it is not shown{}",
+                  kOutputTime.count(), logs.empty() ? "" : "; the complete logs are in " + logs));
 }
 
 std::string RunOutput::logs_below(const std::string& run_folder) const {
