@@ -738,7 +738,6 @@ sys.stdout.write("answered\\n")
     @slow
     def test_is_off_where_nobody_wants_it(self):
         for options, environment in (
-            (["--status", "never"], {}),
             (["-q"], {}),
             (["--prefix", "none"], {}),
             (["--json"], {}),

@@ -145,7 +145,6 @@ struct JobSpec {
   PrefixStyle prefix = PrefixStyle::Rank;
   std::string shown_ranks = {};  ///< "0,3-5"; empty: all. Logs are kept for every rank
   Collapse collapse = Collapse::Auto;
-  bool status = true;                   ///< on a terminal: a line below the output with the run's state
   bool page = false;                    ///< serves a page for browsers while the job runs
   bool quiet = false;                   ///< print only what the ranks print, and failures
   bool json = false;                    ///< everything on stdout, as events (announcer.h)

@@ -237,7 +237,7 @@ void RunOutput::changed() {
 void RunOutput::write_live() {
   soon_ = Timer();
   LiveRun run = look();
-  if (spec_.status && !spec_.quiet) display_.set_status(run.state == "ended" ? std::string() : summary(run, run.time));
+  if (!spec_.quiet) display_.set_status(run.state == "ended" ? std::string() : summary(run, run.time));
   live_file_.write(std::move(run));
   if (const auto why = live_file_.complaint()) say(fmt::format("{}; the job goes on, but nobody can watch it", *why));
 }
