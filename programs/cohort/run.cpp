@@ -423,7 +423,7 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
   launch::Plan plan = launch::plan_of(spec);
   if (!plan.note.empty() && !spec.quiet) std::fprintf(stderr, "cohort: %s\n", plan.note.c_str());
   if (spec.invitation_fd && ::fcntl(*spec.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
-    raise(ErrorCode::InvalidArgument, "--invitation-fd {}: {}", *spec.invitation_fd, errno_text(errno));
+    raise(ErrorCode::InvalidArgument, "--agents: descriptor {}: {}", *spec.invitation_fd, errno_text(errno));
   exit_status = launch::kCannotStartStatus;  // an exception means that nothing was started
   if (spec.dry_run) {
     std::fputs(launch::describe_job(spec, std::move(plan)).c_str(), stdout);

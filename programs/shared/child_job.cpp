@@ -195,11 +195,12 @@ JobOutcome run_job(const JobRequest& request) {
   const TemporaryFolder folder(std::filesystem::temp_directory_path(), "cohort-bench-");
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(launch::own_command());
-  spawn.arguments = {"cohort", "run", "--json", "--no-logs", "--run-dir", (folder.path() / "run").string(),
+  spawn.arguments = {"cohort", "run",
                      // The job ends with this process, even if that is killed, and then has to remove its folder
                      // itself.
-                     "--owner", std::to_string(::getpid()), "--owner-folder", folder.path().string(), "--max-restarts",
-                     "0", "-np", std::to_string(request.processes), "--timeout",
+                     "--owner", fmt::format("{},{}", ::getpid(), folder.path().string()), "--json", "--no-logs",
+                     "--run-dir", (folder.path() / "run").string(), "--max-restarts", "0", "-np",
+                     std::to_string(request.processes), "--timeout",
                      fmt::format("{}", std::chrono::duration<double>(request.timeout).count())};
   spawn.arguments.insert(spawn.arguments.end(), request.options.begin(), request.options.end());
   spawn.arguments.emplace_back("--");

@@ -56,7 +56,7 @@ constexpr std::array kPrograms{
     CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
 };
 
-/// Folder of the process that this command belongs to (--owner-folder); empty: none.
+/// Folder of the process that this command belongs to (--owner PID,DIR); empty: none.
 std::string owner_folder;
 
 /// Reports why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
@@ -255,11 +255,10 @@ int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& 
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
   std::signal(SIGCHLD, SIG_DFL);  // if the caller ignores SIGCHLD, no child can be waited for
   open_standard_descriptors();
-  // An owner gives both options, one after the other; a program's own options (`cohort run train ...`) may have the
-  // same names.
-  for (int i = 3; i + 1 < argc && std::string_view(argv[i]) != "--"; ++i) {
-    if (std::string_view(argv[i]) == "--owner-folder" && std::string_view(argv[i - 2]) == "--owner")
-      owner_folder = argv[i + 1];
+  // An owner gives its option first; a program's own options (`cohort run train ...`) may have the same name.
+  if (argc > 3 && std::string_view(argv[2]) == "--owner") {
+    const std::string_view owner = argv[3];
+    if (const auto comma = owner.find(','); comma != std::string_view::npos) owner_folder = owner.substr(comma + 1);
   }
   try {
     return body({argv + std::min(argc, 1), argv + argc});

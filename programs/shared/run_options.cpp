@@ -344,19 +344,26 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.show_config = truth(v); }, Kind::CommandFlag},
     common({"--dry-run", "", "", "Print the plan, the command and the environment of each rank; start nothing",
             [](C& c, Text v) { c.dry_run = truth(v); }, Kind::Flag}),
-    {"--owner", "PID", "", "End the job when the process PID, which has started this command, ends",
-     [](C& c, Text v) { c.owner_pid = number_of(v, 1, std::numeric_limits<int>::max()); }, Kind::CommandValue},
-    {"--owner-folder", "DIR", "",
-     "A private folder (0700) of the owner, removed if the owner has ended before it could do so. The files of its "
-     "folder to-ranks are brought to the ranks through the job's store, and what ranks leave there comes into "
-     "from-ranks",
-     [](C& c, Text v) { c.owner_folder = v; }, Kind::CommandValue},
-    {"--agents", "N", "",
-     "Wait for N `cohort agent --invited --ranks R`, which the owner starts with what --invitation-fd brings it",
-     [](C& c, Text v) { c.agents = number_of(v, 1, launch::kMostProcesses); }, Kind::CommandValue},
-    {"--invitation-fd", "FD", "",
-     "With --agents: an inherited pipe to the owner, for a line about this command and an invitation",
-     [](C& c, Text v) { c.invitation_fd = number_of(v, 3, std::numeric_limits<int>::max()); }, Kind::CommandValue},
+    {"--owner", "PID[,DIR]", "",
+     "The first option: end the job when the process PID, which has started this command, ends. DIR: a private folder "
+     "(0700) of this owner, removed if the owner has ended before it could do so. The files of its folder to-ranks are "
+     "brought to the ranks through the job's store, and what ranks leave there comes into from-ranks",
+     [](C& c, Text v) {
+       const std::size_t comma = std::min(v.find(','), v.size());
+       c.owner_pid = number_of(v.substr(0, comma), 1, std::numeric_limits<int>::max());
+       c.owner_folder = v.substr(std::min(comma + 1, v.size()));
+     },
+     Kind::CommandValue},
+    {"--agents", "N,FD", "",
+     "Wait for N `cohort agent --invited --ranks R`, which the owner starts with what the inherited pipe FD brings it: "
+     "a line about this command, and an invitation",
+     [](C& c, Text v) {
+       const std::vector<std::string> parts = split(v);
+       if (parts.size() != 2) raise(ErrorCode::InvalidArgument, "two numbers are wanted, N,FD");
+       c.agents = number_of(parts[0], 1, launch::kMostProcesses);
+       c.invitation_fd = number_of(parts[1], 3, std::numeric_limits<int>::max());
+     },
+     Kind::CommandValue},
 };
 
 /// The topics of the help, each with its first option. The last has options that programs give and people do not.

@@ -140,9 +140,9 @@ class Agents(Folder):
 
     def test_the_command_says_what_it_wants(self):
         for words, told in (
-            (["--agents", "2"], "--agents: --invitation-fd is wanted"),
-            (["--agents", "2", "-np", "2", "--invitation-fd", "9"], "--agents: --invitation-fd is wanted"),
-            (["--agents", "2", "--invitation-fd", "999"], "--invitation-fd 999: Bad file descriptor"),
+            (["--agents", "2"], "--agents 2: two numbers are wanted, N,FD"),
+            (["--agents", "2,9", "-np", "2"], "--agents: neither hosts nor a number of processes are wanted"),
+            (["--agents", "2,999"], "--agents: descriptor 999: Bad file descriptor"),
         ):
             done = subprocess.run([_command.find(), "run", *words, "true"], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, 2)
@@ -152,7 +152,7 @@ class Agents(Folder):
         with tempfile.TemporaryDirectory() as private:
             command = _command.find()
             taken, given = os.pipe()
-            owner = [command, "run", "--owner", str(os.getpid()), "--agents", "1", "--invitation-fd", str(given), "--run-dir",
+            owner = [command, "run", "--owner", str(os.getpid()), "--agents", f"1,{given}", "--run-dir",
                      f"{private}/run", "--no-python", "--", "/bin/sleep", "300"]
             job = subprocess.Popen(owner, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, pass_fds=(given,))
             os.close(given)

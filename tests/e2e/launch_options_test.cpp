@@ -28,7 +28,7 @@ TEST(RunOptions, EachHasAVariable) {
   const std::string help = run({{"run", "--help-all"}}).out;
   const std::string variables = run({{"help", "environment"}}).out;
   // They speak of one command alone.
-  const std::set<std::string> command_line_only = {"help", "help-all", "show-config", "owner", "owner-folder"};
+  const std::set<std::string> command_line_only = {"help", "help-all", "show-config", "owner"};
   const std::set<std::string> second_names = {"nproc", "min-num-proc", "max-num-proc"};
   const std::regex name("(^|[ ,])--([a-z][a-z-]*)");
   int options = 0;

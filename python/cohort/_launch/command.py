@@ -107,11 +107,11 @@ class Job:
     ) -> None:
         """`words`: options and program. `folder`: removed by the caller, or by the command if the caller dies before.
         `agents`: the number of agents that the caller starts, with the line from `invitation`."""
-        own = ["--owner", str(os.getpid()), "--owner-folder", os.fspath(folder)]
+        own = ["--owner", f"{os.getpid()},{os.fspath(folder)}"]
         self._invitation, self._inherited = -1, -1
         if agents:
             self._invitation, self._inherited = os.pipe()
-            own += ["--agents", str(agents), "--invitation-fd", str(self._inherited)]
+            own += ["--agents", f"{agents},{self._inherited}"]
         self._command = [find(), "run", *own, *words]
         self._environment = dict(environment)
         self._folder = pathlib.Path(folder)

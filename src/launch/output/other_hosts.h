@@ -114,7 +114,7 @@ class TracePieces {
   std::map<int, File> files_;  ///< by the host's index
 };
 
-/// Transfers payloads between an owner (--owner-folder) and ranks on other hosts without a shared file system: files of
+/// Transfers payloads between an owner (--owner) and ranks on other hosts without a shared file system: files of
 /// the owner's folder that all ranks may read, and one file of each rank. They travel through the job's store, so ranks
 /// need its secret. If the owner wants this, its folder has a folder `to-ranks`; the answers are put into
 /// `from-ranks/RANK`. Blocks for as long as the store in this process takes.

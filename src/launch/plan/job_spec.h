@@ -179,7 +179,7 @@ struct JobSpec {
   std::optional<int> owner_pid = {};
   std::string owner_folder = {};  ///< private to the owner; removed if the owner ends first
   int agents = 0;                 ///< number of agents that the owner starts; 0: none
-  /// Descriptor to which the data for these agents is written; closed after that.
+  /// With `agents`: descriptor to which the data for them is written; closed after that.
   std::optional<int> invitation_fd = {};
 
   /// Origins of options that the command line does not give: "COHORT_RUN_GRACE" or "job.toml:3".

@@ -533,9 +533,8 @@ Plan plan_of(const JobSpec& spec) {
   Plan plan;
   plan.least = spec.elastic.least;
   if (spec.agents > 0) {
-    if (!spec.invitation_fd || spec.names_hosts() || spec.processes)
-      raise(ErrorCode::InvalidArgument,
-            "--agents: --invitation-fd is wanted, and neither hosts nor a number of processes");
+    if (spec.names_hosts() || spec.processes)
+      raise(ErrorCode::InvalidArgument, "--agents: neither hosts nor a number of processes are wanted");
     plan.method = StartMethod::Owner;
     for (int agent = 0; agent < spec.agents; ++agent) plan.hosts.push_back({fmt::format("agent {}", agent), 1, false});
     processes = 0;  // set by the agents
