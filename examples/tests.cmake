@@ -6,7 +6,7 @@ function(example_test folder)
            COMMAND ${PROJECT_SOURCE_DIR}/tools/check-docs --example --prefix ${PROJECT_BINARY_DIR}
                    ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/README.md)
   get_filename_component(python ${COHORT_PYTHON} DIRECTORY)
-  set_tests_properties(examples.${folder} PROPERTIES LABELS ${labels} TIMEOUT 1800
+  set_tests_properties(examples.${folder} PROPERTIES LABELS ${labels}-of:examples TIMEOUT 1800
     ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1"
     ENVIRONMENT_MODIFICATION "PATH=path_list_prepend:${python}" SKIP_REGULAR_EXPRESSION "0 blocks checked")
 endfunction()

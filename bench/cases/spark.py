@@ -65,7 +65,7 @@ def until_told(run, file):
 
 def measure(options, recorder):
     sys.path.insert(0, os.path.join(os.path.abspath(options.build), "python"))
-    sys.path.insert(0, os.path.join(os.path.dirname(groups.BENCH), "python", "tests"))
+    sys.path[:0] = [os.path.join(os.path.dirname(groups.BENCH), folder) for folder in ("python/tests", "extensions/spark/tests")]
     os.environ["PYTHONPATH"] = os.pathsep.join([os.path.join(os.path.abspath(options.build), "python"),
                                                 os.environ.get("PYTHONPATH", "")])
     import spark_support

@@ -87,11 +87,11 @@ def options(parser):
 def measure(options, recorder):
     boxes.check()
     root = os.path.dirname(groups.BENCH)
-    tests = os.path.join(root, "python", "tests")
-    sys.path.insert(0, tests)
+    tests = [os.path.join(root, folder) for folder in ("python/tests", "extensions/spark/tests")]
+    sys.path[:0] = tests
     import spark_support
 
-    path = os.pathsep.join([os.path.join(os.path.abspath(options.build), "python"), tests])
+    path = os.pathsep.join([os.path.join(os.path.abspath(options.build), "python"), *tests])
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with boxes.Box(2, 0) as box, tempfile.TemporaryDirectory(prefix="cohort-spark-hosts-") as folder:
         program = os.path.join(folder, "driver.py")

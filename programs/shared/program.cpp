@@ -169,13 +169,24 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
   return best;
 }
 
-std::span<const CommandProgram> programs() noexcept { return kPrograms; }
+std::span<const CommandProgram> programs() noexcept {
+  // Those of the extensions that this build has: "ps,observe".
+  static const std::vector<CommandProgram> built = [] {
+    std::vector<CommandProgram> found;
+    for (const CommandProgram& one : kPrograms) {
+      const std::string_view extension = one.program == "cohort-bench" ? "bench" : "observe";
+      if (std::string_view(COHORT_EXTENSIONS).find(extension) != std::string_view::npos) found.push_back(one);
+    }
+    return found;
+  }();
+  return built;
+}
 
 const CommandProgram* program_of(std::string_view command) noexcept {
-  const auto* const found = std::find_if(kPrograms.begin(), kPrograms.end(), [command](const CommandProgram& program) {
-    return program.command == command;
-  });
-  return found == kPrograms.end() ? nullptr : found;
+  for (const CommandProgram& program : programs()) {
+    if (program.command == command) return &program;
+  }
+  return nullptr;
 }
 
 bool has_command(const CLI::App& app, std::string_view name) {

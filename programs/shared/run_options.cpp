@@ -204,7 +204,7 @@ const RunOption kOptions[] = {
      [](C& c, Text v) { c.master_port = v; }},
     {"--rdzv-endpoint", "HOST[:PORT]", "",
      "As --master-addr, for launchers without --node-rank: the one on HOST is 0, the others are numbered in the order "
-     "in which they connect [port 29400]",
+     "in which they connect; counts before --master-addr [port 29400]",
      [](C& c, Text v) { c.rdzv_endpoint = v; }},
     {"--rdzv-backend", "NAME", "", "c10d or static, as with torchrun: has no effect; another one is refused",
      [](C& c, Text v) { c.rdzv_backend = v; }},

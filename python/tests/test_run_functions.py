@@ -205,7 +205,7 @@ class Failures(Folder):
         self.assertEqual(cause.rank, 1)
         self.assertTrue(cause.host)
         self.assertIn("raise Known(", cause.traceback)
-        self.assertNotIn("_rank_call", cause.traceback)
+        self.assertNotIn("rank_call", cause.traceback)
         self.assertIn("rank 1 of 2", str(cause))
         self.assertRegex(self.words, r"(?m)^\S+:1 \| .*Known: the reason$")
 

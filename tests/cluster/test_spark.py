@@ -87,7 +87,7 @@ class OnTwoHosts(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         for host in self.box.hosts:
-            self.assertEqual(self.box.processes(host, "cohort (agent|run)|_rank_call"), {})
+            self.assertEqual(self.box.processes(host, "cohort (agent|run)|rank_call"), {})
         return done.stdout
 
     def test_ranks_are_numbered_by_host_and_meet(self):

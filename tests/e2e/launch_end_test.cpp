@@ -325,7 +325,7 @@ TEST(LaunchSignals, ASlowReaderGetsEverything) {
     const auto got = ::read(job.output(), buffer.data(), buffer.size());
     if (got <= 0) break;
     total += static_cast<std::size_t>(got);
-    std::this_thread::sleep_for(1200ms);
+    std::this_thread::sleep_for(1500ms);
   }
   EXPECT_EQ(total, 600000U) << job.err();
   EXPECT_EQ(job.wait(), 3) << job.err();

@@ -169,7 +169,7 @@ TEST(ElasticJobs, ThatAreNoneAreRefused) {
   Child child = job.start(0);
   EXPECT_EQ(child.wait(), 3);
   EXPECT_CONTAINS(child.output(), "has no membership of epoch 0");
-  Child without = job.start(0, {{"COHORT_WORKER", ""}});
+  Child without = job.start(0, {{"COHORT_WORKER", "none"}});
   EXPECT_EQ(without.wait(), 3);
   EXPECT_CONTAINS(without.output(), "COHORT_WORKER");
 }

@@ -1,4 +1,5 @@
 # Tests of Python, by the functions of python/tests/CMakeLists.txt, which includes this.
+cohort_python_test(horovod_alone "test_coming_from;test_horovod_package")
 cohort_python_test(horovod_command test_horovod_command)
 cohort_python_test_on_gpus(torch_on_gpus test_torch_on_gpus)
 cohort_python_test_on_gpus(torch_training_on_gpus test_torch_training_on_gpus)

@@ -392,7 +392,7 @@ cohort.run(wait, (sys.argv[1],), np=2, on="spark")
                 driver.wait(10)
                 # Ours first. The JVM sees it at the end of its stdin, and has its shutdown to do: its Python workers wait
                 # for that.
-                for ours, seconds in (("cohort agent|_rank_call", 2), ("", 20)):
+                for ours, seconds in (("cohort agent|rank_call", 2), ("", 20)):
                     end = time.monotonic() + seconds
                     while self.left(folder, ours) and time.monotonic() < end:
                         time.sleep(0.05)

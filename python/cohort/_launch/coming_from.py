@@ -3,7 +3,7 @@
     python -m cohort._launch.coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
 Programs are read, not run. Names are looked up in Cohort's modules (and torch's own), with fake frameworks for
-Horovod's; variables and options are those of the command. _coming_from_notes.py has the differences.
+Horovod's; variables and options are those of the command. coming_from_notes.py has the differences.
 """
 
 from __future__ import annotations

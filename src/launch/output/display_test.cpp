@@ -1,6 +1,7 @@
 // Lines of several ranks that become one, text that comes in pieces, and lists of ranks.
 #include "launch/output/display.h"
 #include "base/unique_fd.h"
+#include "launch/loop.h"
 #include "launch/output/text.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -74,7 +76,48 @@ TEST(Console, EndsWhileATerminalHoldsAWrite) {
   EXPECT_LT(std::chrono::steady_clock::now() - since, 20s);
 }
 
-using namespace std::chrono_literals;
+/// Writes 1 MiB to a pipe and drains it with a limit of a second, while `read` looks after the pipe's other end.
+/// Returns how many bytes that got.
+std::size_t drained(const std::function<std::size_t(int)>& read) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return 0;
+  const sys::UniqueFd reader(ends[0]);
+  sys::UniqueFd writer(ends[1]);
+  std::size_t got = 0;
+  std::thread reading([&] { got = read(reader.get()); });
+  Loop loop;
+  {
+    Display display(loop);
+    display.write(writer.get(), std::string(1 << 20, 'x'));
+    display.drain(1s, "the reader does not read");
+    EXPECT_TRUE(soon([&] {
+      loop.run_for(10ms);
+      return display.drained();
+    }));
+  }
+  writer.reset();
+  reading.join();
+  return got;
+}
+
+TEST(Drain, AReaderThatTakesNothingForTheLimitLosesTheRest) {
+  EXPECT_EQ(drained([](int) -> std::size_t { return 0; }), 0U);
+}
+
+TEST(Drain, ASlowReaderGetsEverything) {
+  const auto since = std::chrono::steady_clock::now();
+  const std::size_t got = drained([](int fd) {
+    std::string buffer(65536, '\0');
+    std::size_t total = 0;
+    for (ssize_t more = 0; (more = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+      total += static_cast<std::size_t>(more);
+      std::this_thread::sleep_for(100ms);
+    }
+    return total;
+  });
+  EXPECT_EQ(got, std::size_t{1} << 20);
+  EXPECT_GT(std::chrono::steady_clock::now() - since, 1s);
+}
 
 const OutputView::Clock::time_point kStart{std::chrono::hours(1)};
 

@@ -221,7 +221,7 @@ Words words_of(const JobSpec& spec, const rendezvous::Environment& environment) 
     const std::string* const value = looks ? find(environment, variable) : nullptr;
     return value != nullptr ? Word{*value, variable} : Word{typed, std::move(option)};
   };
-  // A typed address replaces every address that variables name.
+  // A typed endpoint replaces every address that variables name.
   const bool whole = !spec.rdzv_endpoint.empty();
   Words words;
   words.count = word(spec.nnodes, "--nnodes", "PET_NNODES");
@@ -275,11 +275,15 @@ std::optional<net::Address> master_of(const Words& words) {
     if (master_port.empty()) return std::nullopt;
     raise(ErrorCode::InvalidArgument, "{}: --master-addr HOST is wanted, too", master_port.shown());
   }
-  const bool bare_v6 = master_addr.text.find(':') != std::string::npos && master_addr.text.front() != '[';
-  std::string text = bare_v6 ? "[" + master_addr.text + "]" : master_addr.text;
-  if (!master_port.empty()) text += ":" + master_port.text;
-  const Word both{master_addr.text + ":" + master_port.text, master_addr.name};
-  return place_of(master_port.empty() ? master_addr : both, text, kDefaultMasterPort);
+  const auto colons = std::count(master_addr.text.begin(), master_addr.text.end(), ':');
+  const bool bare_v6 = colons > 1 && master_addr.text.front() != '[';
+  const std::string text = bare_v6 ? "[" + master_addr.text + "]" : master_addr.text;
+  if (!master_port.empty() && net::parse_address(text))
+    raise(ErrorCode::InvalidArgument, "{}: the host alone is wanted, since {} is the port", master_addr.shown(),
+          master_port.shown());
+  return place_of(
+      master_addr, text,
+      master_port.empty() ? kDefaultMasterPort : static_cast<std::uint16_t>(number_of(master_port, 1, 65535)));
 }
 
 const rendezvous::Launcher* row_of(std::string_view name) {

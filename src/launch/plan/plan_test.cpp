@@ -256,12 +256,12 @@ std::string shown(const Result<std::optional<NodeRole>>& role) {
 
 /// `master`: HOST or HOST:PORT.
 std::string by_hand(const std::string& count, const std::string& rank, const std::string& master,
-                    const Variables& environment = {}) {
+                    const Variables& environment = {}, const std::string& port = {}) {
   JobSpec options;
   options.nnodes = count;
   options.node_rank = rank;
-  options.master_addr = master.substr(0, master.find(':'));
-  if (master.find(':') != std::string::npos) options.master_port = master.substr(master.find(':') + 1);
+  options.master_addr = master;
+  options.master_port = port;
   if (environment.empty()) options.secret_file = "s";
   return shown(choose_node(options, environment));
 }
@@ -290,6 +290,8 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 TEST(Nodes, ByHandAsTorchrunHasThem) {
   EXPECT_EQ(by_hand("2", "1", "h1:4712"), "1 of 2 at h1:4712");
+  EXPECT_EQ(by_hand("2", "1", "[fd77::1]:80"), "1 of 2 at [fd77::1]:80");
+  EXPECT_EQ(by_hand("2", "1", "h1", {}, "4712"), "1 of 2 at h1:4712");
   EXPECT_EQ(by_hand("2", "0", "h1"), "0 of 2 at h1:29500");
   EXPECT_EQ(by_hand("1", "0", ""), "only one");
   EXPECT_EQ(by_hand("1", "", ""), "only one");
@@ -374,6 +376,9 @@ TEST(Nodes, WhatHasNoMeaningIsRefused) {
   refuses(by_hand("2", "0", ""), "--master-addr HOST is wanted, too");
   for (const char* bad : {"h1:0", "h1:x", "a b", "h1:70000"})
     refuses(by_hand("2", "0", bad), "--master-addr " + std::string(bad) + ": HOST or HOST:PORT");
+  refuses(by_hand("2", "0", "h1:4712", {}, "5"),
+          "--master-addr h1:4712: the host alone is wanted, since --master-port 5");
+  refuses(by_hand("2", "0", "h1", {}, "x"), "--master-port x: a number from 1 to 65535");
   refuses(by_hand("", "1", ""), "--node-rank 1: --nnodes is wanted, too");
   refuses(by_hand("", "", "h1"), "--master-addr h1: --nnodes is wanted, too");
   JobSpec options;

@@ -39,7 +39,7 @@ sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
   if (!one && method == StartMethod::Launcher) {
     raise(one.error().code(),
           "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
-          "Name another one with --master-port, on all nodes",
+          "Name another one with --master-port, or in --rdzv-endpoint HOST:PORT, on all nodes",
           port, one.error().what());
   }
   return value_or_throw(std::move(one));
