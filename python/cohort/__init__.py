@@ -85,7 +85,8 @@ _LATER = {
     "run": "cohort._launch.functions",
     "run_on_threads": "cohort._process.threads",
 }
-_MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "horovod", "keras", "metrics", "nn", "optim", "ray", "track"}
+_MODULES = {"chainermn", "checkpoint", "data", "distributed", "elastic", "horovod", "jax", "keras", "metrics", "nn", "optim", "ps",
+            "ray", "tensorflow", "track"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -209,6 +209,13 @@ class Failures(Folder):
         self.assertIn("rank 1 of 2", str(cause))
         self.assertRegex(self.words, r"(?m)^\S+:1 \| .*Known: the reason$")
 
+    def test_a_server_that_fails_is_named(self):
+        for program, why in ((["--server-program", "false"], "server 0 "), ([], "has no function to call")):
+            with captured(), self.assertRaises(cohort.RankFailed) as raised:
+                cohort.run(time.sleep, (60,), np=1, options=["--servers", "1", *program])
+            self.assertIn(why, str(raised.exception))
+            self.assertIsNone(raised.exception.rank)
+
     def test_an_exception_that_cannot_be_made_again(self):
         error = self.failure(cohort.RankFailed, "unloadable")
         self.assertEqual(error.rank, 1)

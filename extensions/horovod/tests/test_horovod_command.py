@@ -19,7 +19,7 @@ COMMAND = pathlib.Path(_command.find())
 AS_HOROVOD = COMMAND.parent.parent / "share" / "cohort" / "as-horovod"
 sys.path.insert(0, str(AS_HOROVOD))
 
-from horovod.runner import _launching, launch  # noqa: E402
+from horovod.runner import _launching, _options, launch  # noqa: E402
 
 ENVIRONMENT = """
 import os, sys
@@ -128,6 +128,10 @@ class Options(Folder):
         self.refused("-np N, the number of processes, is missing")
         with self.assertRaisesRegex(ValueError, "no program to run"):
             launch.command_of(["-np", "1"])
+
+    def test_the_programs_own_words_are_its_own(self):
+        given = _options.make_parser().parse_args("-np 1 python train.py --log info --min 3 --b".split())
+        self.assertEqual(given.command, "python train.py --log info --min 3 --b".split())
 
     def test_what_argparse_refuses(self):
         for wrong in (["-np", "x", "a"], ["-np", "1", "--no-such", "a"], ["-np", "1", "--gloo", "--mpi", "a"],

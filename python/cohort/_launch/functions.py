@@ -350,12 +350,12 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, refus
                 status=0,
             )
         return [outcomes[rank] for rank in range(size)]
-    if verdict is not None and verdict["rank"] not in failed:
-        # The rank was killed, or ended in native code: there is no exception.
+    if verdict is not None and verdict.get("rank") not in failed:
+        # The rank was killed, or ended in native code: there is no exception. Or it was a server, or the evaluator.
         raise job_failure(status, refusal, record)
     if failed:
         # Clocks of several hosts cannot be compared: the command then knows which rank failed first.
-        first = verdict["rank"] if verdict is not None and len(record.get("hosts", ())) > 1 else None
+        first = verdict.get("rank") if verdict is not None and len(record.get("hosts", ())) > 1 else None
         rank = min(failed, key=lambda one: (failed[one]["follows"], one != first, failed[one]["at"]))
         host = _host_of(record, rank)
         raise _rank_exception(rank, size, host, failed[rank], status)
@@ -376,10 +376,11 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
     last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
     verdict = record.get("failure")
     if verdict is not None:
-        rank = verdict["rank"]
+        rank = verdict.get("rank")
+        who = f"rank {rank} of {record['world_size']}" if rank is not None else f"{verdict['role']} {verdict['number']}"
         lines = verdict["last_stderr"].rstrip()
         return RankFailed(
-            f"rank {rank} of {record['world_size']} (host {verdict['host']}) failed: {verdict['status']}, after "
+            f"{who} (host {verdict['host']}) failed: {verdict['status']}, after "
             f"{verdict['after_seconds']:.1f} s" + (f" -- the last lines of its stderr:\n{lines}" if lines else ""),
             rank=rank,
             host=verdict["host"],

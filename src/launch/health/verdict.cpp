@@ -236,6 +236,9 @@ constexpr Sign kSigns[] = {
     {"No module named 'horovod",
      "`cohort run --as-horovod` gives programs Cohort's own horovod.torch; or `pip install extensions/horovod/package` "
      "in a clone of Cohort, or `import cohort.horovod.torch as hvd`"},
+    {"No module named 'cohort.",
+     "Cohort's package is there, and has no such module: Horovod's API is cohort.horovod.torch, cohort.tensorflow, "
+     "cohort.keras and cohort.jax; cohort.ps.torch has parameters on servers"},
     {"No module named 'cohort",
      "the Python that runs the ranks lacks Cohort's package: in a clone `tools/install --python` builds it in one or "
      "two "

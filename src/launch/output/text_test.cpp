@@ -296,6 +296,8 @@ TEST(EventsTest, OutputIsALineEachWhateverItsBytes) {
 
 TEST(AdviceTest, IsByWhatWasSaidElseByHowItEnded) {
   EXPECT_NE(advice(saying(1, "ModuleNotFoundError: No module named 'numpy'")).find("--dry-run"), std::string::npos);
+  EXPECT_NE(advice(saying(1, "ModuleNotFoundError: No module named 'cohort.torch'")).find("is cohort.horovod.torch"),
+            std::string::npos);
   EXPECT_NE(advice(saying(1, "ModuleNotFoundError: No module named 'cohort'")).find("tools/install --python"),
             std::string::npos);
   EXPECT_NE(advice(saying(1, "ModuleNotFoundError: No module named 'horovod'")).find("--as-horovod"),

@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Every option's default is None (not said), so that a file of options can fill what was not."""
     parser = argparse.ArgumentParser(
         prog="horovodrun",
+        allow_abbrev=False,  # an abbreviation among the program's own words would be looked at, too
         description="Runs a Horovod program as N processes, on this host or several, over Cohort. Takes Horovod's options; "
         "of those that have no meaning here it says so.",
     )
