@@ -38,6 +38,34 @@ endfunction()
 
 include(cmake/precompiled.cmake)
 
+#   cohort_bindings(cohort_ps)
+#     bindings/*.cpp of this extension become a part of the Python module, by a function bind_EXTENSION; the component that
+#     they need
+#   cohort_framework_library(ffi _jax_ffi)
+#     *.cpp of this folder as cohort/_jax_ffi.so, which a framework loads: it needs nothing of the framework to build, and
+#     links nothing of Cohort's. python/CMakeLists.txt builds and installs it with the package
+function(cohort_bindings component)
+  get_filename_component(extension ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/bindings/*.cpp)
+  set_property(GLOBAL APPEND PROPERTY COHORT_BINDINGS ${extension})
+  set_property(GLOBAL APPEND PROPERTY COHORT_BINDINGS_SOURCES ${sources})
+  set_property(GLOBAL APPEND PROPERTY COHORT_BINDINGS_COMPONENTS ${component})
+endfunction()
+
+function(cohort_framework_library folder name)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+  set(exports ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/exports.map)
+  set(target cohort${name})
+  add_library(${target} MODULE EXCLUDE_FROM_ALL ${sources})
+  cohort_settings(${target})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+  set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden LINK_DEPENDS ${exports}
+                                             LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/python/cohort)
+  target_link_options(${target} PRIVATE -Wl,--version-script=${exports})
+  set_property(GLOBAL APPEND PROPERTY COHORT_FRAMEWORK_LIBRARIES ${target})
+endfunction()
+
 #   cohort_program(doctor)    cohort-doctor of command.cpp in this folder, over the component `doctor`
 if(COHORT_BUILD_COMMAND)
   add_custom_target(programs)

@@ -40,20 +40,23 @@ constexpr const char* kManual = "--manual";
 
 /// Commands of one program stand together: it is asked once for its part of the completion.
 constexpr std::array kPrograms{
-    CommandProgram{"export", "cohort-export",
+    CommandProgram{"export", "cohort-export", "observe",
                    "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, wandb, "
                    "Prometheus, a CSV file"},
-    CommandProgram{"plot", "cohort-plot", "Draw the curves of a run, or of several to compare them, as an SVG picture"},
-    CommandProgram{"watch", "cohort-watch", "Show a run's progress: steps, speed, waiting and last line of each rank"},
-    CommandProgram{"runs", "cohort-watch",
+    CommandProgram{"plot", "cohort-plot", "observe",
+                   "Draw the curves of a run, or of several to compare them, as an SVG picture"},
+    CommandProgram{"watch", "cohort-watch", "observe",
+                   "Show a run's progress: steps, speed, waiting and last line of each rank"},
+    CommandProgram{"runs", "cohort-watch", "observe",
                    "List the runs in ./runs with their state, last values and size; remove old ones"},
-    CommandProgram{"trace", "cohort-trace", "What the ranks of a run did, event by event: `cohort run --trace` first"},
-    CommandProgram{"bench", "cohort-bench", "Measure collectives on this machine"},
-    CommandProgram{"doctor-run", "cohort-bench", ""},  // which `cohort doctor --run` becomes
-    CommandProgram{"doctor", "cohort-doctor",
+    CommandProgram{"trace", "cohort-trace", "observe",
+                   "What the ranks of a run did, event by event: `cohort run --trace` first"},
+    CommandProgram{"bench", "cohort-bench", "bench", "Measure collectives on this machine"},
+    CommandProgram{"doctor-run", "cohort-bench", "bench", ""},  // which `cohort doctor --run` becomes
+    CommandProgram{"doctor", "cohort-doctor", "observe",
                    "Look for what would hinder a job, on this host or on several; what this build has; try hosts for a "
                    "minute"},
-    CommandProgram{"doctor-host", "cohort-doctor", ""},  // which `cohort doctor` starts
+    CommandProgram{"doctor-host", "cohort-doctor", "observe", ""},  // which `cohort doctor` starts
 };
 
 /// Folder of the process that this command belongs to (--owner PID,DIR); empty: none.
@@ -170,12 +173,11 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
 }
 
 std::span<const CommandProgram> programs() noexcept {
-  // Those of the extensions that this build has: "ps,observe".
+  // COHORT_EXTENSIONS is "ps,observe", say; no name is a part of another one.
   static const std::vector<CommandProgram> built = [] {
     std::vector<CommandProgram> found;
     for (const CommandProgram& one : kPrograms) {
-      const std::string_view extension = one.program == "cohort-bench" ? "bench" : "observe";
-      if (std::string_view(COHORT_EXTENSIONS).find(extension) != std::string_view::npos) found.push_back(one);
+      if (std::string_view(COHORT_EXTENSIONS).find(one.extension) != std::string_view::npos) found.push_back(one);
     }
     return found;
   }();

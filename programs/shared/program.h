@@ -19,10 +19,11 @@ namespace cohort::app {
 /// cohort::Error for errors that the user has to see.
 using AddCommand = void (*)(CLI::App& app, int& exit_status);
 
-/// A command in a program of its own.
+/// A command in a program of its own, and the extension that has it.
 struct CommandProgram {
-  std::string_view command, program, about;
+  std::string_view command, program, extension, about;
 };
+/// Those of the extensions that this build has.
 std::span<const CommandProgram> programs() noexcept;
 /// The program of `command`, or nullptr if the command has none.
 const CommandProgram* program_of(std::string_view command) noexcept;

@@ -25,6 +25,7 @@ from cohort._launch.functions import (
     job_words,
     may_travel,
     run_folder,
+    spark_stage,
 )
 from cohort._launch.rank_call import run_script
 from cohort.errors import InvalidArgument
@@ -105,9 +106,7 @@ class Distributor:
         self._gpus = usable[: self.num_processes]
 
     def _look_at_spark(self) -> None:
-        from cohort._spark.stage import Stage
-
-        if not Stage(self.num_processes, self.use_gpu).gpus and self.use_gpu:
+        if not spark_stage(self.num_processes, self.use_gpu).gpus and self.use_gpu:
             warnings.warn(
                 "Distributor: use_gpu=True, and Spark gives tasks no GPU (spark.task.resource.gpu.amount): the ranks train on "
                 "the CPU, unless they find one -- use_gpu=False says that this is meant",
@@ -136,12 +135,10 @@ class Distributor:
     def _run_on_spark(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dataframe: Any = None
     ) -> Any:
-        from cohort._spark.stage import Stage
-
         words = job_words(start_timeout=SECONDS_TO_START)
         if not self.use_gpu:
             words += ["--env", "CUDA_VISIBLE_DEVICES="]
-        stage = Stage(self.num_processes, self.use_gpu, dataframe)
+        stage = spark_stage(self.num_processes, self.use_gpu, dataframe)
         return first_value(call_on_stage(stage, function, args, kwargs, words=words, all_values=False))
 
     def run(self, train_object: TrainObject, *args: Any, **kwargs: Any) -> Any:

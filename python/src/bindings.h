@@ -217,7 +217,10 @@ void bind_process(pybind11::module_& module);
 /// Binds the parts of an elastic training.
 void bind_elastic(pybind11::module_& module);
 /// Functions of extensions that end what they have when the process leaves all worlds; called with the GIL.
-std::vector<void (*)()>& called_at_leave();
+inline std::vector<void (*)()>& called_at_leave() {
+  static std::vector<void (*)()> all;
+  return all;
+}
 /// Binds the methods that move data.
 void bind_collectives(pybind11::class_<PyCommunicator>& communicator);
 

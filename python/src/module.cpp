@@ -110,11 +110,6 @@ bool has_launcher() {
 
 }  // namespace
 
-std::vector<void (*)()>& called_at_leave() {
-  static std::vector<void (*)()> all;
-  return all;
-}
-
 void bind_types(py::module_& module) {
   py::enum_<ReduceOp>(module, "ReduceOp",
                       "How values of several ranks become one; wherever one is asked for, its name "

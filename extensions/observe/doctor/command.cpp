@@ -67,7 +67,10 @@ doctor::ExaminationOptions request_of(const DoctorOptions& options) {
 [[noreturn]] void try_hosts(const SharedOptions& shared) {
   std::vector<std::string> words = {"doctor-run"};
   for (const auto& [name, value] : shared.given) words.insert(words.end(), {name, value});
-  run_program(*program_of("doctor-run"), words);
+  const CommandProgram* const program = program_of("doctor-run");
+  if (program == nullptr)
+    raise(ErrorCode::Unavailable, "--run: this build of Cohort is without the extension bench, which has the trial");
+  run_program(*program, words);
 }
 
 /// Advice that would shorten the steps of the last run on these hosts; empty if unknown, or if nothing would.

@@ -123,9 +123,16 @@ def _stage_for(
             'run: on="spark" -- hosts, hostfile and executable have no meaning there: Spark places the ranks, and '
             "spark.pyspark.python is their Python"
         )
-    from cohort._spark.stage import Stage
+    return spark_stage(np, use_gpu=True, as_horovod="--as-horovod" in options)
 
-    return Stage(np, use_gpu=True, as_horovod="--as-horovod" in options)
+
+def spark_stage(*args: Any, **kwargs: Any) -> Stage:
+    """Returns a `Stage`. Raises Unavailable where Cohort was built without its extension spark."""
+    try:
+        from cohort._spark.stage import Stage
+    except ModuleNotFoundError as missing:
+        raise Unavailable(f'on="spark": {missing} -- this Cohort was built without its extension spark') from missing
+    return Stage(*args, **kwargs)
 
 
 def call_on_stage(stage: Stage, fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], *,

@@ -142,8 +142,7 @@ def _flush_files() -> None:
 
 def _call(folder: _Folder | _Elsewhere) -> int:
     if "RANK" not in os.environ:
-        print("cohort.run: a server or an evaluator has no function to call: give options=[..., '--server-program', "
-              "'python3 -m cohort.ps']", file=sys.stderr)  # fmt: skip
+        print("cohort.run: a server has no function to call: add --server-program to options", file=sys.stderr)
         return 2
     rank = int(os.environ["RANK"])
     try:
