@@ -3,13 +3,16 @@
 #include "arguments.h"
 #include "bindings.h"
 #include "errors.h"
+#include "train/gradients/options.h"
 #include "train/gradients/power_sgd.h"
 #include "train/gradients/reducer.h"
 #include "train/gradients/shares.h"
 #include "train/step/methods.h"
 
+#include <fmt/ranges.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
@@ -159,14 +162,6 @@ std::vector<core::Parameter> parameters_of(const std::vector<Described>& describ
   return parameters;
 }
 
-nn::Sharding sharding_of(const py::object& options) {
-  const auto name = py::cast<std::string>(options.attr("sharding"));
-  return name == "optimizer"    ? nn::Sharding::Optimizer
-         : name == "gradients"  ? nn::Sharding::Gradients
-         : name == "parameters" ? nn::Sharding::Parameters
-                                : nn::Sharding::None;
-}
-
 /// Makes the shards; collective.
 std::shared_ptr<core::Shards> shards_of(const PyCommunicator& comm, nn::Sharding sharding) {
   if (sharding == nn::Sharding::None) return nullptr;
@@ -174,16 +169,29 @@ std::shared_ptr<core::Shards> shards_of(const PyCommunicator& comm, nn::Sharding
       "DistributedDataParallel", [&](Communicator& world) { return std::make_shared<core::Shards>(world, sharding); });
 }
 
-nn::DistributedDataParallelOptions options_of(const py::object& options, Observer* observer) {
+template <class T>
+void read_option(const char* name, const py::object& value, T& option) {
+  const auto wrong = [&](const std::string& why) {
+    refuse("DistributedDataParallel", fmt::format("{}={} {}", name, std::string(py::repr(value)), why));
+  };
+  if constexpr (std::is_same_v<T, WireFormat>) {
+    option = wire_format_of("DistributedDataParallel", value);
+  } else if constexpr (std::is_enum_v<T>) {
+    const auto names = core::names_of(option);
+    const auto found = std::ranges::find(names, std::string(py::str(value)));
+    if (found == names.end()) wrong(fmt::format("-- {} are possible", fmt::join(names, ", ")));
+    option = static_cast<T>(found - names.begin());
+  } else {
+    if (!py::detail::make_caster<T>().load(value, true)) wrong("is no value of it");
+    option = py::cast<T>(value);
+  }
+}
+
+/// `options` has an attribute for each option; None: the defaults.
+nn::DistributedDataParallelOptions options_of(const py::object& options, Observer* observer = nullptr) {
   nn::DistributedDataParallelOptions own;
-  own.bucket_bytes = py::cast<std::size_t>(options.attr("bucket_bytes"));
-  own.first_bucket_bytes = py::cast<std::size_t>(options.attr("first_bucket_bytes"));
-  own.wire_format = wire_format_of("DistributedDataParallel", options.attr("wire_format"));
-  if (!options.attr("error_feedback").is_none()) own.error_feedback = py::cast<bool>(options.attr("error_feedback"));
-  if (py::cast<std::string>(options.attr("non_finite")) == "raise") own.non_finite = nn::NonFinite::Raise;
-  own.check_replicas = py::cast<bool>(options.attr("check_replicas"));
-  own.sharding = sharding_of(options);
-  own.protect_parameters = py::cast<bool>(options.attr("protect_parameters"));
+  if (options.is_none()) return own;
+  core::visit_options(own, [&](const char* name, auto& option) { read_option(name, options.attr(name), option); });
   if (!options.attr("observer").is_none()) own.observer = observer;
   return own;
 }
@@ -208,7 +216,7 @@ class GradientReducer {
       : hooks_(hooks),
         member_(comm.shared()),
         core_(std::make_shared<RanksOfMember>(member_), parameters_of(parameters), options_of(options, &hooks_), hooks_,
-              core::reduce_by_average, shards_of(comm, sharding_of(options)), std::move(transaction)) {}
+              core::reduce_by_average, shards_of(comm, options_of(options).sharding), std::move(transaction)) {}
   core::Reducer& core() noexcept { return core_; }
 
   /// Called if cohort.nn's Reducer has a hook.
@@ -491,6 +499,14 @@ auto accumulation(Function function) {
 void bind_gradients(py::module_& module) {
   bind_transaction(module);
   module.def("warn_of_unused_shares", &core::warn_of_unused_shares);
+  module.def(
+      "agreed_options",
+      [](const py::object& options) {
+        std::vector<std::tuple<std::string, std::string, std::string>> all;
+        for (const step::Option& one : core::agreed(options_of(options))) all.emplace_back("", one.name, one.value);
+        return all;
+      },
+      py::arg("options"));
   py::class_<core::SampleShares>(module, "SampleShares")
       .def(py::init<const std::string&>(), py::arg("text"))
       .def("require_world", &core::SampleShares::require_world, py::arg("size"))

@@ -294,7 +294,7 @@ class NonFinite(Case):
         self.assertTrue(model.module.last.bias.grad[0].isnan())
 
     def test_options_are_the_same_on_all_ranks(self):
-        with self.assertRaisesRegex(cohort.Mismatch, "non_finite=raise"):
+        with self.assertRaisesRegex(cohort.Mismatch, "non_finite = raise"):
             DistributedDataParallel(Mlp(), non_finite="raise" if self.rank == 0 else "ignore")
         for options in ({"non_finite": True}, {"compare_parameters_every": -1}):
             with self.assertRaises(cohort.InvalidArgument):

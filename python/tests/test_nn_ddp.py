@@ -108,7 +108,7 @@ class Averages(Ranks):
             self.assert_same_bits_on_all_ranks(gradients(net))
             residuals = model.residuals()
             self.assertEqual(set(residuals), {f"residual.{n}" for n, _ in net.named_parameters()} if tolerance is None else set())
-        with self.assertRaisesRegex(cohort.InvalidArgument, "only as bfloat16, int8"):
+        with self.assertRaisesRegex(cohort.InvalidArgument, "float16 -- it knows none, bfloat16, int8, int4"):
             DistributedDataParallel(Mlp(), wire_format="float16")
         with self.assertRaisesRegex(cohort.InvalidArgument, "error_feedback goes with"):
             DistributedDataParallel(Mlp(), wire_format="bfloat16", error_feedback=True)

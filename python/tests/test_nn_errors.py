@@ -1,12 +1,14 @@
 """Errors of DistributedDataParallel: what it refuses, and what they say. Ranks of `cohort run -np N`; a test that
 breaks a world has one of its own."""
 
+import inspect
 import unittest
 
 from support import needs_torch, run_world, torch
 from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest calls them
 
 import cohort
+from cohort import _core
 from tiers import slow
 
 if torch is not None:
@@ -43,9 +45,35 @@ class Refused(unittest.TestCase):
                 DistributedDataParallel(Named(**(options if self.rank == last else {})))
             self.assertEqual(caught.exception.peer, last)
             self.assertEqual(caught.exception.rank, self.rank)
-        with self.assertRaisesRegex(cohort.Mismatch, "bucket_cap_mb=7"):
-            DistributedDataParallel(Named(), bucket_cap_mb=7 if self.rank == last else 8)
+        options = {"bucket_cap_mb": (8.0, 7.0), "first_bucket_bytes": (1 << 20, 7), "broadcast_buffers": (True, False),
+                   "wire_format": ("none", "bfloat16"), "error_feedback": ("by format", False), "non_finite": ("ignore", "raise"),
+                   "compare_parameters_every": (0, 3), "check_replicas": (True, False), "sharding": ("none", "optimizer"),
+                   "protect_parameters": (False, True)}  # fmt: skip
+        names = {name for _, name, _ in _core.agreed_options(None)}
+        self.assertEqual({name.replace("bucket_cap_mb", "bucket_bytes") for name in options}, names)
+        for name, (common, other) in options.items():
+            given = {"sharding": "parameters"} if name == "protect_parameters" else {}
+            if self.rank == last or name == "bucket_cap_mb":
+                given[name] = other if self.rank == last else common
+            told = f"rank 0 has {name} = {str(common).lower()}, rank {last} has {name} = {str(other).lower()} -- "
+            with self.subTest(name), self.assertRaisesRegex(cohort.Mismatch, told):
+                DistributedDataParallel(Named(), **given)
         DistributedDataParallel(Named())  # the world is as good as before
+
+    def test_the_options_are_those_of_the_core_and_described(self):
+        names = [name for _, name, _ in _core.agreed_options(None)]
+        arguments = inspect.signature(DistributedDataParallel).parameters
+        of_python = {"module", "comm", "bucket_cap_mb", "gradient_as_bucket_view", "observer", "sampler", "samples", "process_group"}
+        self.assertEqual({*arguments} - of_python, {*names} - {"bucket_bytes"})
+        for name in arguments:
+            self.assertRegex(DistributedDataParallel.__doc__, rf"(?m)^    {name}( {{2,}}\S|$)")
+        model = DistributedDataParallel(Mlp())
+        self.assertEqual(_core.agreed_options(model.options), _core.agreed_options(None))  # the defaults
+        self.assertEqual([*vars(model.options)], [*names, "observer"])
+        for name, wrong in (("first_bucket_bytes", "1k"), ("first_bucket_bytes", -1), ("compare_parameters_every", 2.5),
+                            ("sharding", "all"), ("non_finite", None), ("broadcast_buffers", "no"), ("error_feedback", "on")):
+            with self.assertRaisesRegex(cohort.InvalidArgument, f"DistributedDataParallel: {name}={wrong!r} "):
+                DistributedDataParallel(Mlp(), **{name: wrong})
 
     def test_misuse_is_an_error_and_not_a_silence(self):
         net = with_values(Mlp())

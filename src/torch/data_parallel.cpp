@@ -2,6 +2,7 @@
 #include "base/result.h"
 #include "torch/module_slots.h"
 #include "torch/reducer.h"
+#include "train/gradients/options.h"
 #include "train/gradients/shares.h"
 #include "train/step/methods.h"
 
@@ -44,14 +45,8 @@ struct Contents {
 Contents contents_of(const torch::nn::Module& module, const DistributedDataParallelOptions& options) {
   Contents contents;
   const auto describe = [&](std::string line) { contents.description.push_back({.name = std::move(line)}); };
-  describe(fmt::format(
-      "options bucket_bytes={}, first_bucket_bytes={}, broadcast_buffers={}, "
-      "wire_format={}, error_feedback={}, non_finite={}, compare_parameters_every={}, check_replicas={}, sharding={}, "
-      "weights {}",
-      options.bucket_bytes, options.first_bucket_bytes, options.broadcast_buffers, to_string(options.wire_format),
-      options.error_feedback ? (*options.error_feedback ? "yes" : "no") : "by format",
-      options.non_finite == NonFinite::Raise ? "raise" : "ignore", options.compare_parameters_every,
-      options.check_replicas, static_cast<int>(options.sharding), options.samples ? "by a function" : "as declared"));
+  contents.description = gradients::agreed(options);
+  describe(options.samples ? "weights by a function" : "weights as declared");
   if (options.sampler != nullptr) {
     const data::DistributedSamplerOptions& sampler = options.sampler->options();
     describe(fmt::format(
@@ -367,17 +362,6 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
     : state_(std::make_unique<State>()) {
   if (module == nullptr) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: the module is empty");
   if (!comm) raise(ErrorCode::InvalidArgument, "DistributedDataParallel: the communicator is empty");
-  if (options.bucket_bytes == 0 || options.first_bucket_bytes == 0) {
-    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: a bucket of 0 bytes");
-  }
-  if (options.compare_parameters_every < 0) {
-    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: compare_parameters_every={} -- 0 is never",
-          options.compare_parameters_every);
-  }
-  if (options.protect_parameters && options.sharding != Sharding::Parameters) {
-    raise(ErrorCode::InvalidArgument,
-          "DistributedDataParallel: protect_parameters is for parameters that ranks share (Sharding::Parameters)");
-  }
   if (options.sampler != nullptr && options.samples) {
     raise(ErrorCode::InvalidArgument, "DistributedDataParallel: sampler and samples both tell the samples -- give one");
   }

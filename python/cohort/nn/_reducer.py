@@ -27,7 +27,6 @@ from cohort.nn._forwards import accumulates
 from cohort.nn._hooks import GradBucket, Hook, Hooked
 from cohort.nn._same_parameters import require_same_parameters
 from cohort.nn._tensors import gpu_of, is_dense, tensors_in
-from cohort.nn.options import DistributedDataParallelOptions
 
 # torch 1.13 runs the user's hooks on a parameter inside AccumulateGrad, which is skipped if a gradient is written.
 _HOOKS_RUN_INSIDE = torch.__version__ < "2"
@@ -90,7 +89,7 @@ def _assign(place: torch.Tensor, value: torch.Tensor) -> None:
 
 class Reducer:
     def __init__(self, comm: Communicator, parameters: Sequence[tuple[str, torch.Tensor]],
-                 options: DistributedDataParallelOptions, transaction: Transaction) -> None:  # fmt: skip
+                 options: Any, transaction: Transaction) -> None:  # fmt: skip
         for name, tensor in parameters:
             if id(tensor) in _owners:
                 raise InvalidArgument(

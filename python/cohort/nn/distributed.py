@@ -131,17 +131,12 @@ def _number_of(samples: Any, who: str) -> int:
 class _Contents:
     """A module's contents: what is trained, what else there is, and a description of both."""
 
-    def __init__(self, module: torch.nn.Module, options: DistributedDataParallelOptions, weights: str) -> None:
+    def __init__(self, module: torch.nn.Module, options: Any, weights: str) -> None:
         self.trained: list[tuple[str, torch.Tensor]] = []
         self.frozen: list[torch.Tensor] = []
-        self.description = [
-            f"options bucket_cap_mb={options.bucket_bytes / (1 << 20)}, first_bucket_bytes={options.first_bucket_bytes}, "
-            f"broadcast_buffers={options.broadcast_buffers}, wire_format={options.wire_format}, "
-            f"error_feedback={options.error_feedback}, "
-            f"non_finite={options.non_finite}, compare_parameters_every={options.compare_parameters_every}, "
-            f"check_replicas={options.check_replicas}, sharding={options.sharding}",
-            f"weights {weights}",
-        ]
+        agreed = [(name, value) for _, name, value in _core.agreed_options(options) if name != "bucket_bytes"]
+        self.description = [f"{name} = {value}" for name, value in agreed]
+        self.description += [f"bucket_cap_mb = {options.bucket_bytes / (1 << 20)}", f"weights {weights}"]
         self.parameters: list[torch.Tensor] = []
         for name, tensor in module.named_parameters():
             _check(name, tensor)
@@ -282,18 +277,10 @@ class DistributedDataParallel(torch.nn.Module):
             )
         comm = comm if comm is not None else communicator_of(process_group)
         self.options = DistributedDataParallelOptions(
-            bucket_bytes=_bytes_of(bucket_cap_mb),
-            first_bucket_bytes=first_bucket_bytes,
-            broadcast_buffers=broadcast_buffers,
-            observer=observer,
-            wire_format=None if wire_format is None else str(wire_format).rpartition(".")[2],
-            error_feedback=error_feedback,
-            non_finite=non_finite,
-            compare_parameters_every=compare_parameters_every,
-            check_replicas=check_replicas,
-            sharding=sharding,
-            protect_parameters=protect_parameters,
-        )
+            bucket_bytes=_bytes_of(bucket_cap_mb), first_bucket_bytes=first_bucket_bytes, broadcast_buffers=broadcast_buffers,
+            wire_format=wire_format, error_feedback=error_feedback, non_finite=non_finite,
+            compare_parameters_every=compare_parameters_every, check_replicas=check_replicas, sharding=sharding,
+            protect_parameters=protect_parameters, observer=observer)  # fmt: skip
         self._weights = _Weights(sampler, samples)
         self.module = module
         self.training = module.training

@@ -2,6 +2,7 @@
 
 #include "base/result.h"
 #include "telemetry/status_page.h"
+#include "train/gradients/options.h"
 #include "train/step/methods.h"
 
 #include <fmt/ranges.h>
@@ -48,12 +49,6 @@ Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> para
       bucket_times_(options.observer) {
   if (!transaction_)
     transaction_ = std::make_shared<step::Transaction>(step::data_parallel(division_.shards() != nullptr));
-  const bool has_scales = options_.wire_format > WireFormat::BFloat16;
-  if (options_.error_feedback.value_or(false) && !has_scales)
-    raise(ErrorCode::InvalidArgument,
-          "DistributedDataParallel: error_feedback goes with gradients that travel as int8 or int4, not as wire_format "
-          "{} has them",
-          to_string(options_.wire_format));
   if (options_.error_feedback.value_or(options_.wire_format == WireFormat::Int4)) {
     residuals_ = std::make_shared<Residuals>();
     if (divides_gradients() && any_on_gpu())
@@ -73,7 +68,7 @@ void Reducer::lay_out() {
     transaction_->trained().update(std::move(shown), "", "");
   }
   if (transaction_->agreement().uses() == 0) {
-    std::vector<step::Option> options;
+    std::vector<step::Option> options = agreed(options_);
     for (const Parameter& one : parameters_)
       options.push_back({.name = fmt::format("parameter '{}' of {} [{}]", one.name, to_string(one.dtype),
                                              fmt::join(one.sizes, ", "))});

@@ -1,4 +1,5 @@
-// Compiles unless FORGETS_... leaves out a part of a method: a test runs the compiler on it.
+// Compiles unless FORGETS_... leaves out a part of a method, or an option: a test runs the compiler on it.
+#include "train/gradients/options.h"
 #include "train/step/method.h"
 
 cohort::step::Method method() {
@@ -19,6 +20,18 @@ cohort::step::Method method() {
 #endif
   };
 }
+
+void look(cohort::nn::DistributedDataParallelOptions options) {
+  cohort::gradients::visit_options(options, [](const char*, auto&) {});
+}
+#ifdef FORGETS_OPTION
+struct More {  // an option more than the list of options.h has
+  int a, b, c, d, e, f, g, h, i, j, k, l, m, added;
+};
+void look(More more) {
+  cohort::gradients::visit_options(more, [](const char*, auto&) {});
+}
+#endif
 
 #ifdef FORGETS_CAST
 const cohort::step::Meaning in = cohort::step::Meaning::TakenIn;
