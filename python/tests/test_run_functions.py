@@ -266,6 +266,8 @@ class Failures(Folder):
             cohort.run(place, np=1, prefix="long")
         with self.assertRaisesRegex(ValueError, "timeout"):
             cohort.run(place, np=1, timeout=0)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "options is the text '--bind core' -- a list of words"):
+            cohort.run(place, np=1, options="--bind core")
         with self.assertRaisesRegex(cohort.InvalidArgument, "argument 1 of place cannot be sent to the ranks -- TypeError"):
             cohort.run(place, (1, threading.Lock()), np=1)
         with self.assertRaisesRegex(cohort.InvalidArgument, "argument 'key' of place"):

@@ -73,7 +73,7 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
     run_dir        folder for the record of the run and the complete output of each rank; default: none, but values
                    logged by `cohort.track.log` are kept in runs/cohort-run-NAME, and a line says so
     executable     the Python to run; default: this one, with this one's sys.path
-    options        more options of `cohort run`
+    options        more options of `cohort run`, a list of words
     on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; Python,
                    folder and environment are Spark's, and `env` is added to that. docs/reference/functions.md has the
                    rest
@@ -221,6 +221,8 @@ def job_words(np: Processes | None = None, timeout: float | None = None, start_t
               prefix: str = "rank", quiet: bool = False, options: Sequence[str] = ()) -> list[str]:  # fmt: skip
     """Returns the options of `cohort run`; `np` None: without `-np`. Raises InvalidArgument for wrong values, which the
     command would report only later."""
+    if isinstance(options, str):
+        raise InvalidArgument(f"run: options is the text {options!r} -- a list of words is wanted, as shlex.split makes it")
     if np is not None:
         np = _number_of(np)
     if prefix not in ("rank", "full", "none"):
