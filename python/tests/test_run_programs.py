@@ -14,6 +14,7 @@ FROM_MAIN = """
 import collections, os, sys
 import xml.dom.minidom
 import cohort
+from cohort import role
 
 LIMIT = 3
 Pair = collections.namedtuple("Pair", "rank text")
@@ -28,6 +29,7 @@ class Bad(Exception):
 def helper(mine): return mine.text() * LIMIT
 def work(mine):
     assert "program" not in sys.modules and __name__ == "__main__"
+    assert role() == "worker", role
     return Pair(int(os.environ["RANK"]), helper(mine)), Mine(5)
 def bad(): raise Bad("no", 1)
 
@@ -49,7 +51,7 @@ import sys
 sys.modules["cloudpickle"] = None
 import json, os, cohort, helpers
 print(cohort.run(helpers.double, (4,), np=2, quiet=True))
-print(cohort.run(os.getenv, ("WORLD_SIZE",), np=1, quiet=True))
+print(cohort.run(os.getenv, ("WORLD_SIZE",), np=1, quiet=True), cohort.run(cohort.role, np=1, quiet=True))
 def mine(): pass
 class Own: pass
 for fn, args in ((mine, ()), (lambda: 1, ()), (print, (Own(),))):
@@ -92,7 +94,7 @@ class Programs(Folder):
         status, out, err = self.program(WITHOUT_CLOUDPICKLE)
         self.assertEqual(status, 0, err)
         lines = out.splitlines()
-        self.assertEqual(lines[:2], ["[8, 8]", "['1']"])
+        self.assertEqual(lines[:2], ["[8, 8]", "['1'] ['worker']"])
         self.assertRegex(lines[2], "the function mine .* cannot be sent .*function mine exists in this program only.*"
                                    "install cloudpickle .*python3-cloudpickle.* or put it into a module")
         self.assertRegex(lines[3], "function <lambda> exists in this program only")

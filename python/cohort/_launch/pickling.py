@@ -25,10 +25,17 @@ class NotImportable(pickle.PicklingError):
     """A function or class that exists only in the running program."""
 
 
+def _reduce_builtin(function: Any) -> Any:
+    """Sends functions of compiled modules by name: pybind11's are methods of a capsule, which cannot be pickled."""
+    return function.__name__ if type(function.__self__).__name__ == "PyCapsule" else function.__reduce__()
+
+
 class _ByReference(pickle.Pickler):
     """Refuses names in `__main__`: pickle would write `__main__.train` silently, which a rank's `__main__` lacks."""
 
     def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, types.BuiltinFunctionType):
+            return _reduce_builtin(obj)
         if isinstance(obj, (types.FunctionType, type)):
             module = getattr(obj, "__module__", None)
             name = getattr(obj, "__qualname__", "")
@@ -48,7 +55,9 @@ def _by_value(cloudpickle: Any, value: object) -> bytes:
         return make, tuple(code.co_filename if isinstance(arg, str) and arg == "<dynamic-code>" else arg for arg in args)
 
     class WithFiles(cloudpickle.CloudPickler):
-        dispatch_table = collections.ChainMap({types.CodeType: reduce_with_file}, table)
+        dispatch_table = collections.ChainMap(
+            {types.CodeType: reduce_with_file, types.BuiltinFunctionType: _reduce_builtin}, table
+        )
 
     buffer = io.BytesIO()
     WithFiles(buffer).dump(value)
