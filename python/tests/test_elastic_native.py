@@ -547,6 +547,12 @@ class WithoutTorch(unittest.TestCase):
 class States(unittest.TestCase):
     """One process, no world or one of one."""
 
+    def test_a_save_that_cannot_be_called_is_refused_at_once(self):
+        for wrong in (lambda state: None, lambda state, world, folder: None, "save"):
+            with self.assertRaisesRegex(cohort.InvalidArgument, "elastic.run: save=.* is called as save.state, world. -- "):
+                elastic.run(lambda state, world: None, save=wrong)
+        elastic.run(lambda state, world: None, save=print)
+
     def test_attributes(self):
         state = elastic.State()
         state.epoch, state.names = 3, ["a"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import inspect
 import os
 import signal
 import re
@@ -16,7 +18,7 @@ from typing import Any, Optional, Union
 from cohort import REQUEUE_STATUS, Communicator, _core
 from cohort._process import world as _world
 from cohort.elastic._state import State
-from cohort.errors import Aborted, Error, PeerLost
+from cohort.errors import Aborted, Error, InvalidArgument, PeerLost
 
 
 class MembershipChanged(Error):
@@ -77,6 +79,8 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
     if train is None:
         return functools.partial(run, ledger=ledger, save=save, init=init)
     function = train
+    if save is not None:
+        _require_save(save)
     # Without a `save`, a restarted process would find nothing, so the status does not ask for a restart.
     told_to_end = REQUEUE_STATUS if save is not None else 128 + signal.SIGTERM
 
@@ -128,6 +132,15 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
         raise SystemExit(told_to_end)
 
     return wrapper
+
+
+def _require_save(save: Callable[..., Any]) -> None:
+    """Refuses at once what would fail only when the job has been told to end, without having saved."""
+    try:
+        with contextlib.suppress(ValueError):  # a compiled function may have no signature
+            inspect.signature(save).bind("state", "world")
+    except TypeError as error:
+        raise InvalidArgument(f"elastic.run: save={save!r} is called as save(state, world) -- {error}") from None
 
 
 def _default_ledger() -> str:
