@@ -175,6 +175,7 @@ class Command(Traced):
                 self.assertGreater(inner_begun, begun - 1000)
                 self.assertLess(inner_ended, ended + 1000)
         self.assertIn("name the rank", self.trace("merge", self.run_folder, self.folder / "profile-0.json", status=2))
+        self.assertIn("-o -: ", self.trace("merge", self.run_folder, "-o", "-", status=2))
 
 
 class Format(Traced):

@@ -45,10 +45,10 @@ void merge(const MergeArguments& arguments) {
   std::vector<track::ChromeTrace> others;
   for (const std::string& word : arguments.others) others.push_back(read_other(word));
   fs::path output = arguments.output;
+  if (output == "-") raise(ErrorCode::InvalidArgument, "-o -: a trace replaces a file as a whole: give its name");
   if (output.empty()) {
     if (!fs::is_directory(arguments.run))
-      raise(ErrorCode::InvalidArgument, "{}: this is no folder of a run: give the output with -o",
-            arguments.run.string());
+      raise(ErrorCode::InvalidArgument, "{}: no folder of a run: give the output with -o", arguments.run.string());
     output = arguments.run / "trace.json";
   }
   const auto summary = track::merge_traces(set, others, output);
