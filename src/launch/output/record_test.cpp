@@ -117,8 +117,12 @@ TEST_F(RunFolderTest, OneThatEverybodyMayWriteToIsRefused) {
     EXPECT_NE(why.find("every user may write to it"), std::string::npos) << why;
     EXPECT_NE(why.find("--run-dir"), std::string::npos) << why;
   }
-  ASSERT_EQ(::chmod("runs", 01777), 0);
+  ASSERT_EQ(::chmod("runs", 01777), 0);  // as /tmp: for a run's folder in it, and not for being one
   EXPECT_TRUE(make());
+  const auto refused = make("runs");
+  ASSERT_FALSE(refused);
+  EXPECT_NE(std::string(refused.error().what()).find("name a new folder in it"), std::string::npos);
+  EXPECT_FALSE(fs::exists("runs/" + std::string(kLockFile)));
 }
 
 TEST_F(RunFolderTest, ALinkOfOnesOwnLeadsToAnotherDisk) {

@@ -34,14 +34,14 @@ tl::unexpected<Error> failed(const std::string& path, const std::string& why) {
 
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
-/// Fails if another user could rename the contents of the folder and replace them.
-Result<void> require_own(int fd, const std::string& path) {
+/// Fails if another user could rename the contents of the folder and replace them, or add to those of a run's folder.
+Result<void> require_own(int fd, const std::string& path, bool run_folder) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return failed(path, errno_text(errno));
   if (!is_trusted(status.st_uid))
     return failed(path, fmt::format("it belongs to another user (uid {})", status.st_uid));
-  if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
-    return failed(path, "every user may write to it (chmod o-w)");
+  if ((status.st_mode & S_IWOTH) != 0 && (run_folder || (status.st_mode & S_ISVTX) == 0))
+    return failed(path, "every user may write to it (chmod o-w, or name a new folder in it)");
   return {};
 }
 
@@ -76,7 +76,8 @@ Result<OwnFolder> make_own_folder(const std::string& path, Existing existing) {
   auto parent = open_folder(above.string());
   if (!parent) return tl::unexpected(parent.error());
   own.parent = *std::move(parent);
-  if (auto checked = require_own(own.parent.get(), above.string()); !checked) return tl::unexpected(checked.error());
+  if (auto checked = require_own(own.parent.get(), above.string(), false); !checked)
+    return tl::unexpected(checked.error());
   own.made = ::mkdirat(own.parent.get(), name.c_str(), 0755) == 0;
   if (!own.made && (errno != EEXIST || existing == Existing::Refused)) return failed(path, errno_text(errno));
   if (own.made) {
@@ -87,7 +88,7 @@ Result<OwnFolder> make_own_folder(const std::string& path, Existing existing) {
   auto folder = open_folder(path);
   if (!folder) return tl::unexpected(folder.error());
   own.folder = *std::move(folder);
-  if (auto checked = require_own(own.folder.get(), path); !checked) return tl::unexpected(checked.error());
+  if (auto checked = require_own(own.folder.get(), path, true); !checked) return tl::unexpected(checked.error());
   return own;
 }
 

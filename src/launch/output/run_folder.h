@@ -32,7 +32,8 @@ struct OwnFolder {
 enum class Existing { Taken, Refused };
 
 /// Makes a folder (0755 at most) and those above it, or takes an existing one. Refuses a folder if it, or one above it,
-/// belongs to neither this user nor root, or lets everybody write and remove other users' files.
+/// belongs to neither this user nor root, or lets everybody write and remove other users' files; and the folder itself
+/// if it lets everybody write.
 Result<OwnFolder> make_own_folder(const std::string& path, Existing existing);
 
 /// Makes a new file of this name, replacing an existing one.
