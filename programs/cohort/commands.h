@@ -32,10 +32,6 @@ std::string environment_reference();
 /// Topics of `cohort help` besides commands.
 std::vector<std::string> help_topics();
 
-/// "torchrun's; here: -np N" for another launcher's option that `cohort run` has under another name, or not at all;
-/// empty for other words.
-std::string foreign_option(std::string_view word);
-
 /// Runs `cohort run` with these words. Throws CLI::CallForHelp if the words ask for help, and cohort::Error as above.
 void run(const std::vector<std::string>& words, int& exit_status);
 

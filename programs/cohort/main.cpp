@@ -8,6 +8,7 @@
 #include "launch/version.h"
 #include "net/secret.h"
 #include "shared/run_options.h"
+#include "shared/words.h"
 
 #include <fmt/core.h>
 #include <fmt/format.h>

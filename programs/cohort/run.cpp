@@ -14,12 +14,14 @@
 #include "rendezvous/detect.h"
 #include "shared/run_options.h"
 #include "shared/sync.h"
+#include "shared/words.h"
 
 #include <fmt/format.h>
 
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <map>
@@ -38,141 +40,24 @@ namespace {
 struct RunSetting {
   std::vector<std::string> values = {};  ///< several only for options that may be repeated
   std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3"
-  bool elsewhere = false;                ///< true: not from the command line
 };
 using RunSettings = std::map<const RunOption*, RunSetting>;  ///< of the given options
 
 constexpr const char* kCommandLine = "command line";
 
-bool is_repeatable(const RunOption& option) { return option.kind == RunOption::Kind::Repeatable; }
-
 /// Adds values of repeatable options; for other options the last one counts.
 void put(RunSettings& settings, const RunOption& option, std::vector<std::string> values, const std::string& origin) {
   RunSetting& setting = settings[&option];
-  if (!is_repeatable(option)) setting = {};
+  if (!option.is_repeatable()) setting = {};
   setting.values.insert(setting.values.end(), values.begin(), values.end());
   setting.origin += (setting.origin.empty() ? "" : ", ") + origin;
-  setting.elsewhere = setting.elsewhere || origin != kCommandLine;
 }
 
-std::string truth(const std::string& value, const std::string& origin) {
-  if (const auto said = parse_truth(value)) return *said ? "true" : "false";
-  raise(ErrorCode::InvalidArgument, "{}: true or false is wanted, not '{}'", origin, value);
-}
-
-[[noreturn]] void refuse(const std::string& name) {
-  if (const std::string foreign = foreign_option(name); !foreign.empty())
-    raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}: it is {}", name, foreign);
-  std::vector<std::string> names = {"--help", "--help-all"};
-  for (const RunOption& option : run_options()) {
-    for (std::string& one : option.all_names()) names.push_back(std::move(one));
-  }
-  const std::string meant = closest(name, names);
-  raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}{}; options of the program come after its name", name,
-        meant.empty() ? "" : "; did you mean " + meant + "?");
-}
-
-void add_options(CLI::App& command) {
-  for (const RunPart& part : run_parts()) {
-    for (const RunOption* row : part.options) {
-      const RunOption& option = *row;
-      const std::string names(option.names), help(option.help), title(part.title);
-      if (option.is_flag())
-        command.add_flag(names, help)->group(title);
-      else
-        command.add_option(names, help)
-            ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-            ->type_name(option.shown_type())
-            ->default_str(std::string(option.standard))
-            ->group(title);
-      if (option.name() == "--config") {
-        command.set_help_all_flag("--help-all", "Print all options, by topic")->group(title);
-        command.get_option("--help")->group(title);
-      }
-    }
-  }
-}
-
-/// A word as CLI11 takes it. To CLI11 alone, -np is -n with the value p, but it is one word to everyone who comes from
-/// MPI (also as -np4 and -nproc), as other launchers' options are that it would read as several of ours (-mca);
-/// torchrun's --node_rank is an unknown option; the value of `-n=4` begins with =; that of `--run-dir=` is the next
-/// word.
-std::vector<std::string> spelled(const std::string& word) {
-  if (word.size() < 2 || word[0] != '-' || word == "--") return {word};
-  const auto equals = std::min(word.find('='), word.size());
-  std::string name = word.substr(0, equals);
-  if (name.size() > 3 && name.starts_with("-np") && name[3] >= '0' && name[3] <= '9') return {"--np", word.substr(3)};
-  if (name.starts_with("--"))
-    std::ranges::replace(name, '_', '-');
-  else if (name.starts_with("-np") && run_option("-" + name) != nullptr)
-    name.insert(0, "-");
-  else if (name.starts_with("-np") || !foreign_option(name).empty())
-    return {"--" + word};  // no launcher's option
-  const RunOption* const option = run_option(name.starts_with("--") ? name : std::string("-") + name.back());
-  if (option == nullptr) return {word};
-  if (equals == word.size()) return {name};
-  std::string value = word.substr(equals + 1);
-  if (!option->is_flag()) return {name, value};
-  return {name.starts_with("--") ? name + "=" + (value.empty() ? " " : value) : "--" + word};
-}
-
-/// The words after `cohort run`.
-struct Words {
-  std::map<const RunOption*, std::vector<std::string>> given;
-  std::vector<std::string> program;  ///< with its arguments
-};
-
-/// Throws CLI::CallForHelp and CallForAllHelp if the words ask for help.
-Words read_words(const std::vector<std::string>& typed) {
-  CLI::App parser;
-  add_options(parser);
-  parser.prefix_command();  // from the program on nothing is an option
-  std::vector<std::string> words;
-  std::vector<std::size_t> origins;  // in `typed`
-  for (std::size_t at = 0; at < typed.size(); ++at) {
-    // Horovod's option of two words.
-    if (at + 2 < typed.size() && (typed[at] == "--blacklist-cooldown-range") && parse_integer<int>(typed[at + 1]) &&
-        parse_integer<int>(typed[at + 2])) {
-      for (std::string& word : std::vector{typed[at], typed[at + 1] + "," + typed[at + 2]}) {
-        words.push_back(std::move(word));
-        origins.push_back(at);
-      }
-      at += 2;
-      continue;
-    }
-    for (std::string& word : spelled(typed[at])) {
-      words.push_back(std::move(word));
-      origins.push_back(at);
-    }
-  }
-  try {
-    parse_words(parser, words);
-  } catch (const CLI::ArgumentMismatch&) {
-    raise(ErrorCode::InvalidArgument, "{} wants a value", words.back());
-  }
-  std::vector<std::string> rest = parser.remaining();
-  if (!rest.empty() && rest.front() == "--") {
-    rest.erase(rest.begin());
-  } else if (!rest.empty() && rest.front().size() > 1 && rest.front()[0] == '-') {
-    std::string name = rest.front().substr(rest.front().starts_with("---") ? 2 : 0);
-    if (name.starts_with("--")) std::ranges::replace(name, '_', '-');
-    refuse(name.substr(0, name.find('=')));
-  }
-  Words read;
-  if (!rest.empty())
-    read.program.assign(typed.begin() + static_cast<std::ptrdiff_t>(origins[words.size() - rest.size()]), typed.end());
-  for (const RunOption& option : run_options()) {
-    std::vector<std::string> values = parser.get_option(option.name())->results();
-    if (values.empty()) continue;
-    if (values.size() > 1 && !is_repeatable(option) && !option.is_flag())
-      raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
-            option.name() == "--np" ? "-np" : option.name(), values[0], values[1]);
-    for (std::string& value : values) {
-      if (option.is_flag()) value = truth(value, option.name());
-    }
-    read.given[&option] = std::move(values);
-  }
-  return read;
+/// Names the option that a key or a variable may stand for which belongs to none.
+std::string hint(const std::string& option, const std::string& text, const std::vector<std::string>& known) {
+  if (const std::string foreign = foreign_option(option); !foreign.empty()) return ": it " + foreign;
+  const std::string meant = closest(text, known);
+  return meant.empty() ? "" : "; did you mean " + meant + "?";
 }
 
 void read_file(const std::string& path, RunSettings& settings) {
@@ -186,11 +71,10 @@ void read_file(const std::string& path, RunSettings& settings) {
       for (const RunOption& each : run_options()) {
         if (!each.only_on_command_line()) names.push_back(each.name().substr(2));
       }
-      const std::string meant = key == "config" ? "" : closest(key, names);
-      raise(ErrorCode::InvalidArgument, "{}: `cohort run` has no option '{}'{}{}", origin, entry.key,
-            key == "config" ? " in a file" : "", meant.empty() ? "" : "; did you mean " + meant + "?");
+      raise(ErrorCode::InvalidArgument, "{}: `cohort run` has no option '{}'{}", origin, entry.key,
+            key == "config" ? " in a file" : hint("--" + key, key, names));
     }
-    if (entry.is_list && !is_repeatable(*option) && key != "ranks")
+    if (entry.is_list && !option->is_repeatable() && key != "ranks")
       raise(ErrorCode::InvalidArgument, "{}: {} takes one value, not a list", origin, entry.key);
     if (const auto before = settings.find(option); before != settings.end()) {
       raise(ErrorCode::InvalidArgument, "{}: {} is the option that {} has set already", origin, entry.key,
@@ -198,14 +82,14 @@ void read_file(const std::string& path, RunSettings& settings) {
     }
     std::vector<std::string> values = entry.values;
     if (option->is_flag()) values = {truth(values.front(), origin + ": " + entry.key)};
-    if (entry.is_list && !is_repeatable(*option)) values = {fmt::format("{}", fmt::join(values, ","))};
+    if (entry.is_list && !option->is_repeatable()) values = {fmt::format("{}", fmt::join(values, ","))};
     put(settings, *option, std::move(values), origin);
   }
 }
 
 /// Remarks on variables that belong to no option, but were probably meant for one.
-std::vector<std::string> remarks_on(const launch::Environment& environment) {
-  std::vector<std::string> known, remarks;
+void remark_on(const launch::Environment& environment) {
+  std::vector<std::string> known;
   for (const RunOption& option : run_options()) {
     if (!option.only_on_command_line()) known.push_back(option.variable());
   }
@@ -213,11 +97,10 @@ std::vector<std::string> remarks_on(const launch::Environment& environment) {
     const std::string name = assignment.substr(0, assignment.find('='));
     if (!name.starts_with(env::kRunOptionPrefix) || name == env::kRunDir) continue;
     if (std::ranges::find(known, name) != known.end()) continue;
-    const std::string meant = closest(name, known);
-    remarks.push_back(fmt::format("the environment variable {} is no option's{}", name,
-                                  meant.empty() ? "" : "; did you mean " + meant + "?"));
+    std::string option = name.substr(env::kRunOptionPrefix.size());
+    std::ranges::transform(option, option.begin(), [](unsigned char c) { return std::tolower(c); });
+    fmt::print(stderr, "cohort: the environment variable {} is no option's{}\n", name, hint(option, name, known));
   }
-  return remarks;
 }
 
 /// Throws Error (InvalidArgument, Io), with the option, the variable or the line that was probably meant.
@@ -238,13 +121,13 @@ RunSettings read_settings(const Words& words) {
     if (const auto value = variable(option)) {
       const std::string name = option.variable();
       auto values =
-          is_repeatable(option) ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
+          option.is_repeatable() ? split(*value, ';') : std::vector{option.is_flag() ? truth(*value, name) : *value};
       std::erase(values, "");
       put(settings, option, std::move(values), name);
     }
   }
   for (const auto& [option, values] : words.given) put(settings, *option, values, kCommandLine);
-  for (const std::string& remark : remarks_on(environment)) std::fprintf(stderr, "cohort: %s\n", remark.c_str());
+  remark_on(environment);
   return settings;
 }
 
@@ -252,7 +135,7 @@ RunSettings read_settings(const Words& words) {
 launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::string>& program) {
   launch::JobSpec spec;
   for (const auto& [option, setting] : settings) {
-    if (setting.elsewhere) spec.origins[option->name()] = setting.origin;
+    if (setting.origin != kCommandLine) spec.origins[option->name()] = setting.origin;
     for (const std::string& value : setting.values) {
       try {
         set_option(*option, value, spec);
@@ -283,7 +166,7 @@ std::string show_config(const RunSettings& settings) {
     if (given != settings.end()) setting = given->second;
     const std::string key = option.name().substr(2);
     std::string value;
-    if (is_repeatable(option)) {
+    if (option.is_repeatable()) {
       std::erase(setting.values, "");
       for (const std::string& each : setting.values) value += (value.empty() ? "" : ", ") + launch::toml_text(each);
       value = "[" + value + "]";
@@ -301,73 +184,12 @@ std::string show_config(const RunSettings& settings) {
   return text;
 }
 
-// Options of other launchers that people may type by habit, with our equivalents.
-
-struct Foreign {
-  std::string_view name;  ///< with - for _
-  std::string_view whose;
-  std::string_view here;
-};
-
-constexpr Foreign kForeign[] = {
-    {"--rdzv-conf", "torchrun", "leave it out: --start-timeout SECONDS is how long launchers wait for each other"},
-    {"--local-addr", "torchrun", "--network NAME or ADDRESS/BITS"},
-    {"--role", "torchrun", "leave it out: all ranks run one program"},
-    {"--monitor-interval", "torchrun", "leave it out: the end of a rank is seen at once"},
-    {"--log-dir", "torchrun", "--run-dir DIR: the logs are in DIR/logs; they are kept without it, too"},
-    {"--redirects", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},
-    {"--tee", "torchrun", "leave it out: each rank has its logs, and --ranks says which are shown"},
-    {"--local-ranks-filter", "torchrun", "--ranks 0,3-5"},
-    {"--num-proc", "horovodrun", "-np N"},
-    {"--check-build", "horovodrun", "cohort doctor --build"},
-    {"--output-filename", "horovodrun", "--run-dir DIR: the logs are in DIR/logs"},
-    {"--ssh-port", "horovodrun", "--ssh 'ssh -p PORT'"},
-    {"--network-interfaces", "horovodrun", "--network NAME"},
-    {"--gloo", "horovodrun", "leave it out: Cohort moves the data itself"},
-    {"--mpi", "horovodrun", "--env COHORT_TRANSPORT=mpi"},
-    {"--verbose", "horovodrun and mpirun", "COHORT_LOG=debug `cohort run` ..."},
-    {"-v", "mpirun", "COHORT_LOG=debug `cohort run` ..."},
-    {"-x", "mpirun", "--env NAME[=VALUE]; ranks have the whole environment without it"},
-    {"-c", "mpirun", "-np N"},
-    {"-N", "mpirun and srun", "--per-node N for ranks of each host, --nodes N for hosts"},
-    {"--npernode", "mpirun", "--per-node N"},
-    {"-ppn", "mpiexec", "--per-node N"},
-    {"-genv", "mpiexec", "--env NAME=VALUE"},
-    {"--machinefile", "mpirun", "--hostfile FILE"},
-    {"--hostfile", "mpirun", "--hostfile FILE"},
-    {"--host", "mpirun", "-H HOST:N,..."},
-    {"--oversubscribe", "mpirun", "leave it out: there may be more ranks than cores"},
-    {"--allow-run-as-root", "mpirun", "leave it out: root may start jobs"},
-    {"--bind-to", "mpirun", "--bind core, or none"},
-    {"--map-by", "mpirun", "leave it out: hosts are filled in the order of their list; --bind core shares out cores"},
-    {"--tag-output", "mpirun", "leave it out: lines have their rank in front (--prefix)"},
-    {"--mca", "mpirun", "--env OMPI_MCA_NAME=VALUE; only COHORT_TRANSPORT=mpi uses MPI"},
-    {"--wdir", "mpirun", "leave it out: ranks start in the folder that this command is in"},
-    {"--ntasks", "srun", "-np N"},
-    {"--ntasks-per-node", "srun", "--per-node N"},
-    {"--label", "srun", "leave it out: lines have their rank in front (--prefix)"},
-    {"--num-processes", "accelerate launch", "-np N"},
-    {"--num-machines", "accelerate launch", "-H a,b, or --nodes N of a list"},
-    {"--num-cpu-threads-per-process", "accelerate launch", "--env OMP_NUM_THREADS=N"},
-};
-
 }  // namespace
-
-std::string foreign_option(std::string_view word) {
-  std::string name(word.substr(0, word.find('=')));
-  std::ranges::replace(name, '_', '-');
-  name.erase(0, name.find_first_not_of('-'));  // mpirun takes its long ones with one, too
-  for (const Foreign& foreign : kForeign) {
-    if (foreign.name.substr(foreign.name.find_first_not_of('-')) == name)
-      return std::string(foreign.whose) + "'s; here: " + std::string(foreign.here);
-  }
-  return {};
-}
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
   // For the help and the completion; read_words reads the words.
-  add_options(*command);
+  add_options(*command, run_parts());
   command->add_option("PROGRAM", "Program or .py file, and its arguments")->type_name("...");
   set_run_help(*command);
 }
@@ -410,7 +232,9 @@ void sync_hosts(const launch::JobSpec& spec, const launch::Plan& plan) {
 }  // namespace
 
 void run(const std::vector<std::string>& typed, int& exit_status) {
-  const Words words = read_words(typed);
+  CLI::App parser("", "run");
+  add_options(parser, run_parts());
+  const Words words = read_words(parser, run_parts(), typed, "options of the program come after its name");
   const RunSettings settings = read_settings(words);
   const launch::JobSpec spec = spec_of(settings, words.program);
   if (spec.show_config) {

@@ -15,6 +15,7 @@
 #include "launch/start/starter.h"
 #include "launch/supervise/supervisor.h"
 #include "shared/run_options.h"
+#include "shared/words.h"
 #include "submit_template.h"
 
 #include <fmt/format.h>
@@ -398,13 +399,18 @@ int submit_job(const SubmitOptions& options, const std::vector<std::string>& pro
 
 // The words.
 
-/// True for options of `cohort run` that say where a job runs or how it is started, which Slurm decides.
-bool is_schedulers(const RunOption& option) {
+/// Options of `cohort run`, without those that say where a job runs or how it is started, which Slurm decides.
+std::vector<RunPart> taken_options() {
   constexpr std::string_view kTheirs =
       ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"
       "--listen,--nnodes,--node-rank,--master-addr,--master-port,--rdzv-endpoint,--rdzv-backend,--rdzv-id,"
       "--standalone,--nproc-per-node,--host-discovery-script,--slots-per-host,--run-dir,--dry-run,";
-  return option.only_on_command_line() || kTheirs.find("," + option.name() + ",") != std::string_view::npos;
+  RunPart taken;
+  for (const RunOption& option : run_options()) {
+    if (!option.only_on_command_line() && kTheirs.find("," + option.name() + ",") == std::string_view::npos)
+      taken.options.push_back(&option);
+  }
+  return {taken};
 }
 
 constexpr const char* kSubmitFooter =
@@ -418,9 +424,6 @@ Ctrl-C ends the following, not the job. Exit status: the job's. See docs/referen
 
 void add_submit_options(CLI::App& command, SubmitOptions& options) {
   const auto positive = CLI::Range(1, 1'000'000);
-  const auto repeatable = [&command](const std::string& name, const std::string& type, const std::string& help) {
-    command.add_option(name, help)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name(type);
-  };
   const auto text = [&command](const char* name, std::string& to, const char* type, const char* help) {
     return command.add_option(name, to, help)->type_name(type);
   };
@@ -435,23 +438,15 @@ void add_submit_options(CLI::App& command, SubmitOptions& options) {
   text("-t,--time", options.time, "TIME", "Limit: minutes, hours:minutes:seconds, days-hours [the partition's]");
   text("-p,--partition", options.partition, "NAME", "Partition, or queue");
   text("-A,--account", options.account, "NAME", "Whose time it is");
-  repeatable("--sbatch", "OPTION", "An option of sbatch: --sbatch=--constraint=a100; repeatable");
+  command.add_option("--sbatch", "An option of sbatch: --sbatch=--constraint=a100; repeatable")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("OPTION");
   text("--template", options.template_file, "FILE", "A script of the site's own, with @nodes@ and the like");
   text("--run-dir", options.run_folder, "DIR", "The run's folder [runs/<UTC time>-<program>-<id>]");
   command.add_flag("--dry-run", options.dry_run, "Print the script, and submit nothing");
   command.add_flag("--no-follow", options.no_follow, "End once it is submitted");
   text("--follow", options.job, "JOB", "Follow a job that was submitted: its number, or the run's folder");
-  for (const RunOption& option : run_options()) {
-    if (is_schedulers(option)) continue;
-    const std::string names(option.names), help(option.help);
-    if (option.is_flag())
-      command.add_flag(names, help)->group("");
-    else
-      command.add_option(names, help)
-          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-          ->type_name(option.shown_type())
-          ->group("");
-  }
+  add_options(command, taken_options());
 }
 
 }  // namespace
@@ -466,45 +461,22 @@ void add_submit(CLI::App& app, int&) {
 
 void submit(const std::vector<std::string>& typed, int& exit_status) {
   SubmitOptions options;
-  CLI::App parser;
+  CLI::App parser("", "submit");
   add_submit_options(parser, options);
-  parser.prefix_command();  // from the program on nothing is an option
-  std::vector<std::string> words = typed;
-  for (std::string& word : words) {
-    if (word == "--") break;
-    // MPI users write -np, or -np4, as one word.
-    if (word.starts_with("-np") && !word.starts_with("-nproc"))
-      word = word.size() == 3 ? "--np" : "--np=" + word.substr(word[3] == '=' ? 4 : 3);
-  }
-  parse_words(parser, words);
-  // As it was typed.
-  std::vector<std::string> program(typed.end() - static_cast<std::ptrdiff_t>(parser.remaining().size()), typed.end());
-  if (!program.empty() && program.front() == "--") {
-    program.erase(program.begin());
-  } else if (!program.empty() && program.front().starts_with('-')) {
-    const std::string name = program.front().substr(0, program.front().find('='));
-    std::vector<std::string> names;
-    for (const CLI::Option* option : parser.get_options()) {
-      for (const std::string& each : option->get_lnames()) names.push_back("--" + each);
-    }
-    const std::string meant = closest(name, names);
-    raise(ErrorCode::InvalidArgument, "`cohort submit` has no option {}{}", name,
-          meant.empty() ? "; sbatch's own: --sbatch=OPTION" : "; did you mean " + meant + "?");
-  }
+  const Words words = read_words(parser, taken_options(), typed, "sbatch's own: --sbatch=OPTION");
   options.sbatch = parser.get_option("--sbatch")->results();
-  for (const RunOption& option : run_options()) {
-    if (is_schedulers(option)) continue;
-    for (const std::string& value : parser.get_option(option.name())->results()) {
+  for (const auto& [option, values] : words.given) {
+    for (const std::string& value : values) {
       launch::JobSpec checked;
-      set_option(option, value, checked);
-      options.run_options.push_back(option.name());
-      if (!option.is_flag())
+      set_option(*option, value, checked);
+      options.run_options.push_back(option->name());
+      if (!option->is_flag())
         options.run_options.push_back(value);
       else if (value != "true")
         options.run_options.back() += "=" + value;
     }
   }
-  exit_status = submit_job(options, program);
+  exit_status = submit_job(options, words.program);
 }
 
 }  // namespace cohort::app

@@ -74,15 +74,6 @@ std::string chosen_command(const CLI::App& app) {
   return chosen.empty() ? "cohort" : "cohort " + chosen.front()->get_name();
 }
 
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
-  }
-  return names;
-}
-
 /// "; did you mean --json?" for an option that the chosen command does not have.
 std::string meant_option(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
@@ -154,6 +145,17 @@ std::string names_of(const CLI::Option& option, const std::string& between) {
 }
 
 }  // namespace
+
+bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() != 0; }
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  return names;
+}
 
 std::string closest(std::string_view word, const std::vector<std::string>& candidates) {
   const std::string_view wanted = without_dashes(word);
@@ -298,8 +300,6 @@ std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
   }
   return shown;
 }
-
-bool takes_value(const CLI::Option& option) { return option.get_items_expected_min() != 0; }
 
 /// A command's part of the script, in words of a `case`.
 std::string case_of(const CLI::App& command, const std::string& words) {

@@ -56,6 +56,8 @@ bool has_command(const CLI::App& app, std::string_view name);
 /// Prints to stderr; returns the status of a wrong use.
 int fail_usage(const std::string& message, const std::string& command);
 
+std::vector<std::string> option_names(const CLI::App& app);
+bool takes_value(const CLI::Option& option);
 /// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 

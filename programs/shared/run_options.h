@@ -1,8 +1,7 @@
 // The one table of the options of `cohort run`: names, type, default, help, and the setting that a value changes. The
-// command line, the environment and files (run.cpp), the help, docs/reference/run.md, `cohort help environment`, the
-// completion and other commands that start jobs take them from it. Plain data; any thread. Options common to `cohort
-// run` and the other commands that start jobs, from the table: the hosts, how they are reached, over which networks.
-// One thread. Lists as people type them: 1,2,4. Pure; any thread.
+// command line (words.h), the environment and files (run.cpp), the help, docs/reference/run.md, `cohort help
+// environment`, the completion and other commands that start jobs take them from it. Lists as people type them: 1,2,4.
+// Any thread.
 #pragma once
 
 #include "base/parse.h"
@@ -43,6 +42,7 @@ struct RunOption {
   bool common = false;            ///< in --help; the others are in --help-all
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
+  bool is_repeatable() const noexcept { return kind == Kind::Repeatable; }
   bool only_on_command_line() const noexcept { return kind == Kind::CommandFlag || kind == Kind::CommandValue; }
   /// The only allowed values.
   std::vector<std::string> allowed() const;

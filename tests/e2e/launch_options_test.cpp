@@ -129,6 +129,26 @@ TEST(RunOptions, MistakesNameTheirPlaceAndWhatWasMeant) {
   EXPECT_NE(run({{"bench", "--jsn", "x"}}).err.find("did you mean --json?"), std::string::npos);
 }
 
+TEST(RunOptions, ThoseThatWentNameWhatTakesTheirPlace) {
+  for (const auto& [name, now] : {std::pair("master", "--master-addr HOST"),
+                                  {"output-dir", "--run-dir DIR"},
+                                  {"output-timeout", "leave it out"},
+                                  {"status", "-q or --prefix none"},
+                                  {"invitation-fd", "--agents N,FD"},
+                                  {"owner-folder", "--owner PID,DIR"}}) {
+    const std::string said = std::string(": it was removed; now: ") + now;
+    const auto option = run({{"run", std::string("--") + name + "=x", "true"}});
+    EXPECT_EQ(option.status, 2);
+    EXPECT_NE(option.err.find("has no option --" + (name + said)), std::string::npos) << option.err;
+  }
+  const auto variable = run({{"run", "-np", "1", "true"}, {"COHORT_RUN_OUTPUT_TIMEOUT=3"}});
+  EXPECT_NE(variable.err.find("COHORT_RUN_OUTPUT_TIMEOUT is no option's: it was removed; now: leave it out"),
+            std::string::npos)
+      << variable.err;
+  const auto key = run_with_config("[run]\noutput_timeout = 3\n", {"true"});
+  EXPECT_NE(key.err.find("no option 'output_timeout': it was removed"), std::string::npos) << key.err;
+}
+
 TEST(RunOptions, AFlagOfTheEnvironmentCanBeTakenBack) {
   EXPECT_EQ(run({{"run", "-np", "1", "true"}, {"COHORT_RUN_QUIET=1"}}).err, "");
   EXPECT_NE(run({{"run", "-np", "1", "--quiet=false", "true"}, {"COHORT_RUN_QUIET=1"}}).err, "");

@@ -95,7 +95,7 @@ class Submit(unittest.TestCase):
         self.assertIn("no line break", said)
 
     def test_ranks_on_one_node_are_those_that_were_asked_for(self):
-        for words, ranks in ((("-np", "3"), 3), (("--ntasks-per-node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
+        for words, ranks in ((("-np", "3"), 3), (("-np3",), 3), (("-n=3",), 3), (("--ntasks_per_node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
                              (("--sbatch=-N2",), None), (("--sbatch=--nodelist=a",), 1), (("--nodes", "2", "-np", "3"), None)):
             command = re.search(r"(?m)^cohort run .*$", self.script(*words, "./train")).group()
             found = re.search(r" -np (\d+) ", command)
@@ -113,7 +113,10 @@ class Submit(unittest.TestCase):
     def test_what_cannot_be_meant(self):
         for words, said in (((), "no program"), (("--nodez", "2", "./train"), "did you mean --nodes?"),
                             (("--time", "soon", "./train"), "--time soon: minutes,"), (("--nodes", "0", "./train"), "--nodes"),
-                            (("--scheduler", "lsf", "./train"), "has no option --scheduler"),
+                            (("--scheduler", "lsf", "./train"), "has no option --scheduler; sbatch's own: --sbatch=OPTION"),
+                            (("-mca", "a", "b", "./train"), "has no option -mca; "), (("--nodes",), "--nodes wants a value"),
+                            (("--grace", "1", "--grace", "2", "./train"), "--grace is given twice, with 1 and 2"),
+                            (("--quiet=x", "./train"), "--quiet: true or false is wanted"),
                             (("--follow", "12"), "no run in ./runs was submitted")):
             self.assertIn(said, self.submit(*words, status=2).stderr)
         said = self.submit("./train", status=1).stderr
