@@ -245,6 +245,9 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   narrow_networks(spec.network);
   launch::Plan plan = launch::plan_of(spec);
+  // A wrong value is reported with the status of a wrong use, before anything is started.
+  if (!spec.shares.empty()) (void)value_or_throw(launch::shares_by_rank(plan, spec.shares));
+  if (!launch::says_itself(plan.method) || spec.dry_run) (void)launch::shown_ranks(spec, plan);
   if (!plan.note.empty() && !spec.quiet) std::fprintf(stderr, "cohort: %s\n", plan.note.c_str());
   if (spec.invitation_fd && ::fcntl(*spec.invitation_fd, F_SETFD, FD_CLOEXEC) != 0)
     raise(ErrorCode::InvalidArgument, "--agents: descriptor {}: {}", *spec.invitation_fd, errno_text(errno));

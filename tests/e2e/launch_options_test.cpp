@@ -238,8 +238,12 @@ TEST(RunOutput, OnlyTheChosenRanksAreShownAndTheLogsHaveAll) {
   }
   EXPECT_FALSE(std::filesystem::exists(job.folder() + "/runs"));
   const auto none = run({{"run", "-np", "2", "--ranks", "2", "true"}});
-  EXPECT_EQ(none.status, 127);
+  EXPECT_EQ(none.status, 2);
   EXPECT_NE(none.err.find("--ranks '2': there is no 2; the last one is 1"), std::string::npos) << none.err;
+  EXPECT_EQ(run({{"run", "-np", "2", "--dry-run", "--ranks", "2", "true"}}).status, 2);
+  const auto shares = run({{"run", "-np", "2", "--shares", "1,2,3", "true"}});
+  EXPECT_EQ(shares.status, 2);
+  EXPECT_NE(shares.err.find("--shares 1,2,3: 3 numbers for 1 hosts with 2 ranks"), std::string::npos) << shares.err;
 }
 
 TEST(RunOutput, TheSameLineOfAllRanksIsShownOnceWhereThatIsWanted) {

@@ -123,7 +123,6 @@ void Job::prepare() {
     secret_ = value_or_throw(plan.method == StartMethod::Hand ? net::Secret::from_file(spec_.secret_file)
                                                               : net::Secret::generate());
   agents_.emplace(loop_, *secret_, spec_, plan, InputReader::may_be_given(0) ? 0 : -1);
-  if (!settles_late()) shown_ranks(spec_, plan);  // errors in the list are reported before anything starts
 
   signal_watch_ = Watch(loop_, signals_->fd());
   signal_watch_.on_readable([this] {

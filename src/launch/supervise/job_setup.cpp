@@ -231,7 +231,6 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string describe_job(const JobSpec& spec, Plan plan) {
   const JobSetup setup = set_up_job(spec, std::move(plan));
-  shown_ranks(spec, setup.plan);  // reports a wrong rank here, too
   JobFacts facts;
   facts.run_folder = spec.run_folder.empty() ? std::string() : absolute_path(spec.run_folder);
   facts.master_address = "127.0.0.1";
