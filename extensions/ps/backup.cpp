@@ -2,7 +2,6 @@
 
 #include "base/log.h"
 #include "net/socket.h"
-#include "ps/journal.h"
 
 #include <algorithm>
 #include <utility>
@@ -117,9 +116,15 @@ Result<void> Backup::fetch(const ClientPtr& client, const Call& call, const Fetc
   return {};
 }
 
-void Backup::append(const Command& command) {
-  replication_.append(command);
+Result<void> Backup::append(const Command& command) {
+  const bool wanted = journal_ || replication_.phase() != Replication::Phase::Alone;
+  const std::string head = wanted ? record_head(command) : std::string();
+  if (journal_) {
+    if (auto written = journal_->append(command.method, head, command.body); !written) return written;
+  }
+  replication_.append(head, command.body);
   send_records();
+  return {};
 }
 
 void Backup::send_records() {
@@ -131,13 +136,12 @@ void Backup::send_records() {
   rpc_.answer(client_, *std::exchange(fetching_, std::nullopt), pack(Answer{}).append(pack(fetched)).append(records));
 }
 
-void Backup::verify_now_and_then(const State& state) {
-  if (replication_.phase() == Replication::Phase::Alone || ++since_verified_ < kVerifyEvery) return;
+Result<void> Backup::look_after(State& state) {
+  if (journal_) journal_->compact_if_long(state);
+  if (++since_verified_ < kVerifyEvery || (!journal_ && replication_.phase() == Replication::Phase::Alone)) return {};
   since_verified_ = 0;
   const auto rows = state.tables().some_rows(turn_++);
-  if (!rows) return;
-  const std::string body = pack(*rows);
-  replication_.append({.method = Method::Verify, .body = body});
+  return rows ? append({.method = Method::Verify, .body = pack(*rows)}) : Result<void>();
 }
 
 // ---- a backup that is lost ----

@@ -1,9 +1,11 @@
-// Backup: a primary's side of the copy of its rows: the process that gets it or has it, the commands that it is sent,
-// and the answers that wait until it has them. Finds that process dead or silent, and has the map say so. Everything on
-// the thread of the RpcServer, from construction to destruction; the map is changed on other threads.
+// Backup: a primary's side of the copies of its rows, which get the same records: the journal, if there is one, and the
+// process that gets or has a copy. Holds answers back until both have what the answers know of. Finds that process dead
+// or silent, and has the map say so. Everything on the thread of the RpcServer, from construction to destruction; the
+// map is changed on other threads.
 #pragma once
 
 #include "net/rpc.h"
+#include "ps/journal.h"
 #include "ps/protocol.h"
 #include "ps/replication.h"
 #include "ps/server_map.h"
@@ -25,11 +27,17 @@ class Backup {
   using ClientPtr = net::RpcServer::ClientPtr;
   using Call = net::RpcServer::Call;
 
-  /// `membership`: null if there is never a backup. `rows`: number of the rows' server. `changed`: called when the last
-  /// held answer has gone out. `is_over`: returns whether all workers have gone, so that a loss is no warning.
-  Backup(net::RpcServer& rpc, Membership* membership, std::uint32_t rows, std::function<void()> changed,
-         std::function<bool()> is_over)
-      : rpc_(rpc), membership_(membership), rows_(rows), changed_(std::move(changed)), is_over_(std::move(is_over)) {}
+  /// `membership`: null if there is never a process with a copy. `rows`: number of the rows' server. `changed`: called
+  /// when the last held answer has gone out. `is_over`: returns whether all workers have gone, so that a loss is no
+  /// warning.
+  Backup(net::RpcServer& rpc, std::optional<Journal> journal, Membership* membership, std::uint32_t rows,
+         std::function<void()> changed, std::function<bool()> is_over)
+      : rpc_(rpc),
+        journal_(std::move(journal)),
+        membership_(membership),
+        rows_(rows),
+        changed_(std::move(changed)),
+        is_over_(std::move(is_over)) {}
 
   Backup(const Backup&) = delete;
 
@@ -42,9 +50,15 @@ class Backup {
   /// Forgets the connection of the process with the copy, and returns it; null if there is none.
   ClientPtr release() { return std::exchange(client_, nullptr); }
 
-  /// Sends a command that the state is about to run.
-  void append(const Command& command);
-  void verify_now_and_then(const State& state);
+  /// Takes the journal, which is written no more.
+  std::optional<Journal> take_journal() { return std::exchange(journal_, std::nullopt); }
+
+  /// Writes and sends a command that the state is about to run. Fails with Io if the journal cannot have it; then
+  /// nobody has it.
+  Result<void> append(const Command& command);
+  /// Called when the state has run all commands: now and then, writes the journal anew, and has copies compared with
+  /// it.
+  Result<void> look_after(State& state);
 
   /// Answers a call, like `RpcServer::answer`, when the process with the copy has all commands so far.
   void answer(const ClientPtr& client, std::uint64_t id, std::string body);
@@ -80,6 +94,7 @@ class Backup {
   void tell_map(Membership::Edit edit, std::function<void(Outcome)> done);
 
   net::RpcServer& rpc_;
+  std::optional<Journal> journal_;
   Membership* const membership_;
   const std::uint32_t rows_;
   const std::function<void()> changed_;

@@ -2,8 +2,8 @@
 #include "base/files.h"
 #include "net/secret.h"
 #include "ps/sparse_table.h"
-#include "ps/testing.h"
-#include "ps/testing_counters.h"
+#include "ps/tests/testing.h"
+#include "ps/tests/testing_counters.h"
 #include "train/formats/checkpoint_folder.h"
 
 #include <sys/resource.h>

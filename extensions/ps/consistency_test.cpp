@@ -1,6 +1,6 @@
 // Tests which workers wait for which others, and which pushes count. Workers are threads, over real connections.
-#include "ps/testing.h"
-#include "ps/testing_counters.h"
+#include "ps/tests/testing.h"
+#include "ps/tests/testing_counters.h"
 
 #include <atomic>
 #include <random>

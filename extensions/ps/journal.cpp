@@ -109,7 +109,8 @@ struct Journal::Next {
       {
         Image image(std::exchange(state, nullptr));
         while (const auto piece = image.next()) {
-          if (auto written = file.append({.method = Method::Piece, .body = *piece}); !written) return written;
+          if (auto written = file.append(record_head({.method = Method::Piece, .body = *piece}), *piece); !written)
+            return written;
         }
       }
       file.image = file.size;
@@ -175,12 +176,24 @@ Result<Journal::File> Journal::lock(const std::string& path) {
   }
 }
 
-/// Sets aside the journal of an earlier job, whose workers and servers had other clocks and places.
-Result<void> Journal::set_aside(const File& file, const std::string& path) {
+Result<void> Journal::remove(const std::string& path) {
+  const auto file = lock(path);
+  if (!file) return tl::unexpected(file.error());
+  if (::unlink(file->path.c_str()) != 0) return tl::unexpected(failed(path, errno));
+  return {};
+}
+
+/// An earlier job's workers and servers had other clocks and places.
+Result<void> Journal::set_aside(const std::string& path) {
+  const auto file = lock(path);
+  if (!file) return tl::unexpected(file.error());
+  if (struct stat status{};
+      ::fstat(file->fd.get(), &status) == 0 && status.st_size <= static_cast<off_t>(kJournalMagic.size()))
+    return {};
   for (int number = 1;; ++number) {
-    const std::string aside = number == 1 ? file.path + ".earlier" : fmt::format("{}.earlier-{}", file.path, number);
+    const std::string aside = number == 1 ? file->path + ".earlier" : fmt::format("{}.earlier-{}", file->path, number);
     // glibc has renameat2 only from 2.28 on.
-    if (::syscall(SYS_renameat2, AT_FDCWD, file.path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
+    if (::syscall(SYS_renameat2, AT_FDCWD, file->path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) continue;
       return fail_system(errno, ErrorCode::Io, "journal {} is of an earlier job, and cannot be renamed to {}: {}", path,
                          aside, errno_text(errno));
@@ -209,17 +222,10 @@ Result<void> Journal::cut(File& file, std::string_view torn) {
   return {};
 }
 
-Result<Journal> Journal::open(const std::string& path, State& state, std::size_t tail, Before before) {
+Result<Journal> Journal::open(const std::string& path, State& state, std::size_t tail) {
   auto locked = lock(path);
   if (!locked) return tl::unexpected(locked.error());
-  File file = *std::move(locked);
-  if (struct stat status{}; before == Before::SetAside && ::fstat(file.fd.get(), &status) == 0 &&
-                            status.st_size > static_cast<off_t>(kJournalMagic.size())) {
-    if (auto done = set_aside(file, path); !done) return tl::unexpected(done.error());
-    locked = lock(path);
-    if (!locked) return tl::unexpected(locked.error());
-    file = *std::move(locked);
-  }
+  File& file = *locked;
   ::unlink(beside(file.path).c_str());  // left by a writer that died before the file was complete
   auto bytes = sys::read_file(file.path);
   if (!bytes) return tl::unexpected(bytes.error());
@@ -259,15 +265,13 @@ Result<Journal> Journal::open(const std::string& path, State& state, std::size_t
     if (const auto done = state.replay(*command); !done) return damaged(done.error().what());
     if (command->method == Method::Piece) file.image = bytes->size() - rest.size();
   }
-  // The image was wholly on disk before the file got the journal's name, so an incomplete one means damage.
+  // A process that has no more than a part of an image has never been a backup, so this means damage.
   if (state.loading()) return damaged("the image of the rows ends there");
   if (!rest.empty()) {
     if (auto done = cut(file, rest); !done) return tl::unexpected(done.error());
   }
   return Journal(std::move(file), tail);
 }
-
-Result<void> Journal::File::append(const Command& command) { return append(record_head(command), command.body); }
 
 Result<void> Journal::File::append(std::string_view first, std::string_view second) {
   const iovec parts[] = {{const_cast<char*>(first.data()), first.size()},
@@ -301,13 +305,14 @@ Result<void> Journal::File::append_from(int other, std::uint64_t from, std::uint
   return {};
 }
 
-Result<void> Journal::append(const Command& command) {
+Result<void> Journal::append(Method method, std::string_view head, std::string_view body) {
   if (next_ && next_->done) go_on_with_next();
-  if (auto done = file_.append(command); !done) return done;
+  if (auto done = file_.append(head, body); !done) return done;
+  if (method == Method::Piece) file_.image = file_.size;
   if (!next_) return {};
   next_->there = file_.size;
   if (next_->step == Next::Step::Image) return {};
-  if (const auto done = next_->file.append(command); !done) give_up(done.error());
+  if (const auto done = next_->file.append(head, body); !done) give_up(done.error());
   return {};
 }
 

@@ -8,7 +8,7 @@
 #include "net/served_store.h"
 #include "ps/replication.h"
 #include "ps/server_map.h"
-#include "ps/testing.h"
+#include "ps/tests/testing.h"
 
 #include <cohort/ps.h>
 
@@ -96,7 +96,7 @@ class Kept {
   Order order() const { return {mark() + 1, mark()}; }
   void note(Method method, const std::string& body) {
     const Command command{1, method, 0, kIncarnation, body};
-    value_or_throw(journal_.append(command));
+    value_or_throw(journal_.append(method, record_head(command), body));
     state_.run(command);
     journal_.compact_if_long(state_);
     images.push_back(image_of(state_));
@@ -292,8 +292,9 @@ TEST(CompactJournal, IsSetAsideOnceNobodyHasIt) {
   const Folder folder;
   const std::string path = folder.file("journal");
   const auto begin_anew = [&] {
+    if (const auto done = Journal::set_aside(path); !done) return std::string(done.error().what());
     State state;
-    const auto journal = Journal::open(path, state, kTail, Journal::Before::SetAside);
+    const auto journal = Journal::open(path, state, kTail);
     EXPECT_EQ(state.workers().count(), 0U);
     return journal ? std::string() : std::string(journal.error().what());
   };
@@ -310,6 +311,34 @@ TEST(CompactJournal, IsSetAsideOnceNobodyHasIt) {
   { const Kept kept(path); }
   EXPECT_EQ(begin_anew(), "");
   EXPECT_GT(std::filesystem::file_size(path + ".earlier"), std::filesystem::file_size(path + ".earlier-2"));
+}
+
+// A copy's journal has the image's pieces, too, which do not count as changes; an earlier copy's gives way.
+TEST(CompactJournal, OfACopyBeginsWithItsImage) {
+  const Folder folder;
+  Kept kept(folder.file("primary"));
+  for (int i = 0; i < 300; ++i) kept.push();
+  const std::string path = folder.file("copy");
+  for (int copy = 0; copy < 2; ++copy) {
+    value_or_throw(Journal::remove(path));
+    State state;
+    auto journal = value_or_throw(Journal::open(path, state, 1));
+    const auto append = [&](Method method, std::string_view body) {
+      const Command command{1, method, 0, kIncarnation, body};
+      value_or_throw(journal.append(method, record_head(command).append(body), {}));
+      value_or_throw(state.replay(command));
+      journal.compact_if_long(state);
+    };
+    Image image(kept.state().freeze());
+    while (const auto piece = image.next()) append(Method::Piece, *piece);
+    EXPECT_FALSE(std::filesystem::exists(path + ".new")) << "there is no change that it could do without";
+    if (copy == 0)
+      append(Method::Commit, pack(Commit{{kept.mark() + 1, kept.mark()}, state.workers().at(0).committed}));
+    EXPECT_FALSE(Journal::remove(path)) << "it is in use";
+  }
+  State again;
+  value_or_throw(Journal::open(path, again, kTail));
+  EXPECT_EQ(image_of(again), image_of(kept.state()));
 }
 
 // A process that dies or is stopped while it receives a copy of a server's rows: workers do not wait for it.

@@ -22,13 +22,13 @@ std::uint32_t seconds_now() { return static_cast<std::uint32_t>(::time(nullptr))
 
 }  // namespace
 
-Primary::Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal)
+Primary::Primary(net::RpcServer& rpc, Options options, Journaled rows)
     : rpc_(rpc),
       options_(std::move(options)),
-      kept_(std::make_shared<State>(std::move(state))),
+      kept_(std::make_shared<State>(std::move(rows.state))),
       state_(*kept_),
-      journal_(std::move(journal)),
-      backup_(rpc, options_.membership, options_.rows.value_or(0), options_.changed, [this] { return workers_gone(); }),
+      backup_(rpc, std::move(rows.journal), options_.membership, options_.rows.value_or(0), options_.changed,
+              [this] { return workers_gone(); }),
       snapshots_(rpc, options_.aside, backup_),
       epoch_(options_.epoch),
       self_(std::make_shared<Primary*>(this)) {}
@@ -42,6 +42,9 @@ Primary::~Primary() {
   for (const Late& late : std::exchange(late_, {})) clients.push_back(late.client);
   for (const Waiting& waiting : std::exchange(waiting_, {})) clients.push_back(waiting.client);
   for (const ClientPtr& client : clients) rpc_.close(client);
+  // Its end may have to wait for the disk.
+  if (auto journal = backup_.take_journal())
+    options_.aside([kept = std::make_shared<std::optional<Journal>>(std::move(journal))] { kept->reset(); });
 }
 
 // ---- calls ----
@@ -401,13 +404,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
   command.now = seconds_now();
   if (!body.empty()) command.body = body;
   if (broken_) return tl::unexpected(*broken_);
-  if (journal_) {
-    if (auto written = journal_->append(command); !written) {
-      broken_ = Error(ErrorCode::Io, fmt::format("this server makes no changes any more: {}", written.error().what()));
-      return tl::unexpected(*broken_);
-    }
-  }
-  backup_.append(command);
+  if (auto done = kept(backup_.append(command)); !done) return done;
   if (state_.effort(command).floats <= kMuchWork) {
     state_.run(command);
     noted(command.method);
@@ -431,6 +428,13 @@ Result<void> Primary::note(Command command, const std::string& body) {
   return {};
 }
 
+/// Makes no more changes if the journal cannot have them.
+Result<void> Primary::kept(const Result<void>& done) {
+  if (done) return {};
+  broken_ = Error(ErrorCode::Io, fmt::format("this server makes no changes any more: {}", done.error().what()));
+  return tl::unexpected(*broken_);
+}
+
 void Primary::worked(Method method, const std::optional<Error>& failed) {
   working_ = false;
   if (failed) broken_ = failed;
@@ -440,8 +444,7 @@ void Primary::worked(Method method, const std::optional<Error>& failed) {
 }
 
 void Primary::noted(Method method) {
-  if (journal_) journal_->compact_if_long(state_);
-  backup_.verify_now_and_then(state_);
+  (void)kept(backup_.look_after(state_));
   if (method != Method::Push) wake();
 }
 

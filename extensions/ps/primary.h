@@ -5,7 +5,6 @@
 
 #include "net/rpc.h"
 #include "ps/backup.h"
-#include "ps/journal.h"
 #include "ps/protocol.h"
 #include "ps/server_map.h"
 #include "ps/settlement.h"
@@ -43,7 +42,7 @@ class Primary {
     std::uint64_t epoch = 0;                 ///< epoch of the rows in the map
   };
 
-  Primary(net::RpcServer& rpc, Options options, State state, std::optional<Journal> journal);
+  Primary(net::RpcServer& rpc, Options options, Journaled rows);
   /// Closes the connections of its workers and of its backup.
   ~Primary();
   Primary(const Primary&) = delete;
@@ -122,9 +121,10 @@ class Primary {
   void answer_change(const ClientPtr& client, std::uint64_t id, const Command& command, const Order& order,
                      const Result<void>& may);
   std::string made(const Command& command, std::uint64_t sequence);
-  /// Makes a change of the state: writes it to the journal, queues it for the backup, and runs it. All changes are made
-  /// here. If `body` is empty, the command has its own.
+  /// Makes a change of the state: passes it to the journal and the backup, and runs it. All changes are made here. If
+  /// `body` is empty, the command has its own.
   Result<void> note(Command command, const std::string& body);
+  Result<void> kept(const Result<void>& done);
   void noted(Method method);
   void worked(Method method, const std::optional<Error>& failed);
   /// Calls `then` when the latest change has been made: now, or when the other thread is done with it.
@@ -164,7 +164,6 @@ class Primary {
   const Options options_;
   const std::shared_ptr<State> kept_;  // shared with work on other threads
   State& state_;
-  std::optional<Journal> journal_;
   std::optional<Error> broken_;  // set if no changes are made any more
   bool working_ = false;         // another thread works on the state: nothing else touches it
   std::size_t known_bytes_ = 0;

@@ -4,7 +4,6 @@
 #include "base/thread.h"
 #include "net/rpc.h"
 #include "net/socket.h"
-#include "ps/journal.h"
 
 #include <algorithm>
 #include <optional>
@@ -12,10 +11,10 @@
 
 namespace cohort::ps {
 
-void Replication::append(const Command& command) {
+void Replication::append(std::string_view head, std::string_view body) {
   ++position_;
   if (phase_ == Phase::Alone) return;
-  records_.push_back(record_head(command).append(command.body));
+  records_.push_back(std::string(head).append(body));
   bytes_ += records_.back().size();
 }
 
@@ -139,7 +138,11 @@ constexpr std::size_t kMostWaiting = std::size_t{32} << 20;  // bytes of command
 
 struct Follower::Batch {
   net::RpcAnswer answer;
-  std::vector<Command> commands = {};
+  struct Received {
+    Command command;
+    std::string_view record;
+  };
+  std::vector<Received> commands = {};
   std::size_t bytes() const noexcept { return answer.body().size(); }
 };
 
@@ -190,6 +193,16 @@ std::unique_ptr<net::RpcClient> Follower::connect(net::Deadline deadline, bool a
 }
 
 Follower::End Follower::follow() {
+  if (!options_.journal.empty()) {
+    auto journal = Journal::remove(options_.journal).and_then([this] {
+      return Journal::open(options_.journal, rows_.state, options_.journal_tail);
+    });
+    if (!journal) {
+      if (journal.error().code() != ErrorCode::Unavailable) give_up(journal.error());
+      return damaged_ ? End::Damaged : End::Away;
+    }
+    rows_.journal = *std::move(journal);
+  }
   std::unique_ptr<net::RpcClient> primary;
   for (const auto until = net::deadline_in(kSilence); !primary;) {  // in short attempts: this process may be ending
     if (stopping_) return End::Away;
@@ -244,11 +257,13 @@ void Follower::fetch(net::RpcClient& primary) {
     heard_ = Clock::now();
     std::string_view rest = fetched.payload;
     for (std::uint64_t i = 0; i < fetched.record.count; ++i) {
+      const std::string_view before = rest;
       const auto command = next_record(rest);
       if (!command) raise(ErrorCode::Corrupt, "a record that is torn");
-      batch->commands.push_back(*command);
+      batch->commands.push_back({*command, before.substr(0, before.size() - rest.size())});
     }
     // This process has the commands now, whatever happens to the primary, so it confirms them while they are being run.
+    // (If both die, the primary's journal counts: this one's does when this process has taken its place, with all.)
     received_ += batch->commands.size();
     if (!batch->commands.empty()) {
       const std::lock_guard lock(mutex_);
@@ -274,13 +289,10 @@ void Follower::replay() {
     lock.unlock();
     try {
       carry_out(batch);
-    } catch (const std::exception& error) {
-      log::error("ps",
-                 "the copy of the rows of parameter server {} is not what the primary on {} has: {} -- it is given up; "
-                 "is the memory of one of the two hosts sound, and are both the same build?",
-                 options_.rows, endpoint_, error.what());
-      damaged_ = true;
-      return;
+    } catch (const Error& error) {
+      return give_up(error);
+    } catch (const std::exception& error) {  // out of memory
+      return give_up(Error(ErrorCode::Unavailable, error.what()));
     }
     lock.lock();
     waiting_bytes_ -= batch.bytes();
@@ -288,13 +300,28 @@ void Follower::replay() {
   }
 }
 
-void Follower::carry_out(const Batch& batch) {
-  for (const Command& command : batch.commands) {
-    if (stopping_) return;
-    if (const auto done = state_.replay(command); !done) throw done.error();
+void Follower::give_up(const Error& error) {
+  std::string why = error.what();
+  if (error.code() == ErrorCode::Corrupt) {
+    why += fmt::format(
+        " -- it is not what the primary on {} has; is the memory of one of the two hosts sound, and are "
+        "both the same build?",
+        endpoint_);
   }
-  bytes_ = state_.tables().bytes();
-  const bool gone = !state_.loading() && state_.workers().count() > 0 && !state_.workers().least();
+  log::error("ps", "the copy of the rows of parameter server {} is given up: {}", options_.rows, why);
+  damaged_ = true;
+}
+
+void Follower::carry_out(const Batch& batch) {
+  auto& [state, journal] = rows_;
+  for (const auto& [command, record] : batch.commands) {
+    if (stopping_) return;
+    if (journal) value_or_throw(journal->append(command.method, record, {}));
+    if (const auto done = state.replay(command); !done) throw done.error();
+  }
+  if (journal && !state.loading()) journal->compact_if_long(state);
+  bytes_ = state.tables().bytes() + state.tables().copied();
+  const bool gone = !state.loading() && state.workers().count() > 0 && !state.workers().least();
   if (workers_gone_.exchange(gone) != gone) options_.changed();
 }
 
@@ -319,7 +346,7 @@ bool Follower::somebody_listens() const {
 }
 
 std::optional<Follower::End> Follower::promote() {
-  if (state_.loading()) return End::Away;
+  if (rows_.state.loading()) return End::Away;
   // All workers have left, so the rows are not needed any more.
   if (workers_gone_) return End::Away;
   const auto outcome = membership_.change(

@@ -2,6 +2,7 @@
 // the primary's place.
 #pragma once
 
+#include "ps/journal.h"
 #include "ps/server_map.h"
 #include "ps/state.h"
 
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 namespace cohort::net {
@@ -51,8 +53,8 @@ class Replication {
   /// Number of commands so far, to which answers refer.
   std::uint64_t position() const noexcept { return position_; }
 
-  /// Records a command that the state is about to run.
-  void append(const Command& command);
+  /// Takes the record, in two parts, of a command that the state is about to run.
+  void append(std::string_view head, std::string_view body);
 
   /// Returns whether a process may begin to get a copy: false while there is a backup, while another process gets a
   /// copy, and for a message older than the latest beginning.
@@ -111,21 +113,24 @@ class Replication {
 };
 
 /// Gets and keeps a copy of the rows that another process serves: first an image, then each command, run in the same
-/// order. If the map says that this process is the backup, it takes the primary's place when the primary is gone: after
-/// the lease if no process listens at its address any more, after kSilence if it is only silent. Has two threads, from
-/// construction to destruction: one receives commands, and is never silent for long; the other runs them.
+/// order. It may have a journal of them, too. If the map says that this process is the backup, it takes the primary's
+/// place when the primary is gone: after the lease if no process listens at its address any more, after kSilence if it
+/// is only silent. Has two threads, from construction to destruction: one receives commands, and is never silent for
+/// long; the other runs them.
 class Follower {
  public:
   enum class End : std::uint8_t {
     Promoted,  ///< by the map, this process serves the rows now
     Away,      ///< this process has not been the backup, or is not any more
-    Damaged,   ///< the copy differs from the primary's rows
+    Damaged,   ///< the copy differs from the primary's rows, or its journal cannot be written
   };
   struct Options {
     std::uint32_t rows = 0;  ///< number of the server whose rows are copied
     std::string secret_file;
     std::function<std::size_t()> room;  ///< returns the bytes that this process may still allocate; any thread
     std::function<void()> changed;      ///< called when `workers_gone` has changed; any thread
+    std::string journal = {};           ///< the journal's file; empty: none
+    std::size_t journal_tail = 0;
   };
 
   /// `on_end` is the last call on the Follower's thread; it is not made if the Follower is destroyed before.
@@ -138,8 +143,8 @@ class Follower {
   std::size_t bytes() const noexcept { return bytes_ + waiting_bytes_; }
   /// Returns whether all workers of the rows have left, as far as the copy knows.
   bool workers_gone() const noexcept { return workers_gone_; }
-  /// Returns the copied state, after End::Promoted.
-  State take() { return std::move(state_); }
+  /// Returns the copy, when the last call has been made.
+  Journaled take() { return std::move(rows_); }
   std::uint64_t epoch() const noexcept { return epoch_; }
 
  private:
@@ -149,6 +154,7 @@ class Follower {
 
   void run();
   End follow();
+  void give_up(const Error& error);
   /// Fetches commands until the connection is lost.
   void fetch(net::RpcClient& primary);
   std::unique_ptr<net::RpcClient> connect(net::Deadline deadline, bool anew);
@@ -166,7 +172,7 @@ class Follower {
   const std::uint64_t copy_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   Holder primary_;
   std::string endpoint_;
-  State state_;  // used by the second thread until all commands have been run
+  Journaled rows_;  // used by the second thread until all commands have been run
   std::uint64_t received_ = 0;
   std::uint64_t epoch_ = 0;
   Clock::time_point heard_{};

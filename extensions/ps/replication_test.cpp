@@ -1,9 +1,9 @@
 // Processes that serve rows and copy them, the job's store and workers, in one thread with a clock of its own: messages
 // that are slow or lost, processes that are killed, stopped and started again, commands that take seconds, snapshots on
-// slow disks, rows that are restored. Invariants: each push counts once, acknowledged changes are there, nobody reads
-// less than was acknowledged before, and no process has a say after another one has taken its place. The decisions are
-// those of the real parts (Replication, ServerMap, State); the sockets and threads of primary.cpp and a Follower are
-// replaced by events here.
+// slow disks, rows that are restored; with journals, too, and then all may be killed at once. Invariants: each push
+// counts once, acknowledged changes are there, nobody reads less than was acknowledged before, and no process has a say
+// after another one has taken its place. The decisions are those of the real parts (Replication, ServerMap, State); the
+// sockets and threads of primary.cpp and a Follower are replaced by events here.
 #include "ps/replication.h"
 #include "ps/journal.h"
 #include "ps/server_map.h"
@@ -35,7 +35,7 @@ constexpr int kRestorer = -1, kParts = 4, kFirstRestored = 100;
 
 class Simulation {
  public:
-  explicit Simulation(unsigned seed) : random_(seed) {
+  explicit Simulation(unsigned seed, bool journals = false) : random_(seed), journals_(journals), disks_(kProcesses) {
     for (int i = 0; i < kProcesses; ++i) begin_process(i);
     for (int i = 0; i < kWorkers; ++i) {
       workers_.push_back({});
@@ -79,6 +79,7 @@ class Simulation {
     return {};
   }
   int promotions() const noexcept { return promotions_; }
+  int recoveries() const noexcept { return recoveries_; }
   int snapshots() const noexcept { return snapshots_; }
 
  private:
@@ -209,8 +210,8 @@ class Simulation {
     processes_[static_cast<std::size_t>(number)] = process;
     change(
         process,
-        [process](ServerMap& map) {
-          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1);
+        [process, journals = journals_](ServerMap& map) {
+          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1, journals);
         },
         [this, process](Outcome) { look_at_map(process); });
   }
@@ -228,9 +229,13 @@ class Simulation {
         p.held.clear();
       }
     } else if (serving.primary == p.self && !p.copies) {
-      if (serving.epoch > 1) wrong_ = "rows begin anew though one of their holders has been there all the time";
+      if (serving.epoch > 1 && !journals_)
+        wrong_ = "rows begin anew though one of their holders has been there all the time";
       p.state = State();
-      introduce(p.state);
+      if (disk_of(p).empty() || serving.epoch == 1)
+        introduce(p);
+      else
+        recover(p);
       serve(process, serving.epoch);
     } else if (serving.backup == p.self && !p.copies) {
       change(
@@ -238,7 +243,7 @@ class Simulation {
           [](Outcome) {});
     } else if (serving.primary != p.self && serving.backup.life == 0 && !p.copies) {
       const auto turn = turn_of(map_, 0, p.self.server);
-      if (turn == 0U || below(4) == 0) follow(process, serving.primary);
+      if (turn && (turn == 0U || below(4) == 0)) follow(process, serving.primary);
     }
   }
 
@@ -249,7 +254,19 @@ class Simulation {
     options.consistency.mode = Mode::Async;
     return options;
   }
-  static void introduce(State& state) {
+  /// As the journal has the rows, of whichever of its server's processes.
+  void recover(Process& process) {
+    ++recoveries_;
+    for (const std::string& record : disk_of(process)) {
+      std::string_view rest = record;
+      if (const auto done = process.state.replay(*next_record(rest)); !done) wrong_ = done.error().what();
+    }
+    if (process.state.loading() || process.state.workers().count() == 0) wrong_ = "a journal without the rows";
+  }
+  std::vector<std::string>& disk_of(const Process& process) { return disks_[static_cast<std::size_t>(process.number)]; }
+  void introduce(Process& process) {
+    if (acknowledged() > 0 || restored_) wrong_ = "what was acknowledged is gone";
+    State& state = process.state;
     const TableOptions options = table_options();
     for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
       Hello hello;
@@ -261,6 +278,16 @@ class Simulation {
       state.run({1, Method::Start, worker, 1, pack(Start{{1, 0}, 0})});
       state.run({1, Method::Open, worker, 1, pack(Open{{2, 1}, "t", options, 0})});
     }
+    disk_of(process).clear();
+    Image image(state.freeze());
+    while (const auto piece = image.next())
+      disk_of(process).push_back(record_head({.method = Method::Piece, .body = *piece}).append(*piece));
+  }
+  /// All that a primary makes of its rows.
+  void append(Process& process, const Command& command) {
+    const std::string head = record_head(command);
+    disk_of(process).push_back(head + std::string(command.body));
+    process.replication.append(head, command.body);
   }
   static float value_of(const State& state, std::uint64_t key = kKey) {
     float value = 0;
@@ -285,7 +312,7 @@ class Simulation {
   /// Some commands take long: another thread carries them out, and calls wait, but for the backup's.
   void note(const ProcessPtr& process, const Command& command, const std::function<void()>& then) {
     Process& p = *process;
-    p.replication.append(command);
+    append(p, command);
     send_records(process);
     if (below(30) > 0) {
       p.state.run(command);
@@ -309,7 +336,7 @@ class Simulation {
     const auto rows = p.state.tables().some_rows(0);
     if (!rows || p.replication.phase() == Replication::Phase::Alone) return;
     const std::string body = pack(*rows);
-    p.replication.append({.method = Method::Verify, .body = body});
+    append(p, {.method = Method::Verify, .body = body});
     send_records(process);
   }
   void in_turn(const ProcessPtr& process, const std::function<void()>& serve) {
@@ -506,6 +533,7 @@ class Simulation {
   void follow(const ProcessPtr& process, const Holder& primary) {
     Process& p = *process;
     p.copies = true;
+    disk_of(p).clear();
     p.copy = State();
     p.received = 0;
     p.waiting.clear();
@@ -563,6 +591,7 @@ class Simulation {
       if (!p.copies || p.copy_number != copy) return;
       std::string_view rest = p.waiting.front();
       while (const auto command = next_record(rest)) {
+        disk_of(p).push_back(record_head(*command) + std::string(command->body));
         if (const auto done = p.copy.replay(*command); !done) wrong_ = done.error().what();
       }
       p.waiting.pop_front();
@@ -687,9 +716,10 @@ class Simulation {
     });
   }
 
-  /// Never both who have the rows, or who is about to be the only one: what is lost then is lost.
+  /// Without journals never both who have the rows, or who is about to be the only one: what is lost then is lost.
   void kill(const ProcessPtr& process) {
-    if (!map_.formed() || !process->alive || dropping_.count(process) > 0 || process->asks_for_place) return;
+    if (!map_.formed() || !process->alive) return;
+    if (!journals_ && (dropping_.count(process) > 0 || process->asks_for_place)) return;
     const Serving& serving = map_.rows[0];
     // The process that the map names as the backup may have given up its copy, and be about to get another one.
     const auto there = [&](const Holder& holder) {
@@ -698,7 +728,7 @@ class Simulation {
       return other.self == holder && other.alive &&
              (other.serves || (other.copies && other.received > 0 && !other.copy.loading()));
     };
-    if ((serving.primary == process->self || serving.backup == process->self) &&
+    if (!journals_ && (serving.primary == process->self || serving.backup == process->self) &&
         !there(serving.primary == process->self ? serving.backup : serving.primary))
       return;
     process->alive = false;
@@ -710,6 +740,8 @@ class Simulation {
   }
 
   std::mt19937 random_;
+  const bool journals_;
+  std::vector<std::vector<std::string>> disks_;  // records of each server's journal, which its processes leave behind
   Time now_{};
   std::multimap<Time, std::function<void()>> events_;
   bool troubled_ = true;
@@ -723,29 +755,35 @@ class Simulation {
   std::vector<Pusher> workers_;
   std::uint64_t lives_ = 0;
   bool restored_ = false;
-  int terms_ = 0, latest_term_ = 0, promotions_ = 0, snapshots_ = 0;
+  int terms_ = 0, latest_term_ = 0, promotions_ = 0, recoveries_ = 0, snapshots_ = 0;
   std::string wrong_;
 };
 
-TEST(Replication, CountsEachPushOnceInAnySchedule) {
+void count_in_any_schedule(bool journals) {
   // More by hand: COHORT_PS_SCHEDULES=100000; COHORT_PS_FIRST=N begins with that one.
   const auto number = [](const char* name, unsigned standard) {
     const char* const wanted = std::getenv(name);
     return wanted != nullptr ? static_cast<unsigned>(std::atoi(wanted)) : standard;
   };
   const unsigned first = number("COHORT_PS_FIRST", 0), schedules = number("COHORT_PS_SCHEDULES", 400);
-  int promotions = 0, snapshots = 0;
+  int promotions = 0, recoveries = 0, snapshots = 0;
   for (unsigned seed = first; seed < first + schedules; ++seed) {
-    Simulation simulation(seed);
+    Simulation simulation(seed, journals);
     const std::string wrong = simulation.run();
     ASSERT_EQ(wrong, "") << "schedule " << seed;
     promotions += simulation.promotions();
+    recoveries += simulation.recoveries();
     snapshots += simulation.snapshots();
   }
   EXPECT_GT(snapshots, static_cast<int>(schedules));
   EXPECT_GT(promotions, static_cast<int>(schedules / 2));
-  RecordProperty("promotions", promotions);
+  EXPECT_EQ(recoveries > static_cast<int>(schedules / 2), journals) << recoveries;
+  ::testing::Test::RecordProperty("promotions", promotions);
+  ::testing::Test::RecordProperty("recoveries", recoveries);
 }
+
+TEST(Replication, CountsEachPushOnceInAnySchedule) { count_in_any_schedule(false); }
+TEST(Replication, WithJournalsCountsEachPushOnceWhoeverIsKilled) { count_in_any_schedule(true); }
 
 }  // namespace
 }  // namespace cohort::ps

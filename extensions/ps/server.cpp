@@ -37,6 +37,9 @@ using std::chrono::steady_clock;
 constexpr milliseconds kCopyAgain(300);   // pause after a copy that was given up
 constexpr milliseconds kFirstCopy(3000);  // longest time that workers wait for it at the start
 constexpr milliseconds kTurn(1000);       // a server's wait per server before it (turn_of) when rows need a backup
+constexpr milliseconds kLookForWorkers(50);
+// A child of the previous process that has its files open may still be about to exit.
+constexpr auto kLeftAfter = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -51,7 +54,7 @@ class Server::Impl final : RpcServer::Service {
         limit_(options.memory != 0 ? options.memory : sys::available_memory() / 10 * 9),
         room_(limit_),
         number_(replicated_ ? static_cast<std::uint32_t>(options.number ? *options.number : role_number()) : 0),
-        journal_(remember(options, begins_anew)),
+        rows_(remember(begins_anew)),
         server_(served_at(options), *this),
         endpoint_(net::to_string(server_.endpoint())) {
     if (!replicated_) return;
@@ -59,6 +62,7 @@ class Server::Impl final : RpcServer::Service {
     as.number = number_;
     as.servers = static_cast<std::uint32_t>(options.servers ? *options.servers : num_servers());
     as.replicas = replicas_of(options);
+    as.journals = !options.journal.empty();
     as.endpoint = endpoint_;
     auto membership = std::make_unique<Membership>(as);
     on_thread([&] { membership_ = std::move(membership); });  // workers may already be connected
@@ -117,8 +121,6 @@ class Server::Impl final : RpcServer::Service {
           "replicas: there is one server, and no other that could have its copy -- start two or more (--servers 2), or "
           "give it a journal");
     }
-    if (replicas_of(options) > 0 && !options.journal.empty())
-      raise(ErrorCode::InvalidArgument, "a journal and replicas at once are not there yet -- leave one of them out");
     return options;
   }
 
@@ -133,10 +135,29 @@ class Server::Impl final : RpcServer::Service {
             .host = rendezvous::host_identity().id};
   }
 
-  std::optional<Journal> remember(const ServerOptions& options, bool begins_anew) {
-    if (options.journal.empty()) return std::nullopt;
-    const auto before = begins_anew ? Journal::Before::SetAside : Journal::Before::GoesOn;
-    return value_or_throw(Journal::open(options.journal, state_, options.journal_tail, before));
+  /// Journals of an earlier job are set aside. Returns the rows of the journal, unless the map decides who has them.
+  Journaled remember(bool begins_anew) {
+    if (options_.journal.empty()) return {};
+    const auto servers = static_cast<std::uint32_t>(options_.servers ? *options_.servers : num_servers());
+    for (std::uint32_t rows = 0; begins_anew && rows < (replicated_ ? servers : 1); ++rows) {
+      const std::string path = journal_of(rows);
+      if (rows == number_ || std::filesystem::exists(path)) value_or_throw(Journal::set_aside(path));
+    }
+    if (replicated_) return {};
+    return value_or_throw(read_journal(number_));
+  }
+
+  /// Each process has journals of its own: one that was taken for lost may still write.
+  std::string journal_of(std::uint32_t rows) const {
+    return rows == number_ ? options_.journal : fmt::format("{}.rows-{}", options_.journal, rows);
+  }
+
+  Result<Journaled> read_journal(std::uint32_t rows) const {
+    Journaled read;
+    auto journal = Journal::open(journal_of(rows), read.state, options_.journal_tail);
+    if (!journal) return tl::unexpected(journal.error());
+    read.journal = *std::move(journal);
+    return read;
   }
 
   // ---- calls ----
@@ -175,6 +196,10 @@ class Server::Impl final : RpcServer::Service {
     Primary* primary = primary_of(greeting.server);
     if (primary != nullptr && greeting.epoch <= primary->epoch() && !awaits_first_copy(greeting.server))
       return primary->hello(client, call, greeting);
+    if (const auto found = recovered_.find(greeting.server); found != recovered_.end() && found->second) {
+      server_.answer(client, call.id, answer_of(*found->second));
+      return {};
+    }
     const Error error(ErrorCode::Unavailable,
                       fmt::format("the rows of parameter server {} are not served here", greeting.server));
     server_.answer(client, call.id, pack(Answer{.error = error}).append(codec::encode(located(greeting.server))));
@@ -219,12 +244,12 @@ class Server::Impl final : RpcServer::Service {
   /// Returns the primary of the rows. Without replicas it is the only one, whatever the number.
   Primary* primary_of(std::uint32_t rows) {
     if (stopping_) return nullptr;
-    if (!replicated_ && primaries_.empty()) serve(0, std::move(state_), 0, std::move(journal_));
+    if (!replicated_ && primaries_.empty()) serve(0, std::move(rows_), 0);
     const auto found = primaries_.find(replicated_ ? rows : 0);
     return found == primaries_.end() ? nullptr : found->second.get();
   }
 
-  void serve(std::uint32_t rows, State state, std::uint64_t epoch, std::optional<Journal> journal) {
+  void serve(std::uint32_t rows, Journaled kept, std::uint64_t epoch) {
     Primary::Options options;
     options.patience = options_.patience;
     options.room = [this] { return room(); };
@@ -242,7 +267,43 @@ class Server::Impl final : RpcServer::Service {
         return place_of(known.servers[server], options_.secret_file);
       };
     }
-    primaries_[rows] = std::make_unique<Primary>(server_, std::move(options), std::move(state), std::move(journal));
+    primaries_[rows] = std::make_unique<Primary>(server_, std::move(options), std::move(kept));
+  }
+
+  /// Serves rows that no process has: as the journal has them, which another thread reads, or without one from the
+  /// beginning.
+  void recover(std::uint32_t rows, std::uint64_t epoch) {
+    recovered_[rows] = std::nullopt;
+    aside([this, rows, epoch] {
+      const auto read = std::make_shared<Result<Journaled>>(Journaled());
+      const auto limit = steady_clock::now() + kLeftAfter;
+      while (!options_.journal.empty()) {
+        auto anew = epoch == 1 ? Journal::set_aside(journal_of(rows)) : Result<void>();
+        *read = anew ? read_journal(rows) : tl::unexpected(anew.error());
+        if (*read || read->error().code() != ErrorCode::Unavailable || stopping_ || steady_clock::now() > limit) break;
+        std::this_thread::sleep_for(kLookForWorkers);
+      }
+      server_.post([this, rows, epoch, read] { recovered(rows, epoch, std::move(*read)); });
+    });
+  }
+
+  void recovered(std::uint32_t rows, std::uint64_t epoch, Result<Journaled> read) {
+    recovered_.erase(rows);
+    if (stopping_ || membership_->map().rows[rows].primary != membership_->self()) return;
+    if (!read) {
+      log::error("ps", "the rows of parameter server {} are not served: {}", rows, read.error().what());
+      recovered_[rows] = read.error();
+      return;
+    }
+    if (epoch > 1 && read->state.workers().count() > 0) {
+      log::warn("ps", "the rows of parameter server {} are as this process's journal has them: who had them is gone",
+                rows);
+    } else if (epoch > 1) {
+      log::error("ps", "the rows of parameter server {} are lost: who had them is gone; they begin anew", rows);
+    }
+    served_since_ = steady_clock::now();
+    serve(rows, *std::move(read), epoch);
+    count_workers();
   }
 
   /// Runs the task on a thread of its own. The destructor waits for tasks that still run.
@@ -301,11 +362,8 @@ class Server::Impl final : RpcServer::Service {
         const auto deposed = std::move(found->second);
         primaries_.erase(found);
       }
-    } else if (serving.primary == self && followers_.count(rows) == 0) {
-      if (serving.epoch > 1)
-        log::error("ps", "the rows of parameter server {} are lost: who had them is gone; they begin anew", rows);
-      served_since_ = steady_clock::now();
-      serve(rows, {}, serving.epoch, std::nullopt);
+    } else if (serving.primary == self && followers_.count(rows) == 0 && recovered_.count(rows) == 0) {
+      recover(rows, serving.epoch);
     }
     if (serving.backup == self && followers_.count(rows) == 0) {
       membership_->later([this, rows, self, epoch = serving.epoch] {
@@ -334,6 +392,8 @@ class Server::Impl final : RpcServer::Service {
       options.secret_file = options_.secret_file;
       options.room = [this] { return room_.load(); };
       options.changed = [this] { server_.post([this] { count_workers(); }); };
+      if (!options_.journal.empty()) options.journal = journal_of(rows);
+      options.journal_tail = options_.journal_tail;
       followers_[rows] = std::make_unique<Follower>(std::move(options), *membership_, [this, rows](Follower::End end) {
         server_.post([this, rows, end] { followed(rows, end); });
       });
@@ -343,7 +403,7 @@ class Server::Impl final : RpcServer::Service {
   void followed(std::uint32_t rows, Follower::End end) {
     const auto found = followers_.find(rows);
     if (found == followers_.end()) return;
-    const auto follower = std::move(found->second);
+    std::shared_ptr<Follower> follower = std::move(found->second);
     followers_.erase(found);
     switch (end) {
       case Follower::End::Promoted:
@@ -351,7 +411,7 @@ class Server::Impl final : RpcServer::Service {
                   "this process serves the rows of parameter server {} now, since their primary is gone: nothing "
                   "that was acknowledged is lost",
                   rows);
-        serve(rows, follower->take(), follower->epoch(), std::nullopt);
+        serve(rows, follower->take(), follower->epoch());
         break;
       case Follower::End::Away:
         if (!follower->workers_gone()) take_turn(rows, kCopyAgain);
@@ -359,6 +419,8 @@ class Server::Impl final : RpcServer::Service {
       case Follower::End::Damaged: damaged_.insert(rows); break;
     }
     count_workers();
+    // Its end may have to wait for the disk.
+    aside([ended = std::move(follower)]() mutable { ended.reset(); });
   }
 
   const ServerOptions options_;
@@ -366,14 +428,15 @@ class Server::Impl final : RpcServer::Service {
   const std::size_t limit_;
   std::atomic<std::size_t> room_;
   const std::uint32_t number_;
-  State state_;  // from the journal, until a Primary takes it
-  std::optional<Journal> journal_;
+  Journaled rows_;  // from the journal, until a Primary takes them
   std::map<std::uint32_t, std::unique_ptr<Primary>> primaries_;
   std::map<std::uint32_t, std::unique_ptr<Follower>> followers_;
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
+  // Rows that the map gives to this process, and that another thread is reading, or why they cannot be read.
+  std::map<std::uint32_t, std::optional<Error>> recovered_;
   std::set<std::uint32_t> damaged_;
   std::list<Task> aside_;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   steady_clock::time_point served_since_{};
   std::atomic<bool> workers_gone_{false};
   std::unique_ptr<Membership> membership_;
@@ -388,10 +451,6 @@ const std::string& Server::endpoint() const noexcept { return impl_->endpoint();
 bool Server::workers_gone() const { return impl_->workers_gone(); }
 
 namespace {
-
-constexpr milliseconds kLookForWorkers(50);
-// A child of the previous process that has its files open may still be about to exit.
-constexpr auto kLeftAfter = std::chrono::seconds(10);
 
 std::unique_ptr<Server> start_again(const ServerOptions& options) {
   const auto limit = steady_clock::now() + kLeftAfter;

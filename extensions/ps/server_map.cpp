@@ -104,24 +104,37 @@ bool ServerMap::lives(const Holder& holder) const noexcept {
   return holder.life != 0 && members[holder.server].life == holder.life;
 }
 
-Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
-              std::uint32_t replicas) {
-  if (map.members.empty()) map.members.resize(servers);
-  if (map.members.size() != servers || number >= servers) return Outcome::Refused;
+namespace {
+
+/// To the latest process of the server that had them last: its journal has all that was acknowledged.
+void give_back(const ServerMap& map, Serving& rows) {
+  const std::uint32_t server = rows.primary.server;
+  rows = {rows.epoch + 1, {server, map.members[server].life}, {}};
+}
+
+}  // namespace
+
+Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member, std::uint32_t replicas,
+              bool journals) {
+  if (map.members.empty()) {
+    map.members.resize(servers);
+    map.replicas = servers < 2 ? 0 : replicas;
+    map.journals = journals;
+  }
+  if (map.members.size() != servers || number >= servers || map.replicas != (servers < 2 ? 0 : replicas) ||
+      map.journals != journals)
+    return Outcome::Refused;
   if (map.members[number].life == member.life) return Outcome::Already;
   map.members[number] = member;
   if (!map.formed()) {
     const auto all =
         std::all_of(map.members.begin(), map.members.end(), [](const Member& one) { return one.life != 0; });
     if (!all) return Outcome::Made;
-    map.replicas = servers < 2 ? 0 : replicas;
     for (std::uint32_t i = 0; i < servers; ++i) map.rows.push_back({1, {i, map.members[i].life}, {}});
     return Outcome::Made;
   }
   for (Serving& rows : map.rows) {
-    if (map.lives(rows.primary) || map.lives(rows.backup)) continue;
-    if (rows.primary.server == number || rows.backup.server == number)
-      rows = {rows.epoch + 1, {number, member.life}, {}};
+    if (!map.lives(rows.primary) && !map.lives(rows.backup)) give_back(map, rows);
   }
   return Outcome::Made;
 }
@@ -129,14 +142,15 @@ Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup) {
   Serving& serving = map.rows[rows];
   if (serving.primary == backup) return Outcome::Already;
-  if (serving.backup != backup) return Outcome::Refused;
+  if (serving.backup != backup || !map.lives(backup)) return Outcome::Refused;
   serving = {serving.epoch + 1, backup, {}};
   return Outcome::Made;
 }
 
 Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup) {
   Serving& serving = map.rows[rows];
-  if (serving.primary != primary || (serving.backup.life != 0 && serving.backup != backup)) return Outcome::Refused;
+  if (serving.primary != primary || !map.lives(primary) || (serving.backup.life != 0 && serving.backup != backup))
+    return Outcome::Refused;
   // The epoch is raised even if there is no backup: an earlier change that adds this one may still be under way.
   serving = {serving.epoch + 1, primary, {}};
   return Outcome::Made;
@@ -154,8 +168,7 @@ Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Hol
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch) {
   Serving& serving = map.rows[rows];
   if (serving.backup != backup || serving.epoch != epoch) return Outcome::Already;
-  const std::uint32_t server = serving.primary.server;
-  serving = {serving.epoch + 1, {server, map.members[server].life}, {}};
+  give_back(map, serving);
   return Outcome::Made;
 }
 
@@ -196,12 +209,18 @@ Membership::Membership(Options options)
       self_{options_.number, new_life()},
       member_{self_.life, options_.endpoint, rendezvous::host_identity().id},
       store_(store::connect_job_store(net::deadline_in(std::chrono::seconds(30)))) {
-  const auto entered = value_or_throw(
-      change([this](ServerMap& map) { return enter(map, options_.servers, self_.server, member_, options_.replicas); },
-             net::deadline_in(std::chrono::seconds(30))));
+  const auto entered = value_or_throw(change(
+      [this](ServerMap& map) {
+        return enter(map, options_.servers, self_.server, member_, options_.replicas, options_.journals);
+      },
+      net::deadline_in(std::chrono::seconds(30))));
   if (entered == Outcome::Refused) {
-    raise(ErrorCode::Mismatch, "parameter server {} of {} -- the first one said that there are {}", self_.server,
-          options_.servers, map().members.size());
+    const ServerMap first = map();
+    raise(ErrorCode::Mismatch,
+          "parameter server {} of {}, with {} replicas and {} -- the first one said {}, {} replicas and {}; all have "
+          "the same options",
+          self_.server, options_.servers, options_.replicas, options_.journals ? "a journal" : "no journal",
+          first.members.size(), first.replicas, first.journals ? "a journal" : "no journal");
   }
 }
 

@@ -55,6 +55,7 @@ void visit_fields(auto& m, auto& a, const Serving*) { a(m.epoch, m.primary, m.ba
 struct ServerMap {
   std::uint64_t version = 0;  ///< counts all changes
   std::uint32_t replicas = 0;
+  bool journals = false;  ///< processes have journals of the rows that they serve or have copies of
   std::vector<Member> members;
   std::vector<Serving> rows;  ///< by server; empty until all servers have joined
 
@@ -64,18 +65,20 @@ struct ServerMap {
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };
 void visit_fields(auto& m, auto& a, const ServerMap*) {
-  a(m.version, codec::below(m.replicas, 2, "more than one replica"), codec::most(m.members, kMostServers, 1024),
-    codec::most(m.rows, kMostServers));
+  a(m.version, codec::below(m.replicas, 2, "more than one replica"), m.journals,
+    codec::most(m.members, kMostServers, 1024), codec::most(m.rows, kMostServers));
   a.demand(m.rows.empty() || m.rows.size() == m.members.size(), "a map of other servers");
 }
 
 /// Outcome of a change. Made: the map has it now; Already: the map had it before; Refused: it contradicts the map.
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
-/// Adds a process. The map is formed when the last server has joined. If the process replaces a holder of rows of which
-/// neither holder is left, it becomes their primary, and the rows begin empty.
-Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
-              std::uint32_t replicas);
+/// Adds a process; `replicas` and `journals` are those of the first one, or it is refused. The map is formed when the
+/// last server has joined. Rows of which neither holder is left get the latest process of the primary's server as
+/// primary: as its journal has them or, without one, empty.
+Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member, std::uint32_t replicas,
+              bool journals);
+// Changes by a process whose server has another process by now are refused.
 /// The backup takes the place of the primary.
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
 /// The primary continues without a backup.
@@ -83,7 +86,7 @@ Outcome drop(ServerMap& map, std::uint32_t rows, const Holder& primary, const Ho
 /// A process that has a copy becomes the backup.
 Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Holder& backup);
 /// The process that was the backup in this epoch has no copy any more. If the primary is gone too, the latest process
-/// of its server becomes the primary, and the rows begin empty.
+/// of its server becomes the primary, as in `enter`.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
 /// Returns how many servers come before this one when rows need a backup: first servers on other hosts than the
@@ -140,6 +143,7 @@ class Membership {
     std::uint32_t number = 0;
     std::uint32_t servers = 1;
     std::uint32_t replicas = 0;
+    bool journals = false;
     std::string endpoint;
   };
   using OnMap = std::function<void(const ServerMap&)>;

@@ -119,6 +119,7 @@ class ImageReader {
   Result<void> load(std::string_view piece, const Parts& parts);
 
  private:
+  void take(std::string_view piece, const Parts& parts);
   bool loading_ = false;
 };
 

@@ -81,6 +81,10 @@ struct Shapes {
 };
 void visit_fields(auto& m, auto& a, const Shapes*) { a(m.shapes); }
 
+void demand(bool holds, const char* otherwise) {
+  if (!holds) throw Error(ErrorCode::Corrupt, otherwise);
+}
+
 template <class T>
 std::string piece_of(Kind kind, const T& record) {
   return std::string(1, static_cast<char>(kind)).append(pack(record));
@@ -155,103 +159,94 @@ std::optional<std::string> Image::next() {
 }
 
 Result<void> ImageReader::load(std::string_view piece, const Parts& parts) {
+  return result_of([&] { take(piece, parts); });
+}
+
+void ImageReader::take(std::string_view piece, const Parts& parts) {
   auto& [introduced, workers, settled, tables] = parts;
-  if (piece.empty()) return fail(ErrorCode::Corrupt, "an empty piece of an image");
+  demand(!piece.empty(), "an empty piece of an image");
   const auto kind = static_cast<Kind>(piece.front());
   piece.remove_prefix(1);
   if (kind == Kind::Begin) {
-    if (loading_ || workers.count() > 0 || tables.count() > 0)
-      return fail(ErrorCode::Corrupt, "an image that begins within another state");
-    const auto opened = unpack<Beginning>(piece);
-    if (!opened) return tl::unexpected(opened.error());
-    introduced = opened->record.introduced;
-    workers.expect(opened->record.workers);
-    settled = opened->record.settled;
+    demand(!loading_ && workers.count() == 0 && tables.count() == 0, "an image that begins within another state");
+    const auto beginning = value_or_throw(unpack<Beginning>(piece)).record;
+    introduced = beginning.introduced;
+    workers.expect(beginning.workers);
+    settled = beginning.settled;
     loading_ = true;
-    return {};
+    return;
   }
-  if (!loading_) return fail(ErrorCode::Corrupt, "a piece of an image that has not begun");
+  demand(loading_, "a piece of an image that has not begun");
   switch (kind) {
     case Kind::Worker: {
-      auto opened = unpack<OfWorker>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      if (opened->record.number >= workers.count()) return fail(ErrorCode::Corrupt, "a worker beyond all");
-      workers.at(opened->record.number) = std::move(opened->record.worker);
-      return {};
+      auto of = value_or_throw(unpack<OfWorker>(piece)).record;
+      demand(of.number < workers.count(), "a worker beyond all");
+      workers.at(of.number) = std::move(of.worker);
+      return;
     }
     case Kind::Refused: {
-      const auto opened = unpack<OfRefused>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      const OfRefused& of = opened->record;
-      if (of.worker >= workers.count() || !of.error) return fail(ErrorCode::Corrupt, "nothing that was refused");
+      const auto of = value_or_throw(unpack<OfRefused>(piece)).record;
+      demand(of.worker < workers.count() && of.error, "nothing that was refused");
       workers.at(of.worker).refused.emplace(of.sequence, *of.error);
-      return {};
+      return;
     }
     case Kind::Table: {
-      const auto opened = unpack<OfTable>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      if (auto ok = ps::check(opened->record.options); !ok) return fail(ErrorCode::Corrupt, "{}", ok.error().what());
-      tables.add(opened->record.name, opened->record.options, opened->record.elements);
-      return {};
+      const auto of = value_or_throw(unpack<OfTable>(piece)).record;
+      if (auto ok = ps::check(of.options); !ok) raise(ErrorCode::Corrupt, "{}", ok.error().what());
+      tables.add(of.name, of.options, of.elements);
+      return;
     }
     case Kind::Rows: {
-      const auto opened = unpack<Some>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      if (tables.count() == 0) return fail(ErrorCode::Corrupt, "rows of no table");
+      const auto [of, rows] = value_or_throw(unpack<Some>(piece));
+      demand(tables.count() > 0, "rows of no table");
       SparseTable& table = tables.at(tables.count() - 1);
-      std::string_view rest = opened->payload;
-      const std::size_t floats = table.floats() * sizeof(float);
-      for (std::uint64_t i = 0; i < opened->record.count; ++i) {
+      std::string_view rest = rows;
+      for (std::uint64_t i = 0; i < of.count; ++i) {
         RowHeader header;
-        if (rest.size() < sizeof header) return fail(ErrorCode::Corrupt, "an image ends within a row");
+        demand(rest.size() >= sizeof header, "an image ends within a row");
         std::memcpy(&header, rest.data(), sizeof header);
         rest.remove_prefix(sizeof header);
-        const std::size_t size = header.last != 0 ? floats : 0;
-        if (rest.size() < size) return fail(ErrorCode::Corrupt, "an image ends within a row");
+        const std::size_t size = header.last != 0 ? table.floats() * sizeof(float) : 0;
+        demand(rest.size() >= size, "an image ends within a row");
         table.load_place(header, rest.data());
         rest.remove_prefix(size);
       }
-      if (!rest.empty()) return fail(ErrorCode::Corrupt, "a piece of an image is longer than its rows");
-      return {};
+      demand(rest.empty(), "a piece of an image is longer than its rows");
+      return;
     }
     case Kind::Seen: {
-      const auto opened = unpack<Some>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      if (tables.count() == 0 || opened->record.count > kLongestMessage ||
-          opened->payload.size() != opened->record.count * kSeenBytes)
-        return fail(ErrorCode::Corrupt, "counters that are none");
-      for (std::uint64_t i = 0; i < opened->record.count; ++i) {
+      const auto [of, counters] = value_or_throw(unpack<Some>(piece));
+      demand(tables.count() > 0 && of.count <= kLongestMessage && counters.size() == of.count * kSeenBytes,
+             "counters that are none");
+      for (std::uint64_t i = 0; i < of.count; ++i) {
         std::uint64_t key;
         std::uint32_t count;
-        std::memcpy(&key, opened->payload.data() + i * kSeenBytes, sizeof key);
-        std::memcpy(&count, opened->payload.data() + i * kSeenBytes + sizeof key, sizeof count);
+        std::memcpy(&key, counters.data() + i * kSeenBytes, sizeof key);
+        std::memcpy(&count, counters.data() + i * kSeenBytes + sizeof key, sizeof count);
         tables.at(tables.count() - 1).restore_seen(key, count);
       }
-      return {};
+      return;
     }
     case Kind::Staged: {
-      const auto opened = unpack<OfStaged>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      const OfStaged& of = opened->record;
-      if (of.worker >= workers.count() || of.table >= tables.count() || of.count > kMostKeys ||
-          opened->payload.size() != of.count * (sizeof(std::uint64_t) + tables.at(of.table).dim() * sizeof(float)))
-        return fail(ErrorCode::Corrupt, "a push that cannot have been one");
-      tables.stage({of.worker, of.clock, of.table, of.lr, of.count,
-                    std::make_shared<const std::string>(opened->payload), of.count});
-      return {};
+      const auto [of, payload] = value_or_throw(unpack<OfStaged>(piece));
+      demand(of.worker < workers.count() && of.table < tables.count() && of.count <= kMostKeys &&
+                 payload.size() == of.count * (sizeof(std::uint64_t) + tables.at(of.table).dim() * sizeof(float)),
+             "a push that cannot have been one");
+      tables.stage(
+          {of.worker, of.clock, of.table, of.lr, of.count, std::make_shared<const std::string>(payload), of.count});
+      return;
     }
     case Kind::End: {
-      const auto opened = unpack<Shapes>(piece);
-      if (!opened) return tl::unexpected(opened.error());
-      if (opened->record.shapes.size() != tables.count()) return fail(ErrorCode::Corrupt, "an image without its end");
+      const auto shapes = value_or_throw(unpack<Shapes>(piece)).record.shapes;
+      demand(shapes.size() == tables.count(), "an image without its end");
       for (std::size_t i = 0; i < tables.count(); ++i) {
-        if (!tables.at(i).end_load(opened->record.shapes[i]))
-          return fail(ErrorCode::Corrupt, "the rows of table \"{}\" are not those of its image", tables.at(i).name());
+        if (!tables.at(i).end_load(shapes[i]))
+          raise(ErrorCode::Corrupt, "the rows of table \"{}\" are not those of its image", tables.at(i).name());
       }
       loading_ = false;
-      return {};
+      return;
     }
-    default: return fail(ErrorCode::Corrupt, "a piece of an image of an unknown kind");
+    default: raise(ErrorCode::Corrupt, "a piece of an image of an unknown kind");
   }
 }
 

@@ -1,12 +1,14 @@
-// A process of a job that ps_kills_test.cpp starts: a server, with a journal or with replicas, or a worker that counts.
-//   ps_kills_peer journal|replicas PUSHES KILLS
+// A process of a job that ps_kills_test.cpp starts: a server, with a journal, replicas or both, or a worker that
+// counts.
+//   ps_kills_peer journal|replicas|both PUSHES KILLS
 // Each worker pushes 1 to one of 60 counters, PUSHES times, many under way at once, and breaks one of its connections
 // after every hundredth push, at random. Worker 0 kills servers meanwhile, KILLS times, each once `cohort run` has
-// started the one before again; with replicas once all rows have a backup again. At the end each says what is counted.
+// started the one before again; with replicas once all rows have a backup again; with both at any time. At the end each
+// says what is counted.
 #include "net/address.h"
 #include "net/store.h"
 #include "ps/server_map.h"
-#include "ps/testing_counters.h"
+#include "ps/tests/testing_counters.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
@@ -43,12 +45,11 @@ std::string name_of(int server) {
   return "@cohort-kills-" + std::string(std::getenv("COHORT_JOB_ID")) + "-" + std::to_string(server);
 }
 
-[[noreturn]] void serve(bool replicated) {
+[[noreturn]] void serve(bool replicated, bool journals) {
   ps::ServerOptions options;
   options.endpoint = name_of(role_number());
-  if (replicated) {
-    options.replicas = 1;
-  } else {
+  if (replicated) options.replicas = 1;
+  if (journals) {
     options.journal = "journal-" + std::to_string(role_number());
     options.journal_tail = std::size_t{64} << 10;  // written anew again and again, so that kills meet that, too
   }
@@ -179,10 +180,10 @@ int work(bool replicated, long pushes, long kills) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 4) throw std::runtime_error("ps_kills_peer journal|replicas PUSHES KILLS");
-    const bool replicated = std::string(argv[1]) == "replicas";
-    if (role() == Role::Server) serve(replicated);
-    return work(replicated, std::atol(argv[2]), std::atol(argv[3]));
+    if (argc != 4) throw std::runtime_error("ps_kills_peer journal|replicas|both PUSHES KILLS");
+    const std::string has = argv[1];
+    if (role() == Role::Server) serve(has != "journal", has != "replicas");
+    return work(has == "replicas", std::atol(argv[2]), std::atol(argv[3]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ps_kills_peer: %s\n", error.what());
   }

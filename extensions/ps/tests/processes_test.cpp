@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -28,14 +29,17 @@ namespace {
 
 constexpr int kServers = 3;
 
-/// With a store, where servers have replicas instead of journals.
+/// With a store, where servers have replicas.
 struct Replicated {
   std::string slow_fsync = {};  ///< seconds that the disk takes for a snapshot's file; not empty: snapshots are taken
+  bool journals = false;        ///< servers have journals, too
+  std::string full_disk = {};   ///< end of the path of server 1's journal for which there is no more room soon
 };
 
 class Job {
  public:
-  explicit Job(const Replicated& how) : slow_fsync_(how.slow_fsync) {
+  explicit Job(const Replicated& how)
+      : slow_fsync_(how.slow_fsync), full_disk_(how.full_disk), journals_(how.journals) {
     secret_ = value_or_throw(net::Secret::generate());
     store_ = std::make_unique<store::StoreServer>(store::StoreServerOptions{.secret = secret_});
     inherited_ = sys::UniqueFd(::dup(value_or_throw(secret_->to_sealed_memfd()).get()));  // children have it
@@ -71,11 +75,13 @@ class Job {
     if (store_) {
       options.command.push_back(std::to_string(server));
       options.command.push_back(std::to_string(kServers));
+      if (journals_) options.command.push_back(journal_of(server));
       options.environment = {{"COHORT_STORE", net::to_string(store_->endpoint())},
                              {"COHORT_SECRET_FD", std::to_string(inherited_.get())}};
       if (!slow_fsync_.empty()) options.environment.emplace("COHORT_TEST_SLOW_FSYNC", slow_fsync_);
+      if (server == 1 && !full_disk_.empty()) options.environment.emplace("COHORT_TEST_FULL_DISK", full_disk_);
     } else {
-      options.command.push_back(folder_ + "/journal-" + std::to_string(server));
+      options.command.push_back(journal_of(server));
       options.environment = {{"COHORT_TEST_PATIENCE", patience_}};
     }
     servers_[static_cast<std::size_t>(server)] = std::make_unique<Child>(options);
@@ -100,6 +106,7 @@ class Job {
                          [&](const ps::Serving& one) { return map.lives(one.primary) && map.lives(one.backup); });
     });
   }
+  void give_journals() { journals_ = true; }
   bool wait_until_served_by_other(std::size_t rows) {
     wait_for_map([&](const ps::ServerMap& map) { return map.rows[rows].primary.server != rows; });
     return true;
@@ -144,7 +151,7 @@ class Job {
     return client(options);
   }
 
-  const std::string& folder() const noexcept { return folder_; }
+  std::string journal_of(int server) const { return folder_ + "/journal-" + std::to_string(server); }
 
  private:
   Child client(ChildOptions& options) const {
@@ -153,7 +160,8 @@ class Job {
     return Child(options);
   }
 
-  std::string slow_fsync_, patience_;
+  std::string slow_fsync_, full_disk_, patience_;
+  bool journals_ = false;
   std::string folder_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<net::Secret> secret_;
@@ -348,6 +356,95 @@ TEST(ParameterServer, WhenBothAreKilledWhatIsLostIsSaid) {
   const bool said = job.server(0).wait_for_output("they begin anew", std::chrono::seconds(5)) ||
                     job.server(1).wait_for_output("they begin anew", std::chrono::seconds(5));
   EXPECT_TRUE(said) << job.said();
+}
+
+std::string exactly(int count) { return fmt::format("counts from {0} to {0}.", count); }
+
+// Servers with replicas and journals, all of which are killed: whoever is started first, the rows are those of the
+// journal that the last primary had, to which a torn record does no harm. Then their backups take places again.
+TEST(ParameterServer, WhenAllAreKilledTheirJournalsHaveEverything) {
+  Job job(Replicated{.journals = true});
+  Child worker = job.worker(0, 1, "async", kEndless, false);
+  std::mt19937 random(13);
+  std::string said;
+  const auto goes_on = [&] { return worker.wait_for_output(fmt::format("ended {}.", ended_by(worker) + 20)); };
+  for (int turn = 0; turn < 4; ++turn) {
+    ASSERT_TRUE(goes_on()) << worker.output() << job.said();
+    job.wait_until_all_have_backups();
+    pause(random, 50);
+    const int first = static_cast<int>(random() % kServers);
+    if (turn == 1) {  // so that a process serves rows that were another one's
+      job.kill(first);
+      job.start(first);
+      job.wait_until_served(first);
+      job.wait_until_all_have_backups();
+    }
+    for (int i = 0; i < kServers; ++i) job.kill((first + i) % kServers);
+    std::ofstream(job.journal_of(first), std::ios::app | std::ios::binary) << "torn";
+    for (int i = 0; i < kServers; ++i) job.start((first + 1 + turn + i) % kServers);
+    EXPECT_TRUE(goes_on()) << worker.output() << job.said();
+    for (int i = 0; i < kServers; ++i) {
+      job.wait_until_served(i);
+      if (turn == 0) {
+        EXPECT_TRUE(job.server(i).wait_for_output("as this process's journal has them")) << job.said();
+      }
+      said += job.server(i).output();
+    }
+  }
+  worker.kill(SIGTERM);
+  EXPECT_TRUE(worker.wait_for_output("counts from", std::chrono::seconds(60))) << worker.output() << job.said();
+  EXPECT_NE(worker.output().find(exactly(ended_by(worker))), std::string::npos) << worker.output();
+  EXPECT_EQ(worker.wait(), 0) << worker.output();
+  EXPECT_EQ(said.find("begin anew"), std::string::npos) << said;
+  bool cut = false;
+  for (int i = 0; i < kServers; ++i) cut = cut || std::filesystem::exists(job.journal_of(i) + ".cut-1");
+  EXPECT_TRUE(cut) << job.said();
+}
+
+TEST(ParameterServer, ADamagedJournalOfRowsThatNobodyHasIsNamed) {
+  Job job(Replicated{.journals = true});
+  Child worker = job.worker(0, 1, "async", kEndless, false);
+  ASSERT_TRUE(worker.wait_for_output("ended 20.")) << worker.output();
+  job.wait_until_all_have_backups();
+  for (int i = 0; i < kServers; ++i) job.kill(i);
+  std::fstream(job.journal_of(0), std::ios::in | std::ios::out | std::ios::binary).seekp(200) << "damage";
+  for (int i = 0; i < kServers; ++i) job.start(i);
+  EXPECT_TRUE(worker.wait_for_output(fmt::format("journal {} is damaged at byte", job.journal_of(0))))
+      << worker.output() << job.said();
+  EXPECT_NE(worker.wait(), 0);
+}
+
+TEST(ParameterServer, AServerWhoseDiskIsFullMakesNoChangesAndSaysSo) {
+  Job job(Replicated{.journals = true, .full_disk = "/journal-1"});
+  Child worker = job.worker(0, 1, "async", kEndless, false);
+  EXPECT_TRUE(worker.wait_for_output("this server makes no changes any more: journal " + job.journal_of(1)))
+      << worker.output() << job.said();
+  EXPECT_NE(worker.wait(), 0);
+}
+
+// The rows go on with the copy of another server.
+TEST(ParameterServer, AServerWhoseDiskIsFullHasNoCopyAndSaysSo) {
+  constexpr int kClocks = 600;
+  Job job(Replicated{.journals = true, .full_disk = "/journal-1.rows-0"});
+  Child worker = job.worker(0, 1, "async", kClocks, false);
+  EXPECT_TRUE(job.server(1).wait_for_output("the copy of the rows of parameter server 0 is given up: journal " +
+                                            job.journal_of(1) + ".rows-0: No space left on device"))
+      << job.said();
+  job.wait_for_map([](const ps::ServerMap& map) { return map.rows[0].backup == ps::Holder{2, map.members[2].life}; });
+  EXPECT_TRUE(worker.wait_for_output(exactly(kClocks), std::chrono::seconds(60))) << worker.output() << job.said();
+  EXPECT_EQ(worker.wait(), 0) << worker.output();
+}
+
+TEST(ParameterServer, ServersThatDifferInTheirJournalsAreRefused) {
+  Job job(Replicated{});
+  job.wait_for_map([](const ps::ServerMap&) { return true; });
+  job.kill(2);
+  job.give_journals();
+  job.start(2);
+  EXPECT_TRUE(
+      job.server(2).wait_for_output("parameter server 2 of 3, with 1 replicas and a journal -- the first one "
+                                    "said 3, 1 replicas and no journal"))
+      << job.said();
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // A server or a worker of a parameter server, as a process that ps_test kills.
 //   ps_peer server ENDPOINT JOURNAL
-//   ps_peer replicated ENDPOINT NUMBER SERVERS
+//   ps_peer replicated ENDPOINT NUMBER SERVERS [JOURNAL]
 //   ps_peer worker NUMBER WORKERS MODE CLOCKS RESETS ENDPOINT...
 //   ps_peer watch|flood SECONDS ENDPOINT...
 // A worker pushes 1 to each of 60 counters in every clock, in three pushes; with RESETS, a thread breaks its
@@ -9,18 +9,21 @@
 // long the longest push took, and how many to each server ended meanwhile; one that floods pushes more than is under
 // way at once besides. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says
 // how many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
+// COHORT_TEST_FULL_DISK=NAME: a journal whose path ends so can have a hundred records.
 // COHORT_TEST_PATIENCE=MILLISECONDS: after which a silent worker is lost (1500).
-#include "ps/testing_counters.h"
+#include "ps/tests/testing_counters.h"
 
 #include <cohort/error.h>
 #include <cohort/ps.h>
 
 #include <fcntl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -33,15 +36,28 @@
 #include <thread>
 #include <vector>
 
-/// In place of the system's.
+static std::string path_of(int fd) {
+  char path[4096] = {};
+  (void)!::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1);
+  return path;
+}
+
+// In place of the system's.
 extern "C" int fsync(int fd) {
   const char* const seconds = std::getenv("COHORT_TEST_SLOW_FSYNC");
-  char path[4096] = {};
-  const std::string link = "/proc/self/fd/" + std::to_string(fd);
-  if (seconds != nullptr && ::readlink(link.c_str(), path, sizeof path - 1) > 0 &&
-      std::string(path).find(".rows") != std::string::npos)
+  if (seconds != nullptr && path_of(fd).find(".rows") != std::string::npos)
     ::usleep(static_cast<useconds_t>(std::atof(seconds) * 1e6));
   return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+extern "C" ssize_t pwritev(int fd, const iovec* parts, int count, off_t at) {
+  static std::atomic<int> written{0};
+  if (const char* const full = std::getenv("COHORT_TEST_FULL_DISK"); full != nullptr) {
+    if (path_of(fd).ends_with(full) && ++written > 100) {
+      errno = ENOSPC;
+      return -1;
+    }
+  }
+  return ::syscall(SYS_pwritev, fd, parts, count, at, 0);
 }
 
 namespace {
@@ -235,7 +251,9 @@ int main(int argc, char** argv) {
       server.journal = argv[3];
       run_server(server);
     }
-    if (argc == 5 && std::string(argv[1]) == "replicated") {
+    if ((argc == 5 || argc == 6) && std::string(argv[1]) == "replicated") {
+      if (argc == 6) server.journal = argv[5];
+      server.journal_tail = std::size_t{64} << 10;
       server.replicas = 1;
       server.number = std::atoi(argv[3]);
       server.servers = std::atoi(argv[4]);

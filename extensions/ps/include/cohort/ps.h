@@ -37,7 +37,7 @@ struct ServerOptions {
   std::chrono::milliseconds patience = std::chrono::seconds(3);
   /// A file in which every change is recorded before it is made. A server that is restarted with the journal of a
   /// killed server continues where that server stopped. A damaged journal is refused (Corrupt) and left unchanged.
-  /// Empty: no journal.
+  /// Empty: no journal. With replicas, copies of other servers' rows have files beside it (`journal`.rows-N).
   std::string journal = {};
   /// When the journal has this many bytes of changes, and at least as many as its rows take, it is rewritten in a new
   /// file, as the rows and the later changes. The server goes on serving meanwhile.
@@ -46,8 +46,8 @@ struct ServerOptions {
   /// socket.
   bool shared_memory = true;
   /// Number of other servers of the job that keep a copy of this server's contents, command by command, and take over
-  /// if it dies: 0 or 1, the same at all servers. 1 needs the store of `cohort run`, and for now no journal. nullopt: 1
-  /// where the job goes on when a server dies (--server-restarts, --lost-servers) and there is no journal, else 0.
+  /// if it dies: 0 or 1, the same at all servers. 1 needs the store of `cohort run`. nullopt: 1 where the job goes on
+  /// when a server dies (--server-restarts, --lost-servers) and there is no journal, else 0.
   std::optional<int> replicas = {};
   /// With replicas, this server's number and the number of servers. Unset: as given by its role.
   std::optional<int> number = {};

@@ -359,8 +359,8 @@ class Server:
     patience      seconds, above 0, after which a worker without a connection counts as lost
     journal       a file of all changes: a server restarted with it continues where the killed one had stopped
     replicas      for a server of `cohort run`, the same on all: how many other servers hold a copy of its rows and
-                  replace it if it dies, 0 or 1, not together with a journal; None: 1 if the job survives a server's
-                  death (--server-restarts, --lost-servers) and there is no journal, else 0
+                  replace it if it dies, 0 or 1; None: 1 if the job survives a server's death (--server-restarts,
+                  --lost-servers) and there is no journal, else 0
     """
 
     def __init__(self, endpoint: str = "", *, secret_file: Union[str, os.PathLike[str]] = "",

@@ -3,7 +3,7 @@
 // socket alone), "tcp" (encrypted), or "near" (TCP, and shared memory since both are on one host).
 #pragma once
 
-#include "ps/testing_counters.h"
+#include "ps/tests/testing_counters.h"
 
 #include "net/secret.h"
 #include "ps/key_map.h"
