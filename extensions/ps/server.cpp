@@ -480,6 +480,7 @@ std::unique_ptr<Server> Server::of_job(ServerOptions options) {
             num_servers());
     }
   }
+  status::keep_last_words();
   status::show_lines_at_once();
   std::unique_ptr<Server> server;
   const auto listed = rendezvous::listed_servers();

@@ -3,6 +3,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
+#include "ps/protocol.h"
 #include "waiting.h"
 
 #include <cohort/ps.h>
@@ -202,10 +203,20 @@ ps::TableOptions table_options(std::int64_t dim, const ps::Initializer& initiali
   return options;
 }
 
+/// Options that can be copied and pickled, by the same fields as in messages.
+template <class Kind>
+py::class_<Kind> bind_option(py::module_& module, const char* name) {
+  return py::class_<Kind>(module, name)
+      .def(py::pickle([](const Kind& option) { return py::bytes(codec::encode(option)); },
+                      [](const py::bytes& fields) {
+                        return value_or_throw(codec::decode<Kind>(static_cast<std::string>(fields)));
+                      }));
+}
+
 /// Makes an object from its fields, in their order.
 template <class Kind, class... Fields>
 void bind_optimizer(py::module_& module, const char* name) {
-  py::class_<Kind>(module, name).def(py::init<Fields...>()).def_readonly("lr", &Kind::lr);
+  bind_option<Kind>(module, name).def(py::init<Fields...>()).def_readonly("lr", &Kind::lr);
 }
 
 void bind_options(py::module_& module) {
@@ -216,11 +227,11 @@ void bind_options(py::module_& module) {
   bind_optimizer<optim::Adam, double, double, double, double, double>(module, "PsAdam");
   bind_optimizer<optim::AdamW, double, double, double, double, double>(module, "PsAdamW");
   bind_optimizer<optim::Ftrl, double, double, double, double>(module, "PsFtrl");
-  py::class_<ps::Initializer>(module, "PsInitializer")
+  bind_option<ps::Initializer>(module, "PsInitializer")
       .def_static("constant", &ps::Initializer::constant, py::arg("value"))
       .def_static("uniform", &ps::Initializer::uniform, py::arg("low"), py::arg("high"))
       .def_static("normal", &ps::Initializer::normal, py::arg("mean"), py::arg("deviation"));
-  py::class_<ps::Consistency>(module, "PsConsistency")
+  bind_option<ps::Consistency>(module, "PsConsistency")
       .def_static("sync", &ps::Consistency::sync)
       .def_static("bounded", &ps::Consistency::bounded, py::arg("staleness"))
       .def_static("asynchronous", &ps::Consistency::async)

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ import threading
 import unittest
 
 from cohort import ps
-from cohort.errors import InvalidArgument, Mismatch, NonFinite, Timeout, Unavailable
+from cohort.errors import Error, InvalidArgument, Mismatch, NonFinite, Timeout, Unavailable
 from tiers import slow
 
 try:
@@ -136,6 +137,27 @@ class Arrays(Case):
                 client.table("u", 3, victim="any")
             with self.assertRaisesRegex(InvalidArgument, "beta1"):
                 client.table("u", 3, optimizer=ps.Adam(betas=(1.0, 0.9)))
+
+    def test_options_can_be_pickled(self):
+        optimizers = [ps.Sgd(0.3, 0.9, 0.1, 0.2), ps.Adagrad(eps=0.5), ps.RowAdagrad(0.5), ps.Adam(betas=(0.5, 0.6)), ps.AdamW(), ps.Ftrl(l1=2.0)]
+        initializers = [ps.constant(2), ps.uniform(-1, 1), ps.normal(0, 3)]
+        with self.connect() as client:
+            for i, optimizer in enumerate(optimizers):
+                options = {"optimizer": optimizer, "initializer": initializers[i % 3], "consistency": ps.Bounded(i)}
+                again = pickle.loads(pickle.dumps(options))
+                self.assertIs(type(again["optimizer"]), type(optimizer))
+                client.table(f"t{i}", 2, **options)
+                client.table(f"t{i}", 2, **again)  # the servers compare
+                with self.assertRaises(Mismatch):
+                    client.table(f"t{i}", 2, **{**again, "consistency": pickle.loads(pickle.dumps(ps.Async()))})
+
+    def test_a_loss_is_raised_once(self):
+        with self.assertRaises(Error) as raised, self.connect(timeout=1.0) as client:
+            table = client.table("t", 1, consistency=ps.Async())
+            for server in self.servers:
+                server.close()
+            table.push([1], numpy.ones((1, 1), numpy.float32))
+        self.assertIsNone(raised.exception.__context__)
 
     def test_options_of_a_wrong_type_are_named(self):
         with self.connect() as client:
@@ -524,6 +546,22 @@ else:
         done, _ = self.run_killed("{'replicas': 0}", "1", "--servers", "2", "--server-restarts", "3")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"been started again without what it knew: \d+ of this worker's \d+ changes are lost")
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_servers_with_replicas_and_journals_recover_whoever_is_killed(self):
+        options = "{'journal': 'journals', 'replicas': 1}"
+        done, record = self.run_killed(options, "0101", "--servers", "2", "--server-restarts", "4")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
+        self.assertEqual([failure["number"] for failure in record["server_restarts"]], [0, 1, 0, 1])
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_a_wrong_option_of_a_server_ends_the_job_at_once(self):
+        done, record = self.run_killed("{'patience': 0}", "0", "--servers", "2", "--server-restarts", "4")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotIn("it is started again", done.stderr)
+        self.assertEqual(record.get("server_restarts", []), [])
+        self.assertRegex(done.stderr, r"a patience of 0 ms -- above 0(.|\n)*server \d")
 
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_a_job_without_servers_is_told_of(self):

@@ -23,6 +23,9 @@ void ServerLosses::recall(int process, Ending& ending) const {
 ServerLosses::Decision ServerLosses::after(int process, const Ending& ending, int running) {
   const std::string lost =
       fmt::format("{} on {} is lost ({})", ending.name(), ending.host, sys::to_string(ending.status));
+  // A wrong option is wrong after a restart, too.
+  for (const ErrorCode hopeless : {ErrorCode::InvalidArgument, ErrorCode::Mismatch})
+    if (ending.cause.code == static_cast<int>(hopeless)) return {};
   if (restarts_ < most_restarts_) {
     awaited_.insert(process);
     again_.insert_or_assign(process, ending);

@@ -31,6 +31,18 @@ TEST(ServerLosses, RestartsComeFirstAndThenTheOthersGoOn) {
   EXPECT_EQ(losses.after(5, killed(1), 2).outcome, Outcome::Failed) << "no more may be lost";
 }
 
+TEST(ServerLosses, AWrongOptionIsNotTriedAgain) {
+  ServerLosses losses(1, 1);
+  for (const ErrorCode code : {ErrorCode::InvalidArgument, ErrorCode::Mismatch}) {
+    Ending ending = killed(0);
+    ending.cause.code = static_cast<int>(code);
+    EXPECT_EQ(losses.after(4, ending, 3).outcome, ServerLosses::Outcome::Failed);
+  }
+  Ending ending = killed(0);
+  ending.cause.code = static_cast<int>(ErrorCode::Io);
+  EXPECT_EQ(losses.after(4, ending, 3).outcome, ServerLosses::Outcome::Again) << "there may be room by then";
+}
+
 TEST(ServerLosses, TheLastServerIsNotGoneOnWithout) {
   ServerLosses losses(0, 5);
   EXPECT_EQ(losses.after(4, killed(0), 1).outcome, ServerLosses::Outcome::Failed);

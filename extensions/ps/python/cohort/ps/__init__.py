@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from cohort import _core
 from cohort._core import server_addresses
-from cohort.errors import InvalidArgument
+from cohort.errors import Error, InvalidArgument
 from cohort.ps._checks import integer, number, path, rate, refuse, seconds, size, text
 from cohort.ps._options import (
     Adagrad,
@@ -344,8 +344,12 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.leave()
+        except Error:
+            if kind is None:  # else the error that ends the block has said what is lost
+                raise
 
 
 class Server:
