@@ -79,6 +79,10 @@ struct State::Impl {
 
   // State of the current world.
   std::optional<std::uint64_t> epoch;
+  int rank = 0;    ///< in the current world
+  int broken = 0;  ///< worlds of `epoch` in a row that this rank and another have lost each other in, without a step
+  std::optional<std::uint64_t> broken_epoch;
+  std::int64_t broken_at = -1;                ///< steps at the last of them
   bool leads = false;                         ///< this rank reports the job's progress
   Communicator notices;                       ///< a separate communicator, since the program orders its own operations
   using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the negated lowest
@@ -165,6 +169,7 @@ struct State::Impl {
   }
   void take(const Received& received, const Agreement& agreement);
   void exchange_notices();
+  bool gives_up(const Error& error);
   bool is_furthest();
   State::Wait choose(bool told);
 };
@@ -236,6 +241,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   Communicator& comm = world.communicator_;
   const auto began = Clock::now();
   self.epoch = world.epoch_;
+  self.rank = world.rank();
   self.leads = self.epoch && world.rank() == 0;
   if (!self.preemption) self.preemption.emplace();
   rendezvous::set_init_ends_with_job(false);
@@ -378,12 +384,33 @@ void State::advance() {
   impl_->keep();
 }
 
+/// Members that cannot reach each other would form worlds of their epoch for ever: one of them has to end, so that the
+/// others go on. A rank that has no state yet is the first to do so. Returns true if it is this one.
+bool State::Impl::gives_up(const Error& error) {
+  constexpr int kMostBroken = 5, kMostBrokenOfFresh = 3;
+  const ErrorContext& context = error.context();
+  const bool reports = context.cause == error.what();  // (other ranks' errors quote it)
+  if (error.code() != ErrorCode::PeerLost || (!reports && context.peer != rank)) return false;
+  if (broken_epoch != epoch || broken_at != steps) broken = 0;
+  broken_epoch = epoch;
+  broken_at = steps;
+  if (++broken < (fresh ? kMostBrokenOfFresh : kMostBroken) + (reports ? 0 : 1)) return false;
+  log::error(
+      "elastic",
+      "epoch {}: this rank and another have lost each other {} times in a row, before a step and although both are "
+      "members; this one ends, so that the others can go on -- can the hosts reach each other on all ports "
+      "(cables, firewalls, COHORT_NETWORK)? The last time: {}",
+      epoch.value_or(0), broken, error.what());
+  return true;
+}
+
 bool State::leave(const Error& error) {
   Impl& self = *impl_;
   self.end_notices();
   const bool planned = dynamic_cast<const MembershipChanged*>(&error) != nullptr;
   const bool lost = error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted;
   if (!self.epoch || self.told_to_end || self.told_to_leave || (!planned && !lost)) return false;
+  if (self.gives_up(error)) return false;
   self.whole = self.version_of_parts() == self.version ||
                (self.steps == self.entered_at && digests_of(self.contents(), self.key) == self.digests);
   for (auto& [name, kept] : self.values) kept.value.load(kept.copy);
