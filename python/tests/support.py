@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 # Every wait of the tests ends by itself, long before ctest's timeout.
-SECONDS = 30.0
+SECONDS = 60.0
 
 try:
     import numpy

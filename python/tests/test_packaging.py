@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,7 @@ class Packaging(unittest.TestCase):
             self.assertRegex(text, rf"(?m)^{re.escape(part)} \(\S+\)  http")
 
 
+@unittest.skipIf(shutil.which("git") is None, "no git")
 class Release(unittest.TestCase):
     """tools/release/release in a clone whose make-wheels makes no wheels."""
 

@@ -123,10 +123,17 @@ inside_bare_system='
       chroot "$root" sh -c "apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends sudo" >"$root/root/sudo.log" 2>&1
       echo "$user ALL=(ALL) NOPASSWD: ALL" >"$root/etc/sudoers.d/$user"
     fi
-    set -- --userspec="$user:$user" "$root" "$@"
+    set -- --userspec="$user:$user" / "$@"
   else
-    set -- "$root" "$@"
+    set -- / "$@"
   fi
+  # The root of the namespace, not of this process alone: whoever enters another mount namespace there begins at it.
+  cd "$root"
+  mkdir -p .root-before
+  pivot_root . .root-before
+  cd /
+  umount -l /.root-before
+  rmdir /.root-before
   exec chroot "$@"'
 
 in_bare_system() {
