@@ -247,21 +247,37 @@ sim::Result elastic(const sim::Options& options, int hosts) {
   return result;
 }
 
-/// Two hosts of an elastic job cannot reach each other any more, though the supervisor reaches both: one of them ends,
-/// and the others train to the end.
+/// A host of an elastic job cannot reach one other any more, or all but the supervisor's: one worker ends, in the
+/// second case the one of that host, and the others train to the end.
 sim::Result part(const sim::Options& options, int hosts) {
   std::vector<std::string> words = job(hosts, {"/simulated/elastic", "60", "100"});
   words.insert(words.begin() + 2, {"--min-np", "2"});
-  auto result = sim::run(options, hosts, words, [hosts] {
-    const int from = 1 + draw(hosts - 1), to = from == hosts - 1 ? 1 : from + 1;
-    const bool both = draw(2) == 0;
+  int from = 0;
+  bool all = false;
+  auto result = sim::run(options, hosts, words, [&] {
+    from = 1 + draw(hosts - 1);
+    all = draw(2) == 0;
+    const int other = from == hosts - 1 ? 1 : from + 1;
+    const bool both = all || draw(2) == 0;
     sim::at(draw(5'000) * kMillisecond, [=] {
-      sim::cut(from, to, true);
-      if (both) sim::cut(to, from, true);
+      for (int to = 1; to < hosts; ++to) {
+        if (to == from || (!all && to != other)) continue;
+        sim::cut(from, to, true);
+        if (both) sim::cut(to, from, true);
+      }
     });
     sim::at(300 * kSecond, [] { sim::fail("the job does not end"); });
   });
+  const auto ended = [&result](const std::string& who) {
+    int times = 0;
+    for (auto found = result.output.find(who); found != std::string::npos; found = result.output.find(who, found + 1))
+      ++times;
+    return times;
+  };
   want(result, result.status == 0 && has(result.output, " right"), "status " + std::to_string(result.status));
+  want(result, ended(") ended with exit code 1;") == 1, "more than one worker has ended, or none");
+  want(result, !all || ended("(" + name_of(from) + ") ended with exit code 1;") == 1,
+       "another worker than the bad host's has ended");
   return result;
 }
 
@@ -271,7 +287,7 @@ struct Scenario {
   int hosts;
 };
 constexpr Scenario kScenarios[] = {{"start", start, 16}, {"kill", kill, 8}, {"lose", lose, 8},
-                                   {"cut", cut, 5},      {"part", part, 4}, {"elastic", elastic, 5}};
+                                   {"cut", cut, 5},      {"part", part, 5}, {"elastic", elastic, 5}};
 
 struct Outcome {
   bool right = false;

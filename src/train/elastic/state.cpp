@@ -79,9 +79,10 @@ struct State::Impl {
 
   // State of the current world.
   std::optional<std::uint64_t> epoch;
-  int rank = 0;    ///< in the current world
-  int broken = 0;  ///< worlds of `epoch` in a row that this rank and another have lost each other in, without a step
-  std::optional<std::uint64_t> broken_epoch;
+  int rank = 0, size = 1;  ///< of the current world
+  int broken = 0;          ///< worlds in a row, of this epoch, that ended by a lost peer, see gives_up
+  std::optional<std::uint64_t> broken_epoch;  ///< of `broken`
+  std::optional<std::uint64_t> told_epoch;    ///< in which this rank has told whom it has lost
   std::int64_t broken_at = -1;                ///< steps at the last of them
   bool leads = false;                         ///< this rank reports the job's progress
   Communicator notices;                       ///< a separate communicator, since the program orders its own operations
@@ -242,6 +243,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   const auto began = Clock::now();
   self.epoch = world.epoch_;
   self.rank = world.rank();
+  self.size = world.size();
   self.leads = self.epoch && world.rank() == 0;
   if (!self.preemption) self.preemption.emplace();
   rendezvous::set_init_ends_with_job(false);
@@ -384,23 +386,40 @@ void State::advance() {
   impl_->keep();
 }
 
-/// Members that cannot reach each other would form worlds of their epoch for ever: one of them has to end, so that the
-/// others go on. A rank that has no state yet is the first to do so. Returns true if it is this one.
+/// Members that cannot reach each other would form worlds of their epoch for ever: the one that most others have lost
+/// has to end, and among equals the latest, so that the others go on. Returns true if it is this rank.
 bool State::Impl::gives_up(const Error& error) {
-  constexpr int kMostBroken = 5, kMostBrokenOfFresh = 3;
+  constexpr int kMostBroken = 5;
   const ErrorContext& context = error.context();
-  const bool reports = context.cause == error.what();  // (other ranks' errors quote it)
-  if (error.code() != ErrorCode::PeerLost || (!reports && context.peer != rank)) return false;
-  if (broken_epoch != epoch || broken_at != steps) broken = 0;
+  if (error.code() != ErrorCode::PeerLost || context.peer < 0 || context.peer >= size) return false;
+  const bool lost_one = context.cause == error.what();  // (the others' errors quote it)
+  if (!lost_one && context.peer != rank) return false;
+  if (broken_epoch != epoch || broken_at != own_steps()) broken = 0;
   broken_epoch = epoch;
-  broken_at = steps;
-  if (++broken < (fresh ? kMostBrokenOfFresh : kMostBroken) + (reports ? 0 : 1)) return false;
+  broken_at = own_steps();
+  if (++broken < kMostBroken) return false;
+  int worst = -1;
+  try {
+    const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(2)));
+    const auto lost = [&](int peer, int more) {
+      return store->add(fmt::format("elastic/lost/{}/{}", *epoch, peer), more);
+    };
+    if (lost_one && std::exchange(told_epoch, epoch) != epoch) (void)lost(context.peer, 1);
+    std::this_thread::sleep_for(kChoice);
+    std::int64_t most = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      if (const std::int64_t times = lost(peer, 0); times > 0 && times >= most) most = times, worst = peer;
+    }
+  } catch (const Error& unreachable) {
+    log::debug("elastic", "who has been lost by most cannot be asked: {}", unreachable.what());
+  }
+  if (worst != rank) return false;
   log::error(
       "elastic",
-      "epoch {}: this rank and another have lost each other {} times in a row, before a step and although both are "
+      "epoch {}: this rank and others have lost each other {} times in a row, before a step and although all are "
       "members; this one ends, so that the others can go on -- can the hosts reach each other on all ports "
       "(cables, firewalls, COHORT_NETWORK)? The last time: {}",
-      epoch.value_or(0), broken, error.what());
+      *epoch, broken, error.what());
   return true;
 }
 
