@@ -235,6 +235,7 @@ Follower::End Follower::follow() {
       }
       if (!primary) std::this_thread::sleep_for(kAgain);
     }
+    if (damaged_) return End::Damaged;
   }
   return End::Away;
 }

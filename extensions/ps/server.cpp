@@ -38,6 +38,7 @@ constexpr milliseconds kCopyAgain(300);   // pause after a copy that was given u
 constexpr milliseconds kFirstCopy(3000);  // longest time that workers wait for it at the start
 constexpr milliseconds kTurn(1000);       // a server's wait per server before it (turn_of) when rows need a backup
 constexpr milliseconds kLookForWorkers(50);
+constexpr std::chrono::milliseconds kRecoverAgain{5000};
 // A child of the previous process that has its files open may still be about to exit.
 constexpr auto kLeftAfter = std::chrono::seconds(10);
 
@@ -293,6 +294,9 @@ class Server::Impl final : RpcServer::Service {
     if (!read) {
       log::error("ps", "the rows of parameter server {} are not served: {}", rows, read.error().what());
       recovered_[rows] = read.error();
+      // A lock that another process still has, or a disk's error, may be over later.
+      if (const auto code = read.error().code(); code == ErrorCode::Unavailable || code == ErrorCode::Io)
+        again_[rows] = server_.after(kRecoverAgain, [this, rows, epoch] { recover(rows, epoch); });
       return;
     }
     if (epoch > 1 && read->state.workers().count() > 0) {
@@ -434,6 +438,7 @@ class Server::Impl final : RpcServer::Service {
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
   // Rows that the map gives to this process, and that another thread is reading, or why they cannot be read.
   std::map<std::uint32_t, std::optional<Error>> recovered_;
+  std::map<std::uint32_t, std::shared_ptr<void>> again_;  ///< timers of another try
   std::set<std::uint32_t> damaged_;
   std::list<Task> aside_;
   std::atomic<bool> stopping_{false};
