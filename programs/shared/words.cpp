@@ -144,13 +144,19 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
   for (std::size_t at = 0; at < typed.size(); ++at) {
     std::vector<std::string> one = spelled(parser, typed[at]);
     origins.resize(words.size() + one.size(), at);
+    const bool named = one.size() == 1 && one[0].starts_with('-') && one[0] != "--";
+    const CLI::Option* const option = named ? parser.get_option_no_throw(one[0]) : nullptr;
     std::ranges::move(one, std::back_inserter(words));
     // Horovod's option of two words.
-    if (words.back() != "--blacklist-cooldown-range" || at + 2 >= typed.size()) continue;
-    if (!parse_integer<int>(typed[at + 1]) || !parse_integer<int>(typed[at + 2])) continue;
-    words.push_back(typed[at + 1] + "," + typed[at + 2]);
-    origins.push_back(at);
-    at += 2;
+    if (words.back() == "--blacklist-cooldown-range" && at + 2 < typed.size() && parse_integer<int>(typed[at + 1]) &&
+        parse_integer<int>(typed[at + 2])) {
+      words.push_back(typed[at + 1] + "," + typed[at + 2]);
+      origins.push_back(at);
+      at += 2;
+    } else if (option != nullptr && takes_value(*option) && at + 1 < typed.size() && typed[at + 1] != "--") {
+      words.push_back(typed[++at]);  // a value is what was typed, whatever it looks like
+      origins.push_back(at);
+    }
   }
   try {
     parse_words(parser, words);

@@ -94,6 +94,11 @@ class Submit(unittest.TestCase):
         said = self.submit("--dry-run", "--sbatch=--mem=0\nrm -r x", "./train", status=2).stderr
         self.assertIn("no line break", said)
 
+    def test_a_value_is_what_was_typed_though_it_looks_like_an_option(self):
+        script = self.submit("--dry-run", "--sbatch", "--time=10", "./train", "--lr=1").stdout
+        self.assertIn("--time=10", script)
+        self.assertIn("./train --lr=1", script)
+
     def test_ranks_on_one_node_are_those_that_were_asked_for(self):
         for words, ranks in ((("-np", "3"), 3), (("-np3",), 3), (("-n=3",), 3), (("--ntasks_per_node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
                              (("--sbatch=-N2",), None), (("--sbatch=--nodelist=a",), 1), (("--nodes", "2", "-np", "3"), None)):
