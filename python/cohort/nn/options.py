@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from cohort import _core
 
-# The core's list of options, with its names; `observer` is each rank's own.
-_NAMES = [*(name for _, name, _ in _core.agreed_options(None)), "observer"]
+# The core's list of options, with its names and defaults; `observer` is each rank's own.
+_FIELDS = [*((name, Any, field(default=value)) for _, name, value in _core.agreed_options(None)), ("observer", Any, field(default=None))]
 DistributedDataParallelOptions: Any = make_dataclass(
-    "DistributedDataParallelOptions", _NAMES, frozen=True, namespace={"__module__": __name__}
+    "DistributedDataParallelOptions", _FIELDS, frozen=True, namespace={"__module__": __name__}
 )
 
 
