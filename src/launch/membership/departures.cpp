@@ -27,6 +27,13 @@ void Departures::let_go(const std::vector<int>& agents, Reason reason, const std
                         std::optional<Time> limit) {
   std::vector<int> leavers;
   for (const int index : agents) {
+    if (job_.agents[index].leaving) {
+      // They leave at the end of their step already: a signal before would tell all ranks that the job is to end.
+      for (Leaving& leaving : leaving_) {
+        if (leaving.agent == index && !leaving.limit) leaving.limit = limit;
+      }
+      continue;
+    }
     const std::vector<int> counted = job_.workers_on(index, true);
     leavers.insert(leavers.end(), counted.begin(), counted.end());
     job_.agents[index].leaving = true;
@@ -206,12 +213,15 @@ Result<std::string> Departures::take_away(const std::string& host, bool kill) {
     if (job_.is_newcomer(index)) job_.give_up(index, fmt::format("host {} is taken away (cohort ctl)", host), false);
   }
   std::erase_if(going, [this](int index) { return !job_.agents[index].has_ranks(); });
+  const bool leave_already =
+      !kill && !going.empty() && std::ranges::all_of(going, [this](int index) { return job_.agents[index].leaving; });
   let_go(going, Reason::Order, fmt::format("host {} is {} (cohort ctl)", host, kill ? "removed" : "drained"), {});
   if (kill) {
     for (Leaving& leaving : leaving_) leaving.told = leaving.told || std::ranges::count(going, leaving.agent) > 0;
     for (const int index : going) job_.act(action::StopRanks{index, SIGKILL});
   }
   const rendezvous::Membership& now = job_.roster.current();
+  if (now.epoch == epoch && leave_already) return fmt::format("{} leaves", host);
   if (now.epoch == epoch) return fmt::format("{} has no members; what runs there is ended", host);
   return fmt::format("{}; epoch {} goes on with {}", now.cause, now.epoch, job_.roster.sizes());
 }

@@ -185,6 +185,18 @@ TEST_F(MembershipTest, PlansLetNobodyGoThatAloneHasTheState) {
             "worker 1)\n");
 }
 
+// A signal before its step has ended would tell all ranks that the job is to end.
+TEST_F(MembershipTest, WhoIsDrainedAgainWhileItLeavesIsToldNothing) {
+  begin({.least = 1}, plan_with({1, 2}));
+  for (const int worker : {0, 1, 2}) report(worker, 0, true);
+  EXPECT_TRUE(those<action::StopRanks>(on(event::TakeAway{"h1"})).empty());
+  const auto again = on(event::TakeAway{"h1"});
+  EXPECT_TRUE(those<action::StopRanks>(again).empty());
+  EXPECT_EQ(*again.reply, "h1 leaves");
+  EXPECT_EQ(members(), (std::vector<int>{0}));
+  EXPECT_FALSE(those<action::StopRanks>(on(event::TakeAway{"h1", true})).empty()) << "to be removed, it is killed";
+}
+
 // Nobody has formed a world without it when the others are lost.
 TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTheOthersAreLost) {
   for (const char* const how : {"order", "notice", "list"}) {
