@@ -37,15 +37,24 @@ void Departures::let_go(const std::vector<int>& agents, Reason reason, const std
     const std::vector<int> counted = job_.workers_on(index, true);
     leavers.insert(leavers.end(), counted.begin(), counted.end());
     job_.agents[index].leaving = true;
+    const std::vector<int> all = job_.workers_on(index, false);
     const bool members = std::ranges::any_of(counted, [this](int worker) { return job_.roster.takes_part(worker); });
+    // Some that leave already may be in a step.
+    const auto leaves = [this](int worker) { return job_.roster.find(worker)->leaving; };
+    if (!members && std::ranges::any_of(all, leaves)) {
+      for (const int worker : all) {
+        if (!leaves(worker)) job_.act(action::Kill{index, worker});
+      }
+    } else if (!members) {
+      job_.act(action::StopRanks{index, SIGTERM});
+    }
     mark_leaving({.reason = reason,
-                  .workers = job_.workers_on(index, false),
+                  .workers = all,
                   .counted = counted,
                   .agent = index,
                   .all = true,
                   .told = !members,
                   .limit = limit});
-    if (!members) job_.act(action::StopRanks{index, SIGTERM});
   }
   std::ranges::sort(leavers);
   let_leave(leavers, why);
@@ -104,27 +113,29 @@ std::vector<int> Departures::take_back(int room) {
     const bool others_went_on = job_.roster.latest_formed() >= static_cast<std::int64_t>(leaving.epoch);
     if (others_went_on || leaving.others_went_on || leaving.told) continue;
     std::ranges::stable_partition(leaving.counted, knows);
-    leaving.counted.resize(std::min(leaving.counted.size(), static_cast<std::size_t>(room)));
-    if (leaving.counted.empty()) continue;
-    room -= static_cast<int>(leaving.counted.size());
-    back.insert(back.end(), leaving.counted.begin(), leaving.counted.end());
-    take_back(leaving);
+    const auto end = leaving.counted.begin() + std::min(std::ssize(leaving.counted), std::ptrdiff_t{room});
+    const std::vector<int> taken(leaving.counted.begin(), end);
+    if (taken.empty()) continue;
+    leaving.counted.erase(leaving.counted.begin(), end);  // the others may be needed later
+    room -= static_cast<int>(taken.size());
+    back.insert(back.end(), taken.begin(), taken.end());
+    take_back(leaving, taken);
   }
   std::erase_if(leaving_, [](const Leaving& leaving) { return leaving.workers.empty(); });
   std::ranges::sort(back);
   return back;
 }
 
-void Departures::take_back(Leaving& leaving) {
-  for (const int number : leaving.counted) {
+void Departures::take_back(const Leaving& leaving, const std::vector<int>& taken) {
+  for (const int number : taken) {
     KnownWorker& worker = *job_.roster.find(number);
     worker.leaving = false;
     worker.counted = true;
     job_.act(action::Leaves{number, false});
-    std::erase(leaving.workers, number);
+    for (Leaving& one : leaving_) std::erase(one.workers, number);
   }
-  job_.agents[leaving.agent].leaving = leaving.all = false;  // its other workers leave one by one
-  leaving.counted.clear();
+  job_.agents[leaving.agent].leaving = false;
+  for (Leaving& one : leaving_) one.all = one.all && one.agent != leaving.agent;  // its other workers leave one by one
   hold_again(leaving);
 }
 

@@ -73,7 +73,7 @@ class Departures {
   void mark_leaving(Leaving leaving);
   void end_leavers(Leaving& leaving);
   void drain_unlisted(int agent);
-  void take_back(Leaving& leaving);
+  void take_back(const Leaving& leaving, const std::vector<int>& taken);
   void hold_again(const Leaving& leaving);
   void act_on_notices();
   void hold_notice(int agent, Time limit);

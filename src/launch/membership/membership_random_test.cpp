@@ -190,6 +190,14 @@ class Play {
     }
   }
   void carry_out(const action::StopRanks& stop, bool) {
+    // SIGTERM within a step is the job's end to all ranks. (Who has been in no world yet tells nobody.)
+    for (const auto& [number, worker] : workers_) {
+      if (stop.signal != SIGTERM || worker.agent != stop.agent || !worker.runs || worker.formed < 0 || worker.dying)
+        continue;
+      const auto dropped = dropped_at_.find(number);
+      EXPECT_TRUE(dropped != dropped_at_.end() && formed_ >= static_cast<std::int64_t>(dropped->second))
+          << "worker " << number << " is told to end while it takes part in a step";
+    }
     for (auto& [number, worker] : workers_) worker.dying = worker.dying || worker.agent == stop.agent;
   }
   void carry_out(const action::Kill& kill, bool) {
