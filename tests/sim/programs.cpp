@@ -162,9 +162,9 @@ int main(int argc, char** argv) {
   sim::prepare(&__data_start, &_end,
                {{"cohort", cohort_main},
                 {"ssh", ssh},
-                {"train", train},
+                {"train", train, true},
                 {"sh", shell},
                 {"discover", discover},
-                {"elastic", elastic}});
+                {"elastic", elastic, true}});
   return run_scenarios(argc, argv);
 }

@@ -20,6 +20,7 @@ struct Options {
   std::uint64_t seed = 1;
   Nanoseconds latency = 20 * kMicrosecond;  ///< of a message between two hosts, one way
   double bytes_per_ns = 1.25;               ///< of a host's port, each way: 10 Gbit/s
+  Nanoseconds longest_start = 0;            ///< from a user's program's execve to its main, at random up to this
   bool verbose = false;                     ///< print what processes print, with the time
 };
 
@@ -27,6 +28,7 @@ struct Options {
 struct Program {
   const char* name;
   int (*main)(int argc, char** argv);
+  bool is_users = false;  ///< a training, which takes long to load
 };
 
 struct Result {

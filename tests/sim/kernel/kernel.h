@@ -136,7 +136,6 @@ struct Process {
   std::map<int, struct sigaction> actions;
   sigset_t pending{};
   int death_signal = 0;
-  Thread* parent_thread = nullptr;  ///< whose end sends `death_signal`
   bool subreaper = false;
   bool stopped = false;
   bool ended = false;  ///< a zombie, or reaped
@@ -146,13 +145,11 @@ struct Process {
   std::uint64_t start_ticks = 0;
   std::vector<std::pair<Thread*, std::uint64_t>> deferred;  ///< wake-ups while it is stopped
   WaitQueue child_ended;
-  WaitQueue signalled;
   std::set<File*> signal_files;
   std::vector<std::weak_ptr<File>> watchers;  ///< pidfds
   std::vector<std::pair<void (*)(int, void*), void*>> at_exit;
   std::FILE* out = nullptr;
   std::FILE* err = nullptr;
-  std::map<std::string, std::string> changed_environment;
   int next_descriptor = 1000;
 };
 

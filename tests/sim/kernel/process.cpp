@@ -134,8 +134,10 @@ void execute(Process& process, const std::string& path, std::vector<std::string>
   thread.tid = process.pid;
   thread.routine = run_program;
   thread.argument = new Start{program, std::move(arguments)};
+  // A program of the user's loads its libraries first.
   constexpr Nanoseconds kExecCost = 1 * kMillisecond;
-  start_thread(thread, state->now + kExecCost);
+  const auto loading = static_cast<std::uint64_t>(program->is_users ? state->options.longest_start : 0);
+  start_thread(thread, state->now + kExecCost + static_cast<Nanoseconds>(random_below(loading)));
   std::string words;
   for (const std::string& word : process.arguments) words += " " + word;
   if (!words.starts_with(" sh ") && !words.starts_with(" /simulated/discover"))
@@ -323,7 +325,6 @@ extern "C" __attribute__((visibility("default"), used)) int simulated_fork(std::
   child.folder = parent->folder;
   child.descriptors = parent->descriptors;
   child.actions = parent->actions;
-  child.parent_thread = self;
   child.environment = parent->environment;
   auto point = std::make_unique<ForkPoint>();
   std::memcpy(point->registers, registers, sizeof point->registers);
