@@ -161,7 +161,7 @@ int main(int argc, char** argv) {
   }
   sim::prepare(&__data_start, &_end,
                {{"cohort", cohort_main},
-                {"ssh", ssh},
+                {"ssh", ssh, true},
                 {"train", train, true},
                 {"sh", shell},
                 {"discover", discover},

@@ -231,8 +231,10 @@ sim::Result elastic(const sim::Options& given, int hosts) {
   if (setting(3, 4) == 0) words.insert(words.end(), {"--max-restarts", "1"});
   if (!listed && setting(4, 2) == 0) words.insert(words.end(), {"-np", "3", "--spares", "1"});
   words.insert(words.end(), {"/simulated/elastic", "150", std::to_string(setting(5, 2) == 0 ? 50 : 300)});
-  const bool planned = setting(7, 3) == 0;
-  auto result = sim::run(options, hosts, words, [hosts, planned] {
+  const bool planned = setting(7, 3) == 0, lacks = setting(9, 3) == 0;
+  auto result = sim::run(options, hosts, words, [hosts, planned, lacks] {
+    // A host that comes, and cannot start anything, is no fault of the job's.
+    if (lacks) sim::remove_program(3 + draw(hosts - 3), "elastic");
     Nanoseconds when = draw(2'000) * kMillisecond;
     const int changes = 1 + draw(8);
     for (int i = 0; i < changes; ++i) {

@@ -67,6 +67,8 @@ void lose_host(int host);
 void cut(int from, int to, bool is_cut);
 /// Starts a process on this host, beside the job; what it prints is part of the output.
 void start_process(int host, const std::vector<std::string>& arguments);
+/// The program is not installed on this host.
+void remove_program(int host, const std::string& name);
 /// Processes on this host run so many times slower.
 void slow_host(int host, double times);
 /// The exit status of the first process if it has ended; -1 else.

@@ -181,6 +181,7 @@ struct Host {
   bool alive = true;
   Nanoseconds lost_at = kNever;
   Nanoseconds egress_free = 0, ingress_free = 0;
+  std::string without;  ///< a program that is not here
   int cores = 8;
   double slowness = 1;
   pid_t init = 0;

@@ -289,6 +289,7 @@ void start_thread(Thread& thread, Nanoseconds at) {
 
 const Program* program_of(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);
+  if (here() != nullptr && here()->host->without == name) return nullptr;
   for (const Program& program : programs) {
     if (name == program.name) return &program;
   }
@@ -423,6 +424,11 @@ void start_process(int number, const std::vector<std::string>& arguments) {
   process.descriptors[1] = state->root_descriptors[1];
   process.descriptors[2] = state->root_descriptors[1];
   execute(process, arguments.front(), arguments, state->root_environment);
+}
+
+void remove_program(int host, const std::string& name) {
+  note("script: there is no " + name + " on " + state->hosts[static_cast<std::size_t>(host)]->name);
+  state->hosts[static_cast<std::size_t>(host)]->without = name;
 }
 
 void slow_host(int host, double times) { state->hosts[static_cast<std::size_t>(host)]->slowness = times; }
