@@ -210,8 +210,8 @@ class Simulation {
     processes_[static_cast<std::size_t>(number)] = process;
     change(
         process,
-        [process, journals = journals_](ServerMap& map) {
-          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1, journals);
+        [process](ServerMap& map) {
+          return enter(map, kProcesses, process->self.server, {process->self.life, "@", "host"}, 1);
         },
         [this, process](Outcome) { look_at_map(process); });
   }

@@ -58,9 +58,14 @@ class Server::Impl final : RpcServer::Service {
         rows_(remember(begins_anew)),
         server_(served_at(options), *this),
         endpoint_(net::to_string(server_.endpoint())) {
-    if (!replicated_) return;
     Membership::Options as;
     as.number = number_;
+    if (!replicated_) {
+      if (role() != Role::Server || num_servers() < 2 || !env::get(env::kStore)) return;
+      as.number = static_cast<std::uint32_t>(role_number());
+      require_same_options(*store::connect_job_store(net::deadline_in(std::chrono::seconds(30))), as);
+      return;
+    }
     as.servers = static_cast<std::uint32_t>(options.servers ? *options.servers : num_servers());
     as.replicas = replicas_of(options);
     as.journals = !options.journal.empty();

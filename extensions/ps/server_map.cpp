@@ -114,16 +114,13 @@ void give_back(const ServerMap& map, Serving& rows) {
 
 }  // namespace
 
-Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member, std::uint32_t replicas,
-              bool journals) {
+Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
+              std::uint32_t replicas) {
   if (map.members.empty()) {
     map.members.resize(servers);
     map.replicas = servers < 2 ? 0 : replicas;
-    map.journals = journals;
   }
-  if (map.members.size() != servers || number >= servers || map.replicas != (servers < 2 ? 0 : replicas) ||
-      map.journals != journals)
-    return Outcome::Refused;
+  if (map.members.size() != servers || number >= servers) return Outcome::Refused;
   if (map.members[number].life == member.life) return Outcome::Already;
   map.members[number] = member;
   if (!map.formed()) {
@@ -203,25 +200,30 @@ std::uint64_t new_life() {
 
 }  // namespace
 
+void require_same_options(store::Store& store, const Membership::Options& options) {
+  const std::string own = options.replicas == 0 ? "no replicas"
+                                                : fmt::format("{} replicas and {}", options.replicas,
+                                                              options.journals ? "a journal" : "no journal");
+  const std::string key = fmt::format("ps/{}/options", env::number(env::kRestart).value_or(0));
+  const auto first = store.compare_and_set(key, std::nullopt, own);
+  if (first && *first != own)
+    raise(ErrorCode::Mismatch, "parameter server {} has {} -- the first one has {}; all have the same options",
+          options.number, own, *first);
+}
+
 Membership::Membership(Options options)
     : options_(std::move(options)),
       key_(key_of_job()),
       self_{options_.number, new_life()},
       member_{self_.life, options_.endpoint, rendezvous::host_identity().id},
       store_(store::connect_job_store(net::deadline_in(std::chrono::seconds(30)))) {
-  const auto entered = value_or_throw(change(
-      [this](ServerMap& map) {
-        return enter(map, options_.servers, self_.server, member_, options_.replicas, options_.journals);
-      },
-      net::deadline_in(std::chrono::seconds(30))));
-  if (entered == Outcome::Refused) {
-    const ServerMap first = map();
-    raise(ErrorCode::Mismatch,
-          "parameter server {} of {}, with {} replicas and {} -- the first one said {}, {} replicas and {}; all have "
-          "the same options",
-          self_.server, options_.servers, options_.replicas, options_.journals ? "a journal" : "no journal",
-          first.members.size(), first.replicas, first.journals ? "a journal" : "no journal");
-  }
+  require_same_options(*store_, options_);
+  const auto entered = value_or_throw(
+      change([this](ServerMap& map) { return enter(map, options_.servers, self_.server, member_, options_.replicas); },
+             net::deadline_in(std::chrono::seconds(30))));
+  if (entered == Outcome::Refused)
+    raise(ErrorCode::Mismatch, "parameter server {} of {} -- the first one said that there are {}", self_.server,
+          options_.servers, map().members.size());
 }
 
 void Membership::start(OnMap on_map) {

@@ -55,7 +55,6 @@ void visit_fields(auto& m, auto& a, const Serving*) { a(m.epoch, m.primary, m.ba
 struct ServerMap {
   std::uint64_t version = 0;  ///< counts all changes
   std::uint32_t replicas = 0;
-  bool journals = false;  ///< processes have journals of the rows that they serve or have copies of
   std::vector<Member> members;
   std::vector<Serving> rows;  ///< by server; empty until all servers have joined
 
@@ -65,19 +64,18 @@ struct ServerMap {
   const std::string& endpoint_of(const Holder& holder) const noexcept { return members[holder.server].endpoint; }
 };
 void visit_fields(auto& m, auto& a, const ServerMap*) {
-  a(m.version, codec::below(m.replicas, 2, "more than one replica"), m.journals,
-    codec::most(m.members, kMostServers, 1024), codec::most(m.rows, kMostServers));
+  a(m.version, codec::below(m.replicas, 2, "more than one replica"), codec::most(m.members, kMostServers, 1024),
+    codec::most(m.rows, kMostServers));
   a.demand(m.rows.empty() || m.rows.size() == m.members.size(), "a map of other servers");
 }
 
 /// Outcome of a change. Made: the map has it now; Already: the map had it before; Refused: it contradicts the map.
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
-/// Adds a process; `replicas` and `journals` are those of the first one, or it is refused. The map is formed when the
-/// last server has joined. Rows of which neither holder is left get the latest process of the primary's server as
-/// primary: as its journal has them or, without one, empty.
-Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member, std::uint32_t replicas,
-              bool journals);
+/// Adds a process. The map is formed when the last server has joined. Rows of which neither holder is left get the
+/// latest process of the primary's server as primary: as its journal has them or, without one, empty.
+Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
+              std::uint32_t replicas);
 // Changes by a process whose server has another process by now are refused.
 /// The backup takes the place of the primary.
 Outcome promote(ServerMap& map, std::uint32_t rows, const Holder& backup);
@@ -187,5 +185,9 @@ class Membership {
   ServerMap map_;
   std::thread thread_;
 };
+
+/// Throws Mismatch if the job's first server had other options. Servers without replicas, which enter no map, call it,
+/// too.
+void require_same_options(store::Store& store, const Membership::Options& options);
 
 }  // namespace cohort::ps

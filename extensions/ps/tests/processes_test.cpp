@@ -442,8 +442,8 @@ TEST(ParameterServer, ServersThatDifferInTheirJournalsAreRefused) {
   job.give_journals();
   job.start(2);
   EXPECT_TRUE(
-      job.server(2).wait_for_output("parameter server 2 of 3, with 1 replicas and a journal -- the first one "
-                                    "said 3, 1 replicas and no journal"))
+      job.server(2).wait_for_output("parameter server 2 has 1 replicas and a journal -- the first one has 1 "
+                                    "replicas and no journal"))
       << job.said();
 }
 
