@@ -187,6 +187,22 @@ void read_option(const char* name, const py::object& value, T& option) {
   }
 }
 
+/// Defaults as Python writes them, by name.
+py::dict standard_options() {
+  const nn::DistributedDataParallelOptions standard;
+  py::dict all;
+  core::visit_options(standard, [&all](const char* name, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, WireFormat>)
+      all[name] = py::none();
+    else if constexpr (std::is_enum_v<Value>)
+      all[name] = std::string(core::names_of(value)[static_cast<std::size_t>(value)]);
+    else
+      all[name] = value;
+  });
+  return all;
+}
+
 /// `options` has an attribute for each option; None: the defaults.
 nn::DistributedDataParallelOptions options_of(const py::object& options, Observer* observer = nullptr) {
   nn::DistributedDataParallelOptions own;
@@ -507,6 +523,7 @@ void bind_gradients(py::module_& module) {
         return all;
       },
       py::arg("options"));
+  module.def("standard_options", &standard_options);
   py::class_<core::SampleShares>(module, "SampleShares")
       .def(py::init<const std::string&>(), py::arg("text"))
       .def("require_world", &core::SampleShares::require_world, py::arg("size"))

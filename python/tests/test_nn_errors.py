@@ -15,7 +15,7 @@ if torch is not None:
     from nn_models import Mlp, batch_of, loss_of, with_values
 
     from cohort.data import DistributedSampler
-    from cohort.nn import DistributedDataParallel
+    from cohort.nn import DistributedDataParallel, DistributedDataParallelOptions
 
 
 @needs_torch
@@ -70,6 +70,9 @@ class Refused(unittest.TestCase):
         model = DistributedDataParallel(Mlp())
         self.assertEqual(_core.agreed_options(model.options), _core.agreed_options(None))  # the defaults
         self.assertEqual([*vars(model.options)], [*names, "observer"])
+        self.assertEqual(DistributedDataParallelOptions(), model.options)
+        with self.assertRaisesRegex(cohort.InvalidArgument, "observer=3 -- a function"):
+            DistributedDataParallel(Mlp(), observer=3)
         for name, wrong in (("first_bucket_bytes", "1k"), ("first_bucket_bytes", -1), ("compare_parameters_every", 2.5),
                             ("sharding", "all"), ("non_finite", None), ("broadcast_buffers", "no"), ("error_feedback", "on")):
             with self.assertRaisesRegex(cohort.InvalidArgument, f"DistributedDataParallel: {name}={wrong!r} "):

@@ -268,6 +268,9 @@ class Failures(Folder):
             cohort.run(place, np=1, timeout=0)
         with self.assertRaisesRegex(cohort.InvalidArgument, "options is the text '--bind core' -- a list of words"):
             cohort.run(place, np=1, options="--bind core")
+        for wrong, why in ((dict(args="ab"), "args is 'ab' -- a tuple"), (dict(args=5), "args is 5"), (dict(kwargs={1: 2}), "by their names")):
+            with self.assertRaisesRegex(cohort.InvalidArgument, why):
+                cohort.run(place, np=1, **wrong)
         with self.assertRaisesRegex(cohort.InvalidArgument, "argument 1 of place cannot be sent to the ranks -- TypeError"):
             cohort.run(place, (1, threading.Lock()), np=1)
         with self.assertRaisesRegex(cohort.InvalidArgument, "argument 'key' of place"):

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from cohort._launch import command as _command, mlflow as _mlflow, pickling as _pickling
 from cohort._launch.rank_call import FROM_RANKS, TO_RANKS, write_private
@@ -21,7 +21,7 @@ from cohort.errors import Error, InvalidArgument, RankFailed, Timeout, Unavailab
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, Union
 
     from cohort._launch.rank_call import Outcome
@@ -91,6 +91,10 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
     environment = environment_of(env)
     if not callable(fn):
         raise InvalidArgument(f"run: fn is {fn!r}, which cannot be called -- give a function, and its arguments as args=(...)")
+    if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Iterable):
+        raise InvalidArgument(f"run: args is {args!r} -- a tuple of arguments is wanted, as ({args!r},)")
+    if not isinstance(kwargs or {}, Mapping) or not all(isinstance(name, str) for name in kwargs or {}):
+        raise InvalidArgument(f"run: kwargs is {kwargs!r} -- arguments by their names are wanted")
     if on is not None:
         stage = _stage_for(on, _number_of(np), hosts, hostfile, executable, options)
         start_timeout = SECONDS_TO_START if start_timeout is None else start_timeout

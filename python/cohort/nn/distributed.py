@@ -275,6 +275,8 @@ class DistributedDataParallel(torch.nn.Module):
                 "DistributedDataParallel: gradient_as_bucket_view=False -- gradients are always views of buckets in the "
                 "communicator's memory: leave it out, and clone() a gradient to keep it"
             )
+        if observer is not None and not callable(observer):
+            raise InvalidArgument(f"DistributedDataParallel: observer={observer!r} -- a function of (number, bytes) is wanted")
         comm = comm if comm is not None else communicator_of(process_group)
         self.options = DistributedDataParallelOptions(
             bucket_bytes=_bytes_of(bucket_cap_mb), first_bucket_bytes=first_bucket_bytes, broadcast_buffers=broadcast_buffers,

@@ -8,7 +8,7 @@ from typing import Any
 from cohort import _core
 
 # The core's list of options, with its names and defaults; `observer` is each rank's own.
-_FIELDS = [*((name, Any, field(default=value)) for _, name, value in _core.agreed_options(None)), ("observer", Any, field(default=None))]
+_FIELDS = [(name, Any, field(default=value)) for name, value in {**_core.standard_options(), "observer": None}.items()]
 DistributedDataParallelOptions: Any = make_dataclass(
     "DistributedDataParallelOptions", _FIELDS, frozen=True, namespace={"__module__": __name__}
 )
