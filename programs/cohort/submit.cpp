@@ -215,6 +215,10 @@ Values values_of(const SubmitOptions& options, const std::string& run_folder, co
   values["partition"] = word(options.partition);
   values["account"] = word(options.account);
   values["signal"] = text(seconds == 0 || seconds >= kLeastForSignal ? kSignal : "");
+  for (const std::string& each : options.sbatch) {
+    if (each.size() < 2 || each[0] != '-')
+      raise(ErrorCode::InvalidArgument, "--sbatch {}: options of sbatch begin with -, as in --sbatch=--mem=0", each);
+  }
   values["sbatch"] = options.sbatch;
   return values;
 }

@@ -91,6 +91,19 @@ std::vector<std::string> spelled(const CLI::App& command, const std::string& wor
   return {name.starts_with("--") ? name + "=" + (value.empty() ? " " : value) : "--" + word};
 }
 
+/// True if the next word is the value of this one, which may be several short options.
+bool wants_value(const CLI::App& command, const std::string& word) {
+  if (word.starts_with("--")) {
+    const CLI::Option* const option = command.get_option_no_throw(word);
+    return option != nullptr && takes_value(*option);
+  }
+  for (std::size_t at = 1; at < word.size(); ++at) {
+    const CLI::Option* const option = command.get_option_no_throw(std::string("-") + word[at]);
+    if (option == nullptr || takes_value(*option)) return option != nullptr && at + 1 == word.size();
+  }
+  return false;
+}
+
 [[noreturn]] void refuse(const CLI::App& parser, const std::string& name, std::string_view advice) {
   const std::string foreign = parser.get_name() == "run" ? foreign_option(name) : std::string();
   if (!foreign.empty()) raise(ErrorCode::InvalidArgument, "`cohort run` has no option {}: it {}", name, foreign);
@@ -142,10 +155,13 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
   std::vector<std::string> words;
   std::vector<std::size_t> origins;  // in `typed`
   for (std::size_t at = 0; at < typed.size(); ++at) {
+    if (typed[at].size() < 2 || typed[at][0] != '-' || typed[at] == "--") {  // the program's own words
+      for (; at < typed.size(); ++at) words.push_back(typed[at]), origins.push_back(at);
+      break;
+    }
     std::vector<std::string> one = spelled(parser, typed[at]);
     origins.resize(words.size() + one.size(), at);
-    const bool named = one.size() == 1 && one[0].starts_with('-') && one[0] != "--";
-    const CLI::Option* const option = named ? parser.get_option_no_throw(one[0]) : nullptr;
+    const bool waits = one.size() == 1 && wants_value(parser, one[0]);
     std::ranges::move(one, std::back_inserter(words));
     // Horovod's option of two words.
     if (words.back() == "--blacklist-cooldown-range" && at + 2 < typed.size() && parse_integer<int>(typed[at + 1]) &&
@@ -153,18 +169,14 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
       words.push_back(typed[at + 1] + "," + typed[at + 2]);
       origins.push_back(at);
       at += 2;
-    } else if (option != nullptr && takes_value(*option) && at + 1 < typed.size() && typed[at + 1] != "--") {
+    } else if (waits) {
+      if (at + 1 == typed.size() || typed[at + 1] == "--")
+        raise(ErrorCode::InvalidArgument, "{} wants a value", words.back());
       words.push_back(typed[++at]);  // a value is what was typed, whatever it looks like
       origins.push_back(at);
     }
   }
-  try {
-    parse_words(parser, words);
-  } catch (const CLI::ArgumentMismatch&) {
-    const CLI::Option* const last = parser.get_option_no_throw(words.back());
-    if (last == nullptr || !takes_value(*last)) throw;
-    raise(ErrorCode::InvalidArgument, "{} wants a value", words.back());
-  }
+  parse_words(parser, words);
   const std::vector<std::string> rest = parser.remaining();
   const bool separated = !rest.empty() && rest.front() == "--";
   if (!rest.empty() && !separated && rest.front().size() > 1 && rest.front()[0] == '-') {

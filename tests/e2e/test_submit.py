@@ -98,6 +98,8 @@ class Submit(unittest.TestCase):
         script = self.submit("--dry-run", "--sbatch", "--time=10", "./train", "--lr=1").stdout
         self.assertIn("--time=10", script)
         self.assertIn("./train --lr=1", script)
+        for words, why in ((("--sbatch", "--", "./train"), "--sbatch wants a value"), (("--sbatch=time=10", "./train"), "begin with -")):
+            self.assertIn(why, self.submit("--dry-run", *words, status=2).stderr)
 
     def test_ranks_on_one_node_are_those_that_were_asked_for(self):
         for words, ranks in ((("-np", "3"), 3), (("-np3",), 3), (("-n=3",), 3), (("--ntasks_per_node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
