@@ -408,6 +408,13 @@ else:
         self.assertRegex(lines[0], r"^0 2 \{30\.0\} \[\d+, \d+\]$")
         self.assertRegex(lines[1], r"^1 2 \{30\.0\} \[\d+, \d+\]$")
 
+    def test_servers_that_differ_are_refused_also_where_one_has_no_replicas(self):
+        program = "import cohort\nfrom cohort import ps\nps.serve(replicas=cohort.role_number()) if cohort.role() == 'server' else ps.connect()\n"
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.run_job(folder, program, ranks=1)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "parameter server [01] has (no replicas|1 replicas and no journal) -- the first one has .*; all have the same options")
+
     AGAIN = """
 import os, sys
 import numpy
