@@ -45,7 +45,7 @@ endif()
 # `cmake --build BUILD --target to_install` builds what is installed; without it, nothing is (and not the half of it).
 get_property(programs GLOBAL PROPERTY COHORT_PROGRAMS)
 list(APPEND programs cohort)
-set(to_install ${core_components} ${programs})
+set(to_install ${core_components} ${programs} cohort_c)
 if(COHORT_SHARED)
   list(APPEND to_install cohort_core)
   set_property(TARGET ${programs} APPEND PROPERTY INSTALL_RPATH $ORIGIN/../${CMAKE_INSTALL_LIBDIR})
@@ -61,6 +61,8 @@ foreach(file IN LISTS files)
   endif()
 endforeach()")
 
+install(TARGETS cohort_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES src/c_api/cohort.f90 DESTINATION ${CMAKE_INSTALL_DATADIR}/cohort)
 install(TARGETS cohort_core ${core_components} EXPORT cohort-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/cohort
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/cohort)

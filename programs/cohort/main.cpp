@@ -33,6 +33,11 @@ void add_version(CLI::App& app, int&) {
   };
   app.add_flag_callback("--prefix", print_prefix,
                         "Print the folder that it was installed in: cmake -DCMAKE_PREFIX_PATH=$(cohort --prefix) ...");
+  const auto print_flags = [] {
+    fmt::print("-I{0}/include -L{0}/{1} -Wl,-rpath,{0}/{1} -lcohort_c\n", installed_prefix(), COHORT_LIBDIR);
+    throw CLI::Success();
+  };
+  app.add_flag_callback("--cflags", print_flags, "Print what compiles a C program: cc program.c $(cohort --cflags)");
 }
 
 void add_secret(CLI::App& app, int&) {
@@ -116,7 +121,7 @@ _cohort() {{
   local options='' valued='' words='' choices='' i
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W '{} --help --prefix --version' -- "$current"))
+    COMPREPLY=($(compgen -W '{} --cflags --help --prefix --version' -- "$current"))
     return
   fi
   # bash splits --option=value in three.
