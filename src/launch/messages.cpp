@@ -28,7 +28,8 @@ FIELDS(TimesReport, m.steps, m.steps_ns, m.operations, m.bytes, m.busy_ns, m.wai
        m.exposed_ns)
 FIELDS(RankReport, m.rank, m.pid, m.has_page, m.forming, m.worlds, m.formed_epoch, m.has_state, m.state, m.cpu_ms,
        m.memory, m.step, m.samples, m.exposed_ns, m.not_finite, m.not_finite_step, m.tells_stacks, m.saves_when_asked,
-       m.preempted_by, m.groups, m.named, m.times)
+       m.preempted_by, m.groups, m.named, m.times, m.losses)
+FIELDS(LossReport, m.segments, m.timeouts, m.timeouts_ms, m.host)
 FIELDS(GpuUse, m.percent, m.memory)
 FIELDS(Reports, m.ranks, m.gpus)
 FIELDS(Stacks, m.rank, m.text)

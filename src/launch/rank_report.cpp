@@ -136,6 +136,8 @@ RankReport read_status(const status::StatusLayout& page) {
   }
   report.named = read_names(page.names);
   report.times = read_times(page);
+  report.losses = {page.losses.segments.load(), page.losses.timeouts.load(), page.losses.timeouts_ms.load(),
+                   read_text(page.losses.host)};
   return report;
 }
 

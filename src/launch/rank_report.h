@@ -48,6 +48,14 @@ struct TimesReport {
   std::uint64_t exposed_ns = 0;
 };
 
+/// Data that the rank sent to other hosts and that a network dropped.
+struct LossReport {
+  std::uint64_t segments = 0;     ///< TCP segments sent again
+  std::uint64_t timeouts = 0;     ///< retransmission time-outs; 0 where the kernel does not count them
+  std::uint64_t timeouts_ms = 0;  ///< time spent in them
+  std::string host;               ///< the host to which most were sent; empty if nothing was lost
+};
+
 /// Why a rank failed; the fields are ErrorContext's.
 struct CauseReport {
   std::int32_t code = -1;  ///< an ErrorCode; -1: the rank has not reported one
@@ -80,6 +88,7 @@ struct RankReport {
   std::vector<GroupReport> groups;
   NamedReport named;
   TimesReport times;
+  LossReport losses;
 };
 
 /// Use of one of the host's GPUs by all processes; -1: the driver does not tell (a GPU that is divided, MIG).

@@ -145,6 +145,18 @@ void StatusPage::count_step(std::int64_t samples) noexcept {
   timeline::add_step(steps);
 }
 
+void StatusPage::note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms,
+                             std::uint64_t to_peer, std::string_view host) noexcept {
+  if (!mine()) return;
+  LossStatus& losses = layout_->losses;
+  losses.segments.fetch_add(segments, std::memory_order_relaxed);
+  losses.timeouts.fetch_add(timeouts, std::memory_order_relaxed);
+  losses.timeouts_ms.fetch_add(timeouts_ms, std::memory_order_relaxed);
+  if (to_peer <= losses.most.load(std::memory_order_relaxed)) return;
+  losses.most.store(to_peer, std::memory_order_relaxed);
+  store_text(losses.host, host);
+}
+
 void StatusPage::announce_saving() noexcept {
   if (saving_.fetch_add(1) == 0 && mine()) layout_->abilities.fetch_or(StatusLayout::kSavesWhenAsked);
 }

@@ -95,6 +95,16 @@ struct TimesStatus {
   std::atomic<std::int64_t> step;         ///< in a copy: how many steps had been taken
 };
 
+/// Data that this rank sent to other hosts and that a network dropped. One writer at a time: the transport's driver.
+struct LossStatus {
+  static constexpr std::size_t kWords = 8;
+  std::atomic<std::uint64_t> segments;     ///< TCP segments sent again
+  std::atomic<std::uint64_t> timeouts;     ///< retransmission time-outs; 0 where the kernel does not count them
+  std::atomic<std::uint64_t> timeouts_ms;  ///< time spent in them
+  std::atomic<std::uint64_t> most;         ///< segments sent again to one peer, at most
+  std::array<std::atomic<std::uint64_t>, kWords> host;  ///< that peer's host, padded with zeros
+};
+
 /// The reason why the rank fails, for programs to read; the text for people is in its last words.
 struct CauseStatus {
   enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
@@ -117,7 +127,7 @@ struct NotFiniteStatus {
 
 /// The page. Its layout is that of one build: an agent of another build is refused before it starts anything.
 struct StatusLayout {
-  static constexpr std::uint64_t kMagic = 0x3131544154534843;  // "CHSTAT11"
+  static constexpr std::uint64_t kMagic = 0x3231544154534843;  // "CHSTAT12"
   static constexpr std::size_t kGroups = 64;
   static constexpr std::size_t kKinds = 32;
   static constexpr std::size_t kNameBytes = 16;
@@ -149,6 +159,7 @@ struct StatusLayout {
   GroupStatus groups[kGroups];
   NameStatus names;
   CallStatus call;
+  LossStatus losses;
   TimesStatus times;
   TimesStatus warm;  ///< copy of `times` after the first kWarmSteps steps, which are start-up
   TimesStatus last;  ///< copy of `times` after the last step
@@ -184,6 +195,9 @@ class StatusPage {
   /// `samples`: this rank's in the step; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
+  /// Adds what was lost on the way to a peer on `host`, to which `to_peer` segments were sent again so far.
+  void note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms, std::uint64_t to_peer,
+                   std::string_view host) noexcept;
   /// Only the first call has an effect.
   void note_not_finite(std::string_view what, std::int64_t step) noexcept;
   /// Records that a thread waits for a named operation, until `end_wait`.

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -35,6 +36,7 @@ enum class WarningKind : std::uint8_t {
   Awaited,    ///< the others have waited long for this rank
   Stopped,    ///< a rank was stopped (SIGSTOP)
   Silent,     ///< nothing comes from a host
+  LostData,   ///< the network drops data, and ranks wait until it is sent again
   DiskFull,   ///< the disk is nearly full
 };
 
@@ -80,6 +82,7 @@ class StepWatch {
 
  private:
   void close_window(Clock::time_point now);
+  void close_losses(Clock::time_point now);
 
   StepLimits limits_;
   std::set<int> running_;
@@ -91,6 +94,11 @@ class StepWatch {
   int slow_ = 0;
   bool slow_told_ = false, still_told_ = false;
   std::set<int> not_finite_;  ///< ranks already warned of
+  struct Losses {
+    LossReport begin, now;  ///< at the begin of the window, and latest
+  };
+  std::map<int, Losses> losses_;  ///< by rank
+  Clock::time_point losses_at_{};
   std::vector<Warning> found_;
 };
 

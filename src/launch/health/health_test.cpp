@@ -543,6 +543,38 @@ TEST(StepWatch, ALossThatIsNoNumberIsToldOnceForEachRank) {
   EXPECT_TRUE(found[0].text.starts_with("train_loss is NaN at step 7, reported by rank 1")) << found[0].text;
 }
 
+TEST(StepWatch, DataThatANetworkDropsIsToldWithItsHost) {
+  Progress run;
+  EXPECT_TRUE(run.watch().judge(run.now()).empty());
+  const auto lose = [&](int rank, LossReport losses) {
+    RankReport report = run.report(rank);
+    report.losses = std::move(losses);
+    run.watch().report(report, run.now());
+  };
+  run.sleep(seconds(10));
+  lose(0, {100, 10, 2000, "c"});
+  lose(1, {200, 31, 2600, "c"});
+  lose(2, {900, 1, 200, "b"});
+  EXPECT_TRUE(run.watch().judge(run.now()).empty()) << "within the window";
+  run.sleep(seconds(20));
+  const auto found = run.watch().judge(run.now());
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].kind, WarningKind::LostData);
+  EXPECT_TRUE(
+      found[0].text.starts_with("the network drops data for host c: in 30 s 300 segments were sent again by 2 of "
+                                "the ranks, 41 time-outs passed, and one of them waited 2.6 s for that"))
+      << found[0].text;
+  // Counts of later windows are differences; a process in the rank's place counts from 0.
+  run.sleep(seconds(30));
+  lose(1, {210, 32, 2700, "c"});
+  EXPECT_TRUE(run.watch().judge(run.now()).empty());
+  run.sleep(seconds(30));
+  lose(1, {5, 9, 1900, "c"});
+  const auto again = run.watch().judge(run.now());
+  ASSERT_EQ(again.size(), 1U);
+  EXPECT_NE(again[0].text.find("5 segments were sent again by 1 of the ranks"), std::string::npos) << again[0].text;
+}
+
 TEST(Repeats, EachKindAndRankComesAgainLaterAndLater) {
   Repeats repeats;
   const Warning late{.kind = WarningKind::LateRank, .text = "a", .rank = 1, .step = 3};

@@ -25,6 +25,7 @@ const char* to_string(WarningKind kind) noexcept {
     case WarningKind::Awaited: return "awaited_rank";
     case WarningKind::Stopped: return "stopped_rank";
     case WarningKind::Silent: return "silent_host";
+    case WarningKind::LostData: return "lost_data";
     case WarningKind::DiskFull: return "disk_full";
   }
   return "warning";
@@ -57,6 +58,8 @@ bool Repeats::lets_through(const Warning& warning, double now) {
 namespace {
 
 constexpr std::size_t kMostWindows = 60;
+constexpr std::chrono::seconds kLossWindow{30};
+constexpr double kLostShare = 0.05;  // of the window, in time-outs of one rank's data
 /// Longest normal time between two calls of `judge`; after a longer one, neither this process nor the ranks have run.
 constexpr std::chrono::seconds kLongestNap{30};
 
@@ -81,6 +84,13 @@ void StepWatch::report(const RankReport& report, Clock::time_point now) {
                                           report.not_finite, report.not_finite_step, report.rank),
                       .rank = report.rank,
                       .step = report.not_finite_step});
+  }
+  if (!report.losses.host.empty()) {
+    Losses& losses = losses_[report.rank];
+    // A process that has taken the rank's place begins to count anew.
+    if (report.losses.segments < losses.begin.segments || report.losses.timeouts_ms < losses.begin.timeouts_ms)
+      losses.begin = {};
+    losses.now = report.losses;
   }
   if (report.step <= step_) return;
   const bool first = step_ == 0 && window_at_ == Clock::time_point();
@@ -117,7 +127,41 @@ void StepWatch::close_window(Clock::time_point now) {
 
 void StepWatch::ended(int rank) { running_.erase(rank); }
 
+void StepWatch::close_losses(Clock::time_point now) {
+  if (losses_at_ == Clock::time_point()) losses_at_ = now;
+  if (now - losses_at_ < kLossWindow) return;
+  struct Sum {
+    std::uint64_t segments = 0, timeouts = 0, longest_ms = 0, ranks = 0;
+  };
+  std::map<std::string, Sum> to_host;
+  for (auto& [rank, losses] : losses_) {
+    Sum& sum = to_host[losses.now.host];
+    const std::uint64_t segments = losses.now.segments - losses.begin.segments;
+    sum.segments += segments;
+    sum.timeouts += losses.now.timeouts - std::min(losses.now.timeouts, losses.begin.timeouts);
+    sum.longest_ms = std::max(sum.longest_ms, losses.now.timeouts_ms - losses.begin.timeouts_ms);
+    if (segments > 0) ++sum.ranks;
+    losses.begin = losses.now;
+  }
+  const double seconds = seconds_between(std::exchange(losses_at_, now), now);
+  const auto worst = std::ranges::max_element(to_host, {}, [](const auto& one) { return one.second.longest_ms; });
+  if (worst == to_host.end()) return;
+  const auto& [host, sum] = *worst;
+  const double waited = static_cast<double>(sum.longest_ms) / 1e3;
+  if (waited < kLostShare * seconds) return;
+  found_.push_back(
+      {.kind = WarningKind::LostData,
+       .text = fmt::format("the network drops data for host {}: in {:.0f} s {} segments were sent again by "
+                           "{} of the ranks{}, and one of them waited {:.1f} s for that -- too many may send "
+                           "to it at once, or a cable or port on the way to it is damaged (ethtool -S)",
+                           host, seconds, sum.segments, sum.ranks,
+                           sum.timeouts > 0 ? fmt::format(", {} time-outs passed", sum.timeouts) : "", waited),
+       .rank = {},
+       .step = step_ > 0 ? std::optional(step_) : std::nullopt});
+}
+
 std::vector<Warning> StepWatch::judge(Clock::time_point now) {
+  close_losses(now);
   if (judged_at_ != Clock::time_point() && now - judged_at_ > kLongestNap) {
     step_at_ += now - judged_at_;
     window_at_ += now - judged_at_;

@@ -3,6 +3,7 @@
 #include "base/records.h"
 #include "base/unique_fd.h"
 #include "net/secret.h"
+#include "telemetry/status_page.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -140,8 +142,38 @@ void Link::up(sys::UniqueFd socket, Guard guard) {
   state_ = State::Up;
 }
 
+/// The kernel's tcp_info up to the counts of time-outs (Linux 6.7), which older headers lack.
+struct Link::TcpState {
+  tcp_info info;
+  std::array<std::byte, 136> between;
+  std::uint16_t timeouts;
+  std::uint16_t recoveries;
+  std::uint32_t timeouts_ms;
+};
+
+/// Returns false if the state cannot be read. Adds what the network has lost since the last call to the status page.
+bool Link::read_state(TcpState& state) noexcept {
+  static_assert(sizeof(tcp_info) == 104 && offsetof(TcpState, timeouts) == 240 && sizeof(TcpState) == 248);
+  state = {};
+  socklen_t size = sizeof state;
+  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &state, &size) != 0) return false;
+  const auto added = [](std::uint32_t& before, std::uint32_t now) {
+    return now > before ? now - std::exchange(before, now) : 0;
+  };
+  const std::uint32_t segments = added(lost_segments_, state.info.tcpi_total_retrans);
+  const std::uint32_t timeouts = added(timeouts_, state.timeouts);
+  // An older kernel shows that a time-out is under way, and not how many there were.
+  if (size < sizeof state && state.info.tcpi_ca_state == TCP_CA_Loss)
+    state.timeouts_ms = timeouts_ms_ + static_cast<std::uint32_t>(kListen.count());
+  const std::uint32_t timeouts_ms = added(timeouts_ms_, state.timeouts_ms);
+  if (segments > 0 || timeouts_ms > 0)
+    status::StatusPage::own().note_losses(segments, timeouts, timeouts_ms, lost_segments_, host_);
+  return true;
+}
+
 void Link::close() noexcept {
   if (!socket_) return;
+  if (TcpState state; state_ == State::Up || state_ == State::Lost) static_cast<void>(read_state(state));
   sys::forget_on_fork(fd());
   guard_ = {};
   socket_.reset();
@@ -161,9 +193,9 @@ void Link::look_for_silence(Clock::time_point now) {
   const auto patience = std::chrono::milliseconds(silence_) - std::chrono::milliseconds(300);
   constexpr auto kInARow = std::chrono::milliseconds(1000);
   if (state_ != State::Up) return;
-  tcp_info about{};
-  socklen_t size = sizeof about;
-  if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &about, &size) != 0) return;
+  TcpState state;
+  if (!read_state(state)) return;
+  const tcp_info& about = state.info;
   // Retransmitted bytes or keep-alive and window probes that have no answer yet.
   const bool unanswered = (about.tcpi_unacked > 0 && about.tcpi_retransmits > 0) || about.tcpi_probes > 0;
   if (!unanswered) return unanswered_since_.reset();

@@ -111,6 +111,9 @@ struct PeerInfo {
 std::string encode(const PeerInfo& info);
 Result<PeerInfo> decode_peer_info(std::string_view bytes);
 
+/// How often links are looked at for silence and losses.
+inline constexpr std::chrono::milliseconds kListen{100};
+
 // One connection of a pair of ranks: the frames queued for the peer, the frames expected from the peer, and the socket
 // after connecting. Never waits. Not thread-safe: the transport's mutex guards the link.
 class Link {
@@ -118,8 +121,9 @@ class Link {
   using Clock = std::chrono::steady_clock;
   enum class State { Idle, Connecting, Up, Lost };
 
-  /// The peer is lost if its host does not answer for `silence`.
-  Link(int peer, int lane, std::chrono::seconds silence) : peer_(peer), lane_(lane), silence_(silence) {}
+  /// The peer is lost if its host does not answer for `silence`. `host`, its name, outlives the link.
+  Link(int peer, int lane, std::chrono::seconds silence, std::string_view host)
+      : peer_(peer), lane_(lane), silence_(silence), host_(host) {}
   ~Link() { close(); }
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -211,6 +215,8 @@ class Link {
   };
 
   void close() noexcept;
+  struct TcpState;
+  bool read_state(TcpState& state) noexcept;
   Item& enqueue(FrameKind kind, std::uint32_t tag, std::uint64_t operation, std::size_t bytes);
   bool needs_tag(FrameKind kind, bool authenticated) const noexcept;
   void cover(Item& item, std::size_t end);
@@ -230,6 +236,7 @@ class Link {
   const int peer_;
   const int lane_;
   const std::chrono::seconds silence_;
+  const std::string_view host_;
   State state_ = State::Idle;
   sys::UniqueFd socket_;
   std::string why_lost_;
@@ -237,6 +244,7 @@ class Link {
   bool ended_ = false;
   bool more_ = false;
   std::optional<Clock::time_point> unanswered_since_;
+  std::uint32_t lost_segments_ = 0, timeouts_ = 0, timeouts_ms_ = 0;  // of this connection, told to the status page
 
   std::deque<Item> queue_;
   Guard guard_;

@@ -23,7 +23,6 @@ using namespace std::chrono_literals;
 constexpr auto kLook = 2ms;
 constexpr auto kLookAtAttempts = 50ms;
 constexpr std::size_t kMostUnproven = 128;  // plus some for each peer
-constexpr auto kListen = 100ms;
 
 }  // namespace
 
@@ -106,7 +105,7 @@ std::uint64_t TcpTransport::key_of(const Link& link) noexcept { return kOfLink |
 Link& TcpTransport::open(int peer, int lane) {
   auto& link = links_[index_of(peer, lane)];
   if (!link) {
-    link = std::make_unique<Link>(peer, lane, silence_);
+    link = std::make_unique<Link>(peer, lane, silence_, infos_[static_cast<std::size_t>(peer)].host);
     open_.push_back(link.get());
     if (ended_) {
       link->send_copy(FrameKind::Ended, 0, end_bytes_);
