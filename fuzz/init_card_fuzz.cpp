@@ -10,8 +10,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (encode(*info) != bytes || info->rank >= info->size) std::abort();
     (void)describe(*info);
   }
-  if (const auto decision = decode_decision(bytes)) {  // an error is no value: its text is checked by decoding alone
-    if (encode_decision(*decision) != bytes) std::abort();
+  if (const auto world = decode_agreed_world(bytes)) {
+    if (encode(*world) != bytes || world->hosts.empty()) std::abort();
+    const AgreedPlace last = world->place_of(static_cast<int>(world->hosts.size()) - 1);
+    if (last.local_rank >= last.local_size || last.cross_rank >= last.cross_size) std::abort();
   }
+  (void)decode_failure(bytes);  // an error's text ends at its first NUL, so it need not be the same again
   return 0;
 }

@@ -1,4 +1,5 @@
 // Input from ranks on other hosts: their addresses, the purpose of a connection, and its frames.
+#include "comm/shm/rendezvous.h"
 #include "comm/transport/mpi/endpoint.h"
 #include "comm/transport/tcp/link.h"
 #include "net/interfaces.h"
@@ -26,6 +27,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto info = tcp::decode_peer_info(bytes)) {
     if (tcp::encode(*info) != bytes) std::abort();
   }
+  if (const auto values = comm::local::decode_values(bytes)) {
+    if (comm::local::encode_values(*values) != bytes) std::abort();
+    if (value_or_throw(comm::local::unpack_values(comm::local::pack_values(*values))) != *values) std::abort();
+  }
+  (void)comm::local::unpack_values(bytes);
   if (const auto hello = tcp::decode_hello(bytes); hello && tcp::encode(*hello) != bytes) std::abort();
   if (const auto decision = tcp::decode_decision(bytes); decision && tcp::encode(*decision) != bytes) std::abort();
   if (const auto head = mpi::read_head(reinterpret_cast<const std::byte*>(data), size, 4)) {

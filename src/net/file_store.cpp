@@ -152,25 +152,8 @@ class FileStore final : public MeetingStore {
     value_or_throw(check_sizes(key, value));
     transact([&] { append({RecordKind::Set, slot_, std::string(key), std::string(value)}); });
   }
-  std::string get(std::string_view key, Deadline deadline) override {
-    const std::string keys[] = {std::string(key)};
-    return wait_for(keys, 1, deadline).value;
-  }
-  std::optional<std::string> try_get(std::string_view key) override {
-    value_or_throw(check_sizes(key, {}));
-    std::optional<std::string> result;
-    transact([&] {
-      if (const std::string* value = table_.find(key)) result = *value;
-    });
-    return result;
-  }
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    if (!keys.empty()) (void)wait_for(keys, keys.size(), deadline);
-  }
-  Found get_any(std::span<const std::string> keys, Deadline deadline) override {
-    if (keys.empty()) raise(ErrorCode::InvalidArgument, "store: get_any of no keys");
-    return wait_for(keys, 1, deadline);
-  }
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override;
+  std::string name() const override { return "file store " + options_.path; }
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     std::int64_t sum = 0;
     transact([&] {
@@ -222,7 +205,6 @@ class FileStore final : public MeetingStore {
 
   bool create();
   void leave();
-  Found wait_for(std::span<const std::string> keys, std::size_t needed, Deadline deadline);
 
   [[noreturn]] void fail_with(ErrorCode code, std::string_view why) const {
     raise(code, "file store {}: {}", options_.path, why);
@@ -477,8 +459,11 @@ bool FileStore::open(net::Deadline deadline) {
   return true;
 }
 
-FileStore::Found FileStore::wait_for(std::span<const std::string> keys, std::size_t needed, Deadline deadline) {
-  for (const std::string& key : keys) value_or_throw(check_sizes(key, {}));
+FileStore::Gathered FileStore::get_all(std::span<const std::string> keys, std::span<const std::string> unless,
+                                       Deadline deadline) {
+  for (const auto& list : {keys, unless}) {
+    for (const std::string& key : list) value_or_throw(check_sizes(key, {}));
+  }
   milliseconds pause = kShortestPause;
   auto next_life_check = std::chrono::steady_clock::now();
   off_t seen = -1;
@@ -486,26 +471,16 @@ FileStore::Found FileStore::wait_for(std::span<const std::string> keys, std::siz
     struct stat status {};
     if (::fstat(file_.get(), &status) != 0) fail_with(ErrorCode::Io, errno_text(errno));
     const bool late = net::passed(deadline);
-    const bool look_for_the_dead = std::chrono::steady_clock::now() >= next_life_check;
+    const bool look_for_the_dead = !late && std::chrono::steady_clock::now() >= next_life_check;
     // Take the lock only if there is a reason.
     if (status.st_size != seen || look_for_the_dead || late) {
-      Found found;
-      std::size_t there = 0;
-      std::vector<std::string> missing;
+      std::optional<Gathered> found;
       transact([&] {
         if (look_for_the_dead) bury_the_dead();
-        for (std::size_t i = 0; i < keys.size(); ++i) {
-          const std::string* const value = table_.find(keys[i]);
-          if (value == nullptr) {
-            missing.push_back(keys[i]);
-          } else if (++there == 1) {
-            found = {i, *value};
-          }
-        }
+        if (late || table_.settles(keys, unless)) found = table_.gather(keys, unless);
         seen = end_;
       });
-      if (there >= needed) return found;
-      if (late) fail_with(ErrorCode::Timeout, fmt::format("nobody set {} in time", list_of_keys(missing)));
+      if (found) return *std::move(found);
       if (look_for_the_dead) next_life_check = std::chrono::steady_clock::now() + kLifeCheck;
       pause = kShortestPause;
     }

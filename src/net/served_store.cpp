@@ -19,11 +19,13 @@ constexpr codec::Limits kLimits{.longest_text = kLongestValue, .what = "store me
 
 void visit_fields(auto& m, auto& a, const Request*) {
   a(m.amount, m.timeout_ms, codec::most(m.keys, kMostKeys, kLongestKey), m.value, m.expected);
-  const bool needs_key = m.op != Op::Hello && m.op != Op::GoodBye && m.op != Op::Wait;
+  const bool needs_key = m.op != Op::Hello && m.op != Op::GoodBye;
   a.demand(!needs_key || !m.keys.empty(), "an operation without a key");
+  a.demand(m.op != Op::GetAll || (m.amount >= 0 && static_cast<std::uint64_t>(m.amount) <= m.keys.size()),
+           "a wait for more keys than it names");
 }
 void visit_fields(auto& m, auto& a, const Reply*) {
-  a(m.error, m.number, m.value, codec::most(m.keys, kMostKeys, kLongestKey));
+  a(m.error, m.number, m.value, codec::most(m.values, kMostKeys, kLongestValue), codec::most(m.missing, kMostKeys));
 }
 
 std::string encode(const Request& request) { return codec::encode(request); }
@@ -48,8 +50,9 @@ struct Waiter {
   std::weak_ptr<Session> session;
   std::uint64_t id = 0;
   Request request;
-  std::shared_ptr<void> deadline;
-  std::vector<std::string> parked_under;
+  std::shared_ptr<void> deadline = nullptr;
+  std::size_t next = 0;  // the keys before this one existed when they were looked at
+  std::vector<std::string> parked_under = {};
 };
 
 // A client that has been greeted.
@@ -73,7 +76,7 @@ class StoreServer::Impl final : net::RpcServer::Service {
                  .endpoint = options.endpoint,
                  .secret = options.secret,
                  .secure = {.purpose = "store", .longest_message = kLongestMessage},
-                 .half_open_limit = options.half_open_limit,
+                 .half_open_limit = options.half_open_limit + options.expected,
                  .handshake_timeout = options.handshake_timeout},
                 *this) {}
 
@@ -129,9 +132,6 @@ class StoreServer::Impl final : net::RpcServer::Service {
         if (!done) reply.error = done.error();
         break;
       }
-      case Op::TryGet:
-        if (const std::string* value = table_.find(request.keys[0])) reply.value = *value;
-        break;
       case Op::Add: {
         const auto sum = table_.add(request.keys[0], request.amount);
         if (sum) {
@@ -153,8 +153,7 @@ class StoreServer::Impl final : net::RpcServer::Service {
       case Op::Delete: reply.number = table_.erase(request.keys[0]) ? 1 : 0; break;
       case Op::LeaveWill: session->wills[request.keys[0]] = request.value; break;
       case Op::WithdrawWill: session->wills.erase(request.keys[0]); break;
-      case Op::Wait:
-      case Op::GetAny: return start_waiting(session, id, std::move(request));
+      case Op::GetAll: return start_waiting(session, id, std::move(request));
     }
     const bool may_set = request.op == Op::Set || request.op == Op::Add || request.op == Op::CompareAndSet;
     answer(session, id, reply);
@@ -179,64 +178,70 @@ class StoreServer::Impl final : net::RpcServer::Service {
     server_.answer(client, id, encode(reply));
   }
 
-  // True if the wait is over and has been answered.
-  bool try_finish(const WaiterPtr& waiter) {
+  // Returns whether the wait is over and has been answered. Looks only at keys that may have changed: N ranks set the
+  // keys that one of them waits for.
+  bool try_finish(const WaiterPtr& waiter, bool late) {
     const SessionPtr session = waiter->session.lock();
     if (!session) return true;
-    const Request& request = waiter->request;
+    const std::span<const std::string> all(waiter->request.keys);
+    const auto keys = all.first(static_cast<std::size_t>(waiter->request.amount));
+    const auto unless = all.subspan(keys.size());
+    const auto first_missing = [&](std::size_t from) {
+      while (from < keys.size() && table_.find(keys[from]) != nullptr) ++from;
+      return from;
+    };
+    waiter->next = first_missing(waiter->next);
+    if (waiter->next == keys.size()) waiter->next = first_missing(0);  // some may have been deleted
+    const bool some_missing = keys.empty() || waiter->next < keys.size();
+    const bool ended = !unless.empty() && table_.settles({}, unless);
+    if (some_missing && !late && !ended) {
+      waiter->parked_under.assign(unless.begin(), unless.end());
+      if (!keys.empty()) waiter->parked_under.push_back(keys[waiter->next]);
+      for (const std::string& key : waiter->parked_under) parked_[key].insert(waiter);
+      return false;
+    }
+    waiter->deadline.reset();
+    session->waiters.erase(waiter);
+    answer(session, waiter->id, reply_of(table_.gather(keys, unless)));
+    return true;
+  }
+
+  static Reply reply_of(Store::Gathered found) {
     Reply reply;
-    std::vector<std::string> missing;
-    for (std::size_t i = 0; i < request.keys.size(); ++i) {
-      const std::string* const value = table_.find(request.keys[i]);
-      if (value == nullptr) {
-        missing.push_back(request.keys[i]);
-        // Waiting for one missing key is enough; all keys are checked again when it is set.
-        if (request.op == Op::Wait) break;
-      } else if (request.op == Op::GetAny) {
-        reply.number = static_cast<std::int64_t>(i);
-        reply.value = *value;
-        missing.clear();
-        break;
-      } else if (request.keys.size() == 1) {
-        reply.value = *value;
+    reply.number = found.ended ? static_cast<std::int64_t>(found.ended->index) : -1;
+    if (found.ended) reply.value = std::move(found.ended->value);
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < found.values.size(); ++i) {
+      if (found.values[i]) {
+        bytes += found.values[i]->size();
+        reply.values.push_back(*std::move(found.values[i]));
+      } else {
+        reply.missing.push_back(static_cast<std::uint32_t>(i));
       }
     }
-    if (missing.empty()) {
-      waiter->deadline.reset();
-      session->waiters.erase(waiter);
-      answer(session, waiter->id, reply);
-      return true;
-    }
-    waiter->parked_under = std::move(missing);
-    for (const std::string& key : waiter->parked_under) parked_[key].push_back(waiter);
-    return false;
+    if (bytes <= 2 * kLongestValue) return reply;
+    reply = {};
+    reply.error = Error(ErrorCode::InvalidArgument,
+                        fmt::format("store: {} bytes of values in one answer, at most {}", bytes, 2 * kLongestValue));
+    return reply;
   }
 
   void start_waiting(const SessionPtr& session, std::uint64_t id, Request request) {
-    if (request.keys.empty()) return answer(session, id, {});
     const std::chrono::milliseconds limit(std::min<std::uint64_t>(request.timeout_ms, 1'000'000'000'000));
-    const auto waiter = std::make_shared<Waiter>(Waiter{session, id, std::move(request), nullptr, {}});
+    const auto waiter = std::make_shared<Waiter>(Waiter{session, id, std::move(request)});
     session->waiters.insert(waiter);
-    if (!try_finish(waiter)) waiter->deadline = server_.after(limit, [this, waiter] { give_up(waiter); });
-  }
-
-  void give_up(const WaiterPtr& waiter) {
-    const SessionPtr session = waiter->session.lock();
-    if (!session || session->waiters.erase(waiter) == 0) return;
-    unpark(waiter);
-    Reply reply;
-    reply.error = Error(ErrorCode::Timeout, "");
-    for (const std::string& key : waiter->request.keys) {
-      if (table_.find(key) == nullptr) reply.keys.push_back(key);
-    }
-    answer(session, waiter->id, reply);
+    if (try_finish(waiter, limit.count() == 0)) return;
+    waiter->deadline = server_.after(limit, [this, waiter] {
+      unpark(waiter);
+      (void)try_finish(waiter, true);
+    });
   }
 
   void unpark(const WaiterPtr& waiter) {
     for (const std::string& key : waiter->parked_under) {
       const auto found = parked_.find(key);
       if (found == parked_.end()) continue;
-      std::erase(found->second, waiter);
+      found->second.erase(waiter);
       if (found->second.empty()) parked_.erase(found);
     }
     waiter->parked_under.clear();
@@ -245,16 +250,16 @@ class StoreServer::Impl final : net::RpcServer::Service {
   void wake(const std::string& key) {
     const auto found = parked_.find(key);
     if (found == parked_.end()) return;
-    const std::vector<WaiterPtr> waiters = found->second;
+    const std::set<WaiterPtr> waiters = found->second;
     for (const WaiterPtr& waiter : waiters) {
       unpark(waiter);
-      try_finish(waiter);
+      (void)try_finish(waiter, false);
     }
   }
 
   const std::string meeting_;
   std::map<net::RpcServer::ClientPtr, SessionPtr> sessions_;
-  std::unordered_map<std::string, std::vector<WaiterPtr>> parked_;
+  std::unordered_map<std::string, std::set<WaiterPtr>> parked_;  // as many as ranks under one key
   Table table_;
   net::RpcServer server_;  // the last member, so destroyed first: it calls this object
 };
@@ -300,15 +305,35 @@ class RemoteStore final : public MeetingStore {
     (void)call(std::move(request));
   }
 
-  std::string get(std::string_view key, Deadline deadline) override {
-    return call_waiting(make(Op::Wait, key), deadline).value.value_or(std::string());
-  }
-
-  std::optional<std::string> try_get(std::string_view key) override { return call(make(Op::TryGet, key)).value; }
-
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    if (keys.empty()) return;
-    (void)call_waiting(make(Op::Wait, keys), deadline);
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
+    Request request;
+    request.op = Op::GetAll;
+    request.amount = static_cast<std::int64_t>(keys.size());
+    request.keys.assign(keys.begin(), keys.end());
+    request.keys.insert(request.keys.end(), unless.begin(), unless.end());
+    if (request.keys.empty()) return {};
+    if (request.keys.size() > kMostKeys) {
+      raise(ErrorCode::InvalidArgument, "store: {} keys in one call, at most {}", request.keys.size(), kMostKeys);
+    }
+    for (const std::string& key : request.keys) value_or_throw(check_sizes(key, {}));
+    Reply reply = call_waiting(std::move(request), deadline);
+    if (reply.number >= 0 && static_cast<std::size_t>(reply.number) < unless.size()) {
+      return {{}, Found{static_cast<std::size_t>(reply.number), std::move(reply.value).value_or(std::string())}};
+    }
+    Gathered found;
+    found.values.resize(keys.size());
+    std::size_t value = 0;
+    std::size_t missing = 0;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (missing < reply.missing.size() && reply.missing[missing] == i) {
+        ++missing;
+      } else if (value < reply.values.size()) {
+        found.values[i] = std::move(reply.values[value++]);
+      }
+    }
+    if (value != reply.values.size() || value + missing != keys.size())
+      raise(ErrorCode::Corrupt, "{} answered with other keys than it was asked for", name());
+    return found;
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
@@ -329,12 +354,6 @@ class RemoteStore final : public MeetingStore {
 
   bool delete_key(std::string_view key) override { return call(make(Op::Delete, key)).number == 1; }
 
-  Found get_any(std::span<const std::string> keys, Deadline deadline) override {
-    if (keys.empty()) raise(ErrorCode::InvalidArgument, "store: get_any of no keys");
-    Reply reply = call_waiting(make(Op::GetAny, keys), deadline);
-    return {static_cast<std::size_t>(reply.number), std::move(reply.value).value_or(std::string())};
-  }
-
   void leave_will(std::string_view key, std::string_view value) override {
     value_or_throw(check_sizes(key, value));
     Request request = make(Op::LeaveWill, key);
@@ -343,6 +362,7 @@ class RemoteStore final : public MeetingStore {
   }
 
   void withdraw_will(std::string_view key) override { (void)call(make(Op::WithdrawWill, key)); }
+  std::string name() const override { return "store at " + place_; }
 
  private:
   static Request make(Op op, std::string_view key) {
@@ -352,16 +372,6 @@ class RemoteStore final : public MeetingStore {
     request.keys.emplace_back(key);
     return request;
   }
-  static Request make(Op op, std::span<const std::string> keys) {
-    if (keys.size() > kMostKeys)
-      raise(ErrorCode::InvalidArgument, "store: {} keys in one call, at most {}", keys.size(), kMostKeys);
-    Request request;
-    request.op = op;
-    for (const std::string& key : keys) value_or_throw(check_sizes(key, {}));
-    request.keys.assign(keys.begin(), keys.end());
-    return request;
-  }
-
   Reply call(Request request) { return call(std::move(request), net::deadline_in(call_timeout_)); }
 
   Reply call(Request request, Deadline deadline) {
@@ -371,16 +381,11 @@ class RemoteStore final : public MeetingStore {
   }
 
   Reply call_waiting(Request request, Deadline deadline) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
-    request.timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(left.count(), 0));
-    const Deadline answered =
-        deadline > Deadline::max() - kGrace ? deadline : std::max(deadline, net::deadline_in({})) + kGrace;
-    Reply reply = exchange(request, answered);
-    if (!reply.error) return reply;
-    if (reply.error->code() == ErrorCode::Timeout) {
-      raise(ErrorCode::Timeout, "store at {}: nobody set {} in time", place_, list_of_keys(reply.keys));
+    const auto now = std::chrono::steady_clock::now();
+    if (deadline > now) {
+      request.timeout_ms = static_cast<std::uint64_t>(std::chrono::ceil<milliseconds>(deadline - now).count());
     }
-    throw *reply.error;
+    return call(std::move(request), deadline > Deadline::max() - kGrace ? deadline : std::max(deadline, now) + kGrace);
   }
 
   Reply exchange(const Request& request, Deadline deadline) {

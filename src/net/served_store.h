@@ -29,9 +29,10 @@ struct StoreServerOptions {
   /// Name of the meeting. Clients that ask for another meeting are told to retry (an earlier world's server may still
   /// hold the address for a moment).
   std::string meeting = {};
-  /// Limits for connections that have not proved the secret yet: their number (beyond it, the oldest that has sent
-  /// nothing credible is closed), and their time.
+  /// Limits for connections that have not proved the secret yet: their number beside the clients that are expected,
+  /// which may all come at once (beyond it, the oldest that has sent nothing credible is closed), and their time.
   std::size_t half_open_limit = 128;
+  std::size_t expected = 0;
   std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);
 };
 
@@ -81,16 +82,14 @@ std::shared_ptr<MeetingStore> connect_tcp_store(const std::string& host, std::ui
 
 // Protocol between a store's client and server: bodies of RPC calls (net/rpc.h); an RPC method is a store operation.
 // Pure functions; bytes from other processes are checked in full before use.
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 /// Two values and some keys. Requests with longer lists of keys are refused.
 inline constexpr std::size_t kLongestMessage = 2 * kLongestValue + (std::size_t{1} << 20);
 
 enum class Op : std::uint8_t {
   Hello,          ///< amount = protocol version, value = meeting
   Set,            ///< keys[0], value
-  TryGet,         ///< keys[0]
-  Wait,           ///< keys, timeout; replies with the value if there is one key
-  GetAny,         ///< keys, timeout; replies with index and value
+  GetAll,         ///< keys: the `amount` that have to exist, then those that end the wait; timeout
   Add,            ///< keys[0], amount
   CompareAndSet,  ///< keys[0], expected, value
   Delete,         ///< keys[0]; number 1 if it existed
@@ -98,7 +97,7 @@ enum class Op : std::uint8_t {
   WithdrawWill,   ///< keys[0]
   GoodBye,        ///< no reply; wills do not take effect
 };
-inline constexpr std::uint8_t kOpCount = 11;
+inline constexpr std::uint8_t kOpCount = 9;
 
 struct Request {
   Op op = Op::Hello;  ///< the call's method
@@ -110,10 +109,11 @@ struct Request {
 };
 
 struct Reply {
-  std::optional<Error> error;  ///< if set, the fields below are unused, except `keys` with Timeout
-  std::int64_t number = 0;
+  std::optional<Error> error;  ///< if set, the fields below are unused
+  std::int64_t number = 0;     ///< of GetAll: the key that ended the wait, whose value is `value`; -1 if none did
   std::optional<std::string> value;
-  std::vector<std::string> keys;  ///< with Timeout: the missing keys
+  std::vector<std::string> values;     ///< of GetAll: those of its keys that exist, in order
+  std::vector<std::uint32_t> missing;  ///< of GetAll: indexes of the other keys, ascending
 };
 
 std::string encode(const Request& request);

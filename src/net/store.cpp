@@ -15,6 +15,31 @@
 
 namespace cohort::store {
 
+std::vector<int> Store::Gathered::missing() const {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i]) missing.push_back(static_cast<int>(i));
+  }
+  return missing;
+}
+
+Store::Found Store::get_any(std::span<const std::string> keys, Deadline deadline) {
+  if (keys.empty()) raise(ErrorCode::InvalidArgument, "store: get_any of no keys");
+  Gathered found = get_all({}, keys, deadline);
+  if (found.ended) return *std::move(found.ended);
+  raise(ErrorCode::Timeout, "{}: nobody set {} in time", name(), list_of_keys({keys.begin(), keys.end()}));
+}
+
+std::string Store::get(std::string_view key, Deadline deadline) {
+  const std::string keys[] = {std::string(key)};
+  return get_any(keys, deadline).value;
+}
+
+std::optional<std::string> Store::try_get(std::string_view key) {
+  const std::string keys[] = {std::string(key)};
+  return get_all(keys, {}, Deadline::min()).values.front();
+}
+
 Result<void> check_sizes(std::string_view key, std::string_view value) {
   if (key.size() > kLongestKey) {
     return fail(ErrorCode::InvalidArgument, "a store key of {} bytes ('{}...'): at most {} are allowed", key.size(),
@@ -78,6 +103,24 @@ Result<std::optional<std::string>> Table::compare_and_set(std::string_view key,
   return std::optional<std::string>(desired);
 }
 
+bool Table::settles(std::span<const std::string> keys, std::span<const std::string> unless) const {
+  const auto exists = [this](const std::string& key) { return find(key) != nullptr; };
+  return (keys.empty() ? unless.empty() : std::ranges::all_of(keys, exists)) || std::ranges::any_of(unless, exists);
+}
+
+Store::Gathered Table::gather(std::span<const std::string> keys, std::span<const std::string> unless) const {
+  Store::Gathered found;
+  for (const std::string& key : keys) {
+    const std::string* const value = find(key);
+    found.values.push_back(value == nullptr ? std::nullopt : std::optional(*value));
+  }
+  if (!keys.empty() && found.missing().empty()) return found;
+  for (std::size_t i = 0; i < unless.size(); ++i) {
+    if (const std::string* const value = find(unless[i])) return {{}, Store::Found{i, *value}};
+  }
+  return found;
+}
+
 bool Table::erase(std::string_view key) {
   const auto found = entries_.find(key);
   if (found == entries_.end()) return false;
@@ -97,22 +140,10 @@ class InProcessStore final : public Store {
     changed_.notify_all();
   }
 
-  std::string get(std::string_view key, Deadline deadline) override {
-    const std::string keys[] = {std::string(key)};
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    wait_locked(lock, keys, deadline);
-    return *table_.find(key);
-  }
-
-  std::optional<std::string> try_get(std::string_view key) override {
-    const std::lock_guard lock(mutex_);
-    const std::string* const value = table_.find(key);
-    return value == nullptr ? std::nullopt : std::optional<std::string>(*value);
-  }
-
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    std::unique_lock lock(mutex_);
-    wait_locked(lock, keys, deadline);
+    changed_.wait_until(lock, deadline, [&] { return table_.settles(keys, unless); });
+    return table_.gather(keys, unless);
   }
 
   std::int64_t add(std::string_view key, std::int64_t amount) override {
@@ -136,22 +167,9 @@ class InProcessStore final : public Store {
     const std::lock_guard lock(mutex_);
     return table_.erase(key);
   }
+  std::string name() const override { return "store"; }
 
  private:
-  void wait_locked(std::unique_lock<std::mutex>& lock, std::span<const std::string> keys, Deadline deadline) {
-    std::vector<std::string> missing;
-    const auto all_there = [&] {
-      missing.clear();
-      for (const std::string& key : keys) {
-        if (table_.find(key) == nullptr) missing.push_back(key);
-      }
-      return missing.empty();
-    };
-    if (!changed_.wait_until(lock, deadline, all_there)) {
-      raise(ErrorCode::Timeout, "store: nobody set {} in time", store::list_of_keys(missing));
-    }
-  }
-
   std::mutex mutex_;
   std::condition_variable changed_;
   store::Table table_;
@@ -171,13 +189,13 @@ class PrefixStore final : public Store {
   }
 
   void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
-  std::string get(std::string_view key, Deadline deadline) override { return store_->get(full(key), deadline); }
-  std::optional<std::string> try_get(std::string_view key) override { return store_->try_get(full(key)); }
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    std::vector<std::string> all;
-    all.reserve(keys.size());
-    for (const std::string& key : keys) all.push_back(full(key));
-    store_->wait(all, deadline);
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
+    const auto all_full = [this](std::span<const std::string> short_keys) {
+      std::vector<std::string> all;
+      for (const std::string& key : short_keys) all.push_back(full(key));
+      return all;
+    };
+    return store_->get_all(all_full(keys), all_full(unless), deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override { return store_->add(full(key), amount); }
   std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
@@ -185,6 +203,7 @@ class PrefixStore final : public Store {
     return store_->compare_and_set(full(key), expected, desired);
   }
   bool delete_key(std::string_view key) override { return store_->delete_key(full(key)); }
+  std::string name() const override { return store_->name(); }
 
  private:
   std::string full(std::string_view key) const { return prefix_ + std::string(key); }

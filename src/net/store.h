@@ -1,7 +1,7 @@
 // A small key-value store through which ranks find each other. Keys and values are bytes.
 // Implementations may be called from any thread. Blocking calls take a deadline and never wait without one.
-// `MeetingStore`, which the stores between processes implement (TCP or Unix socket, file), can also wait for the first
-// of several keys and report that another process has died.
+// `MeetingStore`, which the stores between processes implement (TCP or Unix socket, file), also reports that another
+// process has died.
 #pragma once
 
 #include "base/result.h"
@@ -27,13 +27,29 @@ class Store {
 
   virtual ~Store() = default;
 
+  struct Found {
+    std::size_t index = 0;
+    std::string value;
+  };
+  struct Gathered {
+    std::vector<std::optional<std::string>> values;  ///< by key; nullopt: the key does not exist
+    std::optional<Found> ended;                      ///< the key of `unless` that ended the wait; then no values
+    /// Indexes of the keys that do not exist, unless a key of `unless` ended the wait.
+    std::vector<int> missing() const;
+  };
+
   virtual void set(std::string_view key, std::string_view value) = 0;
+  /// Waits until all keys exist (if there are any), or the first of `unless`, or the deadline passes. One request,
+  /// however many keys there are. Throws InvalidArgument for more than `kMostKeys`.
+  virtual Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless,
+                           Deadline deadline) = 0;
   /// Waits until the key exists. Throws Timeout, naming the key, when the deadline passes.
-  virtual std::string get(std::string_view key, Deadline deadline) = 0;
+  std::string get(std::string_view key, Deadline deadline);
   /// Returns the value if the key exists now; does not wait.
-  virtual std::optional<std::string> try_get(std::string_view key) = 0;
-  /// Waits until all keys exist. Throws Timeout, naming the missing keys.
-  virtual void wait(std::span<const std::string> keys, Deadline deadline) = 0;
+  std::optional<std::string> try_get(std::string_view key);
+  /// Waits until one of the keys exists, and returns the first existing key of the list. Throws Timeout, naming the
+  /// keys.
+  Found get_any(std::span<const std::string> keys, Deadline deadline);
   /// Adds to a decimal counter that starts at 0, and returns the new value. Throws InvalidArgument if the key's value
   /// is not a number or would overflow.
   virtual std::int64_t add(std::string_view key, std::int64_t amount) = 0;
@@ -43,6 +59,8 @@ class Store {
                                                      std::string_view desired) = 0;
   /// Returns whether the key existed.
   virtual bool delete_key(std::string_view key) = 0;
+  /// For messages: "store at ADDRESS".
+  virtual std::string name() const = 0;
 };
 
 /// Makes a store within one process; for worlds of threads and for tests.
@@ -54,17 +72,10 @@ std::shared_ptr<Store> make_prefix_store(std::string prefix, std::shared_ptr<Sto
 /// Limits of all stores. Longer keys and values are refused with InvalidArgument.
 inline constexpr std::size_t kLongestKey = 4096;
 inline constexpr std::size_t kLongestValue = std::size_t{64} << 20;
-inline constexpr std::size_t kMostKeys = 65536;  ///< in one call of wait
+inline constexpr std::size_t kMostKeys = 65536;  ///< in one call of get_all
 
 class MeetingStore : public Store {
  public:
-  struct Found {
-    std::size_t index = 0;
-    std::string value;
-  };
-  /// Waits until one of the keys exists, and returns the first existing key of the list. Throws Timeout, naming the
-  /// keys.
-  virtual Found get_any(std::span<const std::string> keys, Deadline deadline) = 0;
   /// If this process dies (or drops the store) before it withdraws the will, `key` is set to `value` unless the key
   /// exists. A process has one will per key; a second will replaces the first.
   virtual void leave_will(std::string_view key, std::string_view value) = 0;
@@ -119,6 +130,10 @@ class Table {
                                                      std::string_view desired);
   bool erase(std::string_view key);
   std::size_t size() const noexcept { return entries_.size(); }
+  /// True if a wait of `get_all` is over.
+  bool settles(std::span<const std::string> keys, std::span<const std::string> unless) const;
+  /// Returns what `get_all` returns, without waiting.
+  Store::Gathered gather(std::span<const std::string> keys, std::span<const std::string> unless) const;
 
  private:
   struct Hash {

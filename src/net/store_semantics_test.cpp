@@ -132,22 +132,43 @@ TEST_P(StoreSemantics, GetWaitsForAnotherToSet) {
   setter.join();
 }
 
-TEST_P(StoreSemantics, WaitNeedsAllKeysAndNamesThoseThatAreMissing) {
+TEST_P(StoreSemantics, GetAllWaitsForAllKeysAndSaysWhichAreMissing) {
   const auto store = fixture_->open();
   const std::vector<std::string> keys = {"one", "two", "three"};
   store->set("two", "");
-  std::string message;
-  EXPECT_EQ(code_of([&] { store->wait(keys, deadline_in(milliseconds(50))); }, &message), ErrorCode::Timeout);
-  EXPECT_NE(message.find("one"), std::string::npos) << message;
-  EXPECT_NE(message.find("three"), std::string::npos) << message;
-  EXPECT_EQ(message.find("two'"), std::string::npos) << message;
+  const auto partial = store->get_all(keys, {}, deadline_in(milliseconds(50)));
+  EXPECT_EQ(partial.missing(), (std::vector<int>{0, 2}));
+  EXPECT_EQ(partial.values[1], "");
   std::thread setter([&, other = fixture_->open()] {
-    other->set("three", "");
-    other->set("one", "");
+    other->set("three", "3");
+    other->delete_key("two");
+    other->set("one", "1");
+    std::this_thread::sleep_for(milliseconds(20));
+    other->set("two", "2");
   });
-  store->wait(keys, deadline_in(seconds(20)));
+  const auto whole = store->get_all(keys, {}, deadline_in(seconds(20)));
   setter.join();
-  store->wait({}, deadline_in(seconds(0)));
+  EXPECT_TRUE(whole.missing().empty());
+  EXPECT_EQ(whole.values, (std::vector<std::optional<std::string>>{"1", "2", "3"}));
+  EXPECT_TRUE(store->get_all({}, {}, deadline_in(seconds(20))).values.empty());
+}
+
+TEST_P(StoreSemantics, GetAllEndsWithAnotherKeyUnlessItHasAll) {
+  const auto store = fixture_->open();
+  const std::vector<std::string> keys = {"one", "two"};
+  const std::vector<std::string> unless = {"failed", "over"};
+  store->set("one", "1");
+  std::thread setter([&, other = fixture_->open()] { other->set("over", "why"); });
+  const auto ended = store->get_all(keys, unless, deadline_in(seconds(20)));
+  setter.join();
+  ASSERT_TRUE(ended.ended);
+  EXPECT_EQ(ended.ended->index, 1U);
+  EXPECT_EQ(ended.ended->value, "why");
+  EXPECT_TRUE(ended.missing().empty());
+  store->set("two", "2");
+  const auto whole = store->get_all(keys, unless, deadline_in(seconds(20)));
+  EXPECT_FALSE(whole.ended);
+  EXPECT_EQ(whole.values.size(), 2U);
 }
 
 TEST_P(StoreSemantics, GetTimesOutAndNamesTheKey) {

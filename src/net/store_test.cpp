@@ -41,9 +41,12 @@ using std::chrono::seconds;
 struct Served {
   net::Secret secret = value_or_throw(net::Secret::generate());
   std::unique_ptr<StoreServer> server;
-  explicit Served(milliseconds handshake_timeout = seconds(5), std::size_t half_open_limit = 128) {
-    server = std::make_unique<StoreServer>(StoreServerOptions{
-        .secret = secret, .half_open_limit = half_open_limit, .handshake_timeout = handshake_timeout});
+  explicit Served(milliseconds handshake_timeout = seconds(5), std::size_t half_open_limit = 128,
+                  std::size_t expected = 0) {
+    server = std::make_unique<StoreServer>(StoreServerOptions{.secret = secret,
+                                                              .half_open_limit = half_open_limit,
+                                                              .expected = expected,
+                                                              .handshake_timeout = handshake_timeout});
   }
   std::shared_ptr<MeetingStore> connect(milliseconds limit = seconds(20)) {
     return connect_tcp_store("127.0.0.1", server->endpoint().tcp.port, secret, deadline_in(limit));
@@ -138,6 +141,17 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   EXPECT_EQ(store->add("n", 1), 1);
   // The first connections are gone, long before their time was over.
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
+}
+
+TEST(StoreServer, AsManyAsAreExpectedMayComeAtOnce) {
+  Served served(seconds(60), 4, 36);
+  std::vector<sys::UniqueFd> slow;
+  for (int i = 0; i < 39; ++i) slow.push_back(served.knock());
+  EXPECT_EQ(served.connect()->add("n", 1), 1);
+  for (const auto& fd : slow) {
+    char byte = 0;
+    EXPECT_EQ(::recv(fd.get(), &byte, 1, MSG_DONTWAIT), -1) << "it was closed";
+  }
 }
 
 // The ClientHello of a true client, recorded on the wire.

@@ -22,19 +22,22 @@ constexpr std::string_view kFormed = "formed";
 /// Time between two questions whether the job ends.
 constexpr std::chrono::milliseconds kAskWhetherItEnds{500};
 
-/// Waits for one of the keys as the store does, and throws Unavailable where the job ends.
-store::MeetingStore::Found await_any(store::MeetingStore& store, std::span<const std::string> keys,
-                                     net::Deadline deadline, const JobEnds& ends) {
+/// Waits as the store does, and throws Unavailable where the job ends.
+store::Store::Gathered await_all(store::MeetingStore& store, std::span<const std::string> keys,
+                                 std::span<const std::string> unless, net::Deadline deadline, const JobEnds& ends) {
   while (true) {
     const net::Deadline until = ends ? std::min(deadline, net::deadline_in(kAskWhetherItEnds)) : deadline;
-    try {
-      return store.get_any(keys, until);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout) throw;
-      if (ends && ends()) raise_job_ends();
-      if (until == deadline) throw;
-    }
+    auto found = store.get_all(keys, unless, until);
+    if (found.ended || (!keys.empty() && found.missing().empty())) return found;
+    if (ends && ends()) raise_job_ends();
+    if (until == deadline) return found;
   }
+}
+
+/// Waits for one of the keys.
+std::optional<store::Store::Found> await_any(store::MeetingStore& store, std::span<const std::string> keys,
+                                             net::Deadline deadline, const JobEnds& ends) {
+  return await_all(store, {}, keys, deadline, ends).ended;
 }
 
 class EndingWithEpoch final : public store::MeetingStore {
@@ -43,18 +46,12 @@ class EndingWithEpoch final : public store::MeetingStore {
       : store_(std::move(store)), epoch_(epoch), next_(membership_key(epoch + 1)), ends_(std::move(ends)) {}
 
   void set(std::string_view key, std::string_view value) override { store_->set(key, value); }
-  std::string get(std::string_view key, Deadline deadline) override {
-    const std::string keys[] = {std::string(key)};
-    return get_any(keys, deadline).value;
-  }
-  std::optional<std::string> try_get(std::string_view key) override {
-    auto found = store_->try_get(key);
-    if (!found && store_->try_get(next_)) throw Superseded(epoch_);
-    if (!found && ends_ && ends_()) raise_job_ends();  // ranks that meet on a host wait by asking
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
+    std::vector<std::string> or_next(unless.begin(), unless.end());
+    or_next.push_back(next_);
+    Gathered found = await_all(*store_, keys, or_next, deadline, ends_);  // ranks that meet on a host wait by asking
+    if (found.ended && found.ended->index == unless.size()) throw Superseded(epoch_);
     return found;
-  }
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    for (const std::string& key : keys) (void)get(key, deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount) override { return store_->add(key, amount); }
   std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
@@ -62,13 +59,7 @@ class EndingWithEpoch final : public store::MeetingStore {
     return store_->compare_and_set(key, expected, desired);
   }
   bool delete_key(std::string_view key) override { return store_->delete_key(key); }
-  Found get_any(std::span<const std::string> keys, Deadline deadline) override {
-    std::vector<std::string> and_next(keys.begin(), keys.end());
-    and_next.push_back(next_);
-    Found found = await_any(*store_, and_next, deadline, ends_);
-    if (found.index == keys.size()) throw Superseded(epoch_);
-    return found;
-  }
+  std::string name() const override { return store_->name(); }
   void leave_will(std::string_view key, std::string_view value) override { store_->leave_will(key, value); }
   void withdraw_will(std::string_view key) override { store_->withdraw_will(key); }
 
@@ -130,27 +121,17 @@ std::shared_ptr<store::MeetingStore> until_superseded(std::shared_ptr<store::Mee
 }
 
 bool await_next_epoch(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline, const JobEnds& ends) {
-  try {
-    const std::string keys[] = {membership_key(epoch + 1)};
-    (void)await_any(store, keys, deadline, ends);
-    return true;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout) throw;
-    return false;
-  }
+  const std::string keys[] = {membership_key(epoch + 1)};
+  return await_any(store, keys, deadline, ends).has_value();
 }
 
 void note_formed(store::MeetingStore& store, std::uint64_t epoch) { store.set(formed_key(epoch), ""); }
 
 std::optional<bool> await_formed(store::MeetingStore& store, std::uint64_t epoch, net::Deadline deadline,
                                  const JobEnds& ends) {
-  try {
-    const std::string keys[] = {membership_key(epoch + 1), formed_key(epoch)};
-    return await_any(store, keys, deadline, ends).index == 1;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout) throw;
-    return std::nullopt;
-  }
+  const std::string keys[] = {membership_key(epoch + 1), formed_key(epoch)};
+  const auto found = await_any(store, keys, deadline, ends);
+  return found ? std::optional(found->index == 1) : std::nullopt;
 }
 
 bool is_settled(std::shared_ptr<store::Store>& store, std::uint64_t announced) {
@@ -181,23 +162,26 @@ void conclude(store::MeetingStore& store, const std::string& prefix, const Membe
   store.set(ready_key(prefix, rank), "");
   if (store.add(prefix + "/ready", 1) == size) (void)store.compare_and_set(outcome, std::nullopt, kFormed);
   std::string decided;
-  std::optional<Error> late;
+  std::optional<store::Store::Found> found;
+  std::optional<Error> ended;
   try {
     const std::string keys[] = {outcome, membership_key(membership.epoch + 1)};
-    const auto found = await_any(store, keys, deadline, ends);
-    if (found.index == 0) decided = found.value;
+    found = await_any(store, keys, deadline, ends);
+    if (found && found->index == 0) decided = found->value;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout && !(ends && ends())) throw;
-    late = error;
+    if (!(ends && ends())) throw;
+    ended = error;
   }
   if (decided.empty()) decided = store.compare_and_set(outcome, std::nullopt, "given up").value_or("");
   if (decided == kFormed) return;
-  if (!late) throw Superseded(membership.epoch);
-  if (late->code() != ErrorCode::Timeout) throw Error(*late);
+  if (ended) throw Error(*ended);
+  if (found) throw Superseded(membership.epoch);
+  std::vector<std::string> ready;
+  for (int other = 0; other < size; ++other) ready.push_back(ready_key(prefix, other));
   std::string missing;
-  for (int other = 0; other < size && missing.size() < 300; ++other) {
+  for (const int other : store.get_all(ready, {}, net::deadline_in({})).missing()) {
+    if (missing.size() >= 300) break;
     const Member& member = membership.members[static_cast<std::size_t>(other)];
-    if (store.try_get(ready_key(prefix, other))) continue;
     missing +=
         fmt::format("{}rank {} (worker {} on {})", missing.empty() ? "" : ", ", other, member.worker, member.host);
   }

@@ -14,8 +14,10 @@
 #include <stdlib.h>
 
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace cohort::rendezvous {
@@ -277,6 +279,40 @@ TEST(MemberInfoTest, WhoDiffersIsRefusedWithBothSidesValues) {
   infos = two_infos();
   infos[1].size = 3;
   expect_both(refusal(infos), "2 ranks", "3");
+}
+
+TEST(AgreedWorldTest, TravelsWholeAndIsShortWhereHostsAreAlike) {
+  const auto of = [](std::vector<int> hosts) { return AgreedWorld{"hosts", std::move(hosts), ""}; };
+  std::vector<int> alike, cyclic;
+  for (int rank = 0; rank < 8192; ++rank) {
+    alike.push_back(rank / 8);
+    cyclic.push_back(rank % 1024);
+  }
+  EXPECT_LT(encode(of(alike)).size(), 64U);
+  EXPECT_LT(encode(of(cyclic)).size(), 256U);
+  for (const auto& hosts : {alike, cyclic, {0}, {0, 0, 1, 0, 2, 2, 1, 3}, {0, 1, 1, 2, 2, 3}}) {
+    const AgreedWorld read = value_or_throw(decode_agreed_world(encode(of(hosts))));
+    EXPECT_EQ(read.hosts, hosts);
+    EXPECT_EQ(read.backend, "hosts");
+  }
+  const AgreedPlace place = of({0, 0, 1, 0, 2, 2, 1, 3}).place_of(6);
+  EXPECT_EQ(std::tie(place.local_rank, place.local_size, place.cross_rank, place.cross_size), std::tuple(1, 2, 1, 4));
+}
+
+TEST(AgreedWorldTest, PlacementsThatCannotBeAreRefused) {
+  const std::string bytes = encode(AgreedWorld{"local", {0, 0, 1, 1, 1}, ""});  // two runs, the last 24 bytes
+  const auto with = [&](std::size_t field, std::int32_t value) {
+    std::string other = bytes;
+    std::memcpy(other.data() + other.size() - 24 + 4 * field, &value, sizeof value);
+    return decode_agreed_world(other).has_value();
+  };
+  EXPECT_TRUE(with(0, 0));
+  EXPECT_FALSE(with(0, 1)) << "hosts are numbered in their order";
+  EXPECT_FALSE(with(1, 0));
+  EXPECT_FALSE(with(2, -1));
+  EXPECT_FALSE(with(2, 1 << 30)) << "more ranks than there may be";
+  EXPECT_FALSE(with(5, 2)) << "it would be written as one run";
+  EXPECT_FALSE(decode_agreed_world(bytes.substr(0, bytes.size() - 12)));
 }
 
 TEST(MemberInfoTest, TravelsWhole) {

@@ -4,33 +4,63 @@
 #include "base/parse.h"
 #include "base/records.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <span>
 
 namespace cohort::rendezvous {
 namespace {
 
-constexpr std::uint32_t kInfoMagic = 0x33435243;      // "CRC3"
-constexpr std::uint32_t kDecisionMagic = 0x32565243;  // "CRV2"
+constexpr std::uint32_t kInfoMagic = 0x33435243;   // "CRC3"
+constexpr std::uint32_t kWorldMagic = 0x33565243;  // "CRV3"
 constexpr std::size_t kMostBackends = 64;
-constexpr std::size_t kMostRanks = 1 << 20;
+constexpr std::size_t kMostRanks = store::kMostKeys;
 
-struct Decision {
-  std::optional<Error> error;
-  std::int32_t peer = -1;  // the error's peer
-  AgreedWorld agreed;
+// The next ranks are on these hosts, so many on each.
+struct Run {
+  std::int32_t first_host = 0;
+  std::int32_t hosts = 1;
+  std::int32_t ranks = 1;
+  bool operator==(const Run&) const = default;
 };
+void visit_fields(auto& m, auto& a, const Run*) { a(m.first_host, m.hosts, m.ranks); }
 
-void visit_fields(auto& m, auto& a, const Decision*) {
-  a(codec::constant(kDecisionMagic, "not a decision in this version of Cohort"), m.error);
-  if (m.error) {
-    a(m.peer);
-  } else {
-    a(m.agreed.backend, codec::most(m.agreed.entries, kMostRanks));
+struct EncodedWorld {
+  std::string backend;
+  std::vector<Run> runs;
+};
+void visit_fields(auto& m, auto& a, const EncodedWorld*) {
+  a(codec::constant(kWorldMagic, "not a world in this version of Cohort"), m.backend, codec::most(m.runs, kMostRanks));
+}
+
+struct Failure {
+  std::int32_t peer = -1;
+  std::optional<Error> error;
+};
+void visit_fields(auto& m, auto& a, const Failure*) {
+  a(m.peer, m.error);
+  a.demand(m.error.has_value(), "a failure without an error");
+}
+
+std::vector<Run> runs_of(const std::vector<int>& hosts) {
+  std::vector<Run> runs;
+  for (std::size_t at = 0; at < hosts.size();) {
+    const int host = hosts[at];
+    const std::size_t begin = at;
+    while (at < hosts.size() && hosts[at] == host) ++at;
+    const auto ranks = static_cast<std::int32_t>(at - begin);
+    if (!runs.empty() && runs.back().first_host + runs.back().hosts == host && runs.back().ranks == ranks) {
+      ++runs.back().hosts;
+    } else {
+      runs.push_back({host, 1, ranks});
+    }
   }
+  return runs;
 }
 
 struct Hosts {
@@ -68,7 +98,6 @@ void visit_fields(auto& m, auto& a, const MemberInfo*) {
   a(m.launcher_local_rank, m.launcher_local_size, m.pid, m.nonce, m.host_id, m.host, m.build, m.source, m.program,
     m.torch, m.transport, m.no_transport, codec::most(m.backends, kMostBackends));
 }
-void visit_fields(auto& m, auto& a, const AgreedPlace*) { a(m.local_rank, m.local_size, m.cross_rank, m.cross_size); }
 
 std::string this_build() {
   // Ranks of different builds could differ in the last bit of a sum, or in the layout of shared data.
@@ -83,18 +112,44 @@ std::string describe(const MemberInfo& info) {
   return fmt::format("rank {} (host {}, pid {})", info.rank, info.host, info.pid);
 }
 
-std::string encode_decision(const Result<AgreedWorld>& decision) {
-  if (decision) return codec::encode(Decision{{}, -1, *decision});
-  return codec::encode(Decision{decision.error(), decision.error().context().peer, {}});
+AgreedPlace AgreedWorld::place_of(int rank) const {
+  const auto own = hosts.begin() + rank;
+  return {static_cast<std::int32_t>(std::count(hosts.begin(), own, *own)),
+          static_cast<std::int32_t>(std::count(hosts.begin(), hosts.end(), *own)), *own, std::ranges::max(hosts) + 1};
 }
 
-Result<AgreedWorld> decode_decision(std::string_view bytes) {
-  auto decision = codec::decode<Decision>(bytes);
-  if (!decision) return tl::unexpected(decision.error());
-  if (!decision->error) return std::move(decision->agreed);
+std::string encode(const AgreedWorld& world) {
+  return codec::encode(EncodedWorld{world.backend, runs_of(world.hosts)});
+}
+
+Result<AgreedWorld> decode_agreed_world(std::string_view bytes) {
+  auto encoded = codec::decode<EncodedWorld>(bytes);
+  if (!encoded) return tl::unexpected(encoded.error());
+  AgreedWorld world{std::move(encoded->backend), {}, {}};
+  int hosts = 0;
+  for (const Run& run : encoded->runs) {
+    const auto most = static_cast<std::int64_t>(kMostRanks - world.hosts.size());
+    if (run.first_host < 0 || run.first_host > hosts || run.hosts < 1 || run.ranks < 1 ||
+        std::int64_t{run.hosts} * run.ranks > most) {
+      return fail(ErrorCode::Corrupt, "a placement that cannot be");
+    }
+    for (int host = run.first_host; host < run.first_host + run.hosts; ++host)
+      world.hosts.insert(world.hosts.end(), static_cast<std::size_t>(run.ranks), host);
+    hosts = std::max(hosts, run.first_host + run.hosts);
+  }
+  if (world.hosts.empty() || runs_of(world.hosts) != encoded->runs)
+    return fail(ErrorCode::Corrupt, "a placement that nobody writes");
+  return world;
+}
+
+std::string encode_failure(const Error& error) { return codec::encode(Failure{error.context().peer, error}); }
+
+Error decode_failure(std::string_view bytes) {
+  auto failure = codec::decode<Failure>(bytes);
+  if (!failure) return failure.error();
   ErrorContext context;
-  context.peer = decision->peer;
-  return tl::unexpected(Error(decision->error->code(), decision->error->what(), std::move(context)));
+  context.peer = failure->peer;
+  return Error(failure->error->code(), failure->error->what(), std::move(context));
 }
 
 Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vector<BackendChoice>& known) {
@@ -138,14 +193,9 @@ Result<AgreedWorld> judge(const std::vector<MemberInfo>& infos, const std::vecto
                 hosts.ranks.size(), info.transport, describe(info), info.no_transport);
   }
   AgreedWorld agreed;
-  agreed.entries.resize(infos.size());
+  agreed.hosts.resize(infos.size());
   for (std::size_t host = 0; host < hosts.ranks.size(); ++host) {
-    const std::vector<int>& ranks = hosts.ranks[host];
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      agreed.entries[static_cast<std::size_t>(ranks[i])] = {
-          static_cast<std::int32_t>(i), static_cast<std::int32_t>(ranks.size()), static_cast<std::int32_t>(host),
-          static_cast<std::int32_t>(hosts.ranks.size())};
-    }
+    for (const int rank : hosts.ranks[host]) agreed.hosts[static_cast<std::size_t>(rank)] = static_cast<int>(host);
   }
   constexpr std::size_t kMostNamed = 32;
   std::string layout = fmt::format("{} host{} (", hosts.ranks.size(), hosts.ranks.size() == 1 ? "" : "s");
@@ -183,14 +233,32 @@ constexpr seconds kGrace{3};
 /// Time after which rank 0 reports that some ranks may be unable to come.
 constexpr seconds kTellAfter{5};
 
+std::string verdict_key(const MeetingOptions& options) { return options.prefix + "/verdict"; }
+std::string failed_key(const MeetingOptions& options) { return fmt::format("{}/{}", options.prefix, kFailedKey); }
 std::string info_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/card/{}", options.prefix, rank);
 }
-std::string decision_key(const MeetingOptions& options) { return options.prefix + "/verdict"; }
-std::string formed_key(const MeetingOptions& options, int rank) {
-  return fmt::format("{}/formed/{}", options.prefix, rank);
+// Set by a rank that needs the store no more, if it ends with rank 0.
+std::string done_key(const MeetingOptions& options, int rank) {
+  return fmt::format("{}/done/{}", options.prefix, rank);
 }
-std::string lost_key(const MeetingOptions& options) { return options.prefix + "/lost"; }
+
+using KeyOfRank = std::string (*)(const MeetingOptions&, int rank);
+
+/// Waits for keys of these ranks, until the failure or the deadline.
+store::Store::Gathered gather(store::MeetingStore& store, KeyOfRank key_of, std::span<const int> ranks,
+                              const MeetingOptions& options, net::Deadline deadline) {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(key_of(options, rank));
+  const std::string unless[] = {failed_key(options)};
+  return store.get_all(keys, unless, deadline);
+}
+
+std::vector<int> all_ranks(int size, int first = 0) {
+  std::vector<int> ranks(static_cast<std::size_t>(size - first));
+  std::iota(ranks.begin(), ranks.end(), first);
+  return ranks;
+}
 
 Error lost_error(const MemberInfo& info, std::string_view when) {
   ErrorContext context;
@@ -208,53 +276,39 @@ Error lost_error(const MemberInfo& info, std::string_view when) {
   throw Error(error.code(), fmt::format("init at {}: {}", place, error.what()), std::move(context));
 }
 
-AgreedWorld take_decision(std::string_view bytes, const MemberInfo& mine, const MeetingOptions& options) {
-  auto decision = decode_decision(bytes);
-  if (!decision) raise_here(decision.error(), mine, options.place);
-  if (decision->entries.size() != static_cast<std::size_t>(mine.size)) {
-    raise_here(
-        Error(ErrorCode::Mismatch, fmt::format("the world that was formed has {} ranks, and this rank was told {} ({})",
-                                               decision->entries.size(), mine.size, mine.source)),
-        mine, options.place);
-  }
-  return *std::move(decision);
-}
-
 Error missing_error(store::MeetingStore& store, int size, const MeetingOptions& options) {
-  std::string missing;
   std::string here;
-  int count = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    const auto bytes = store.try_get(info_key(options, rank));
-    if (!bytes) {
-      ++count;
-      if (count <= 32) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
-    } else if (here.size() < 300) {
-      const auto info = decode_member_info(*bytes);
-      here += fmt::format("{}{}", here.empty() ? "" : ", ", info ? describe(*info) : fmt::format("rank {}", rank));
-    }
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(info_key(options, rank));
+  const auto came = store.get_all(keys, {}, net::deadline_in({}));
+  for (int rank = 0; rank < size && here.size() < 300; ++rank) {
+    const auto& bytes = came.values[static_cast<std::size_t>(rank)];
+    if (!bytes) continue;
+    const auto info = decode_member_info(*bytes);
+    here += fmt::format("{}{}", here.empty() ? "" : ", ", info ? describe(*info) : fmt::format("rank {}", rank));
   }
-  if (count > 32) missing += fmt::format(" and {} more", count - 32);
+  std::vector<int> missing = came.missing();
+  const std::size_t count = missing.size();
   if (count == 0) {
     return Error(ErrorCode::Timeout, fmt::format("all {} ranks came, but rank 0 did not form the world in time", size));
   }
-  return Error(ErrorCode::Timeout, fmt::format("{} of {} ranks did not come in time: {}. Here: {} -- were all started, "
-                                               "with the same address and group, and did "
-                                               "none end before it called init?{}{}",
-                                               count, size, missing, here.empty() ? "nobody" : here,
-                                               options.who_may_come.empty() ? "" : " ", options.who_may_come));
+  missing.resize(std::min(count, std::size_t{32}));
+  const std::string more = count > missing.size() ? fmt::format(" and {} more", count - missing.size()) : "";
+  return Error(ErrorCode::Timeout,
+               fmt::format("{} of {} ranks did not come in time: {}{}. Here: {} -- were all started, "
+                           "with the same address and group, and did "
+                           "none end before it called init?{}{}",
+                           count, size, fmt::join(missing, ", "), more, here.empty() ? "nobody" : here,
+                           options.who_may_come.empty() ? "" : " ", options.who_may_come));
 }
 
-// Leaves a will (the decision if this process dies), then claims the rank, which belongs to the first process to do so.
+// Leaves a will (the failure if this process dies), then claims the rank, which belongs to the first process to do so.
 void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   const std::string info = encode(mine);
-  const std::string will = encode_decision(tl::unexpected(lost_error(mine, "before the world was formed")));
-  store.leave_will(decision_key(options), will);
-  if (mine.rank != 0) store.leave_will(lost_key(options), will);
+  store.leave_will(failed_key(options), encode_failure(lost_error(mine, "before the world was formed")));
   const auto holder = store.compare_and_set(info_key(options, mine.rank), std::nullopt, info);
   if (holder == info) return log::debug("comm", "rank {} of {} is here", mine.rank, mine.size);
-  store.withdraw_will(decision_key(options));
-  store.withdraw_will(lost_key(options));
+  store.withdraw_will(failed_key(options));
   const auto first =
       holder ? decode_member_info(*holder) : Result<MemberInfo>(fail(ErrorCode::Corrupt, "no description of a rank"));
   raise_here(Error(ErrorCode::InvalidArgument,
@@ -267,48 +321,42 @@ void claim(store::MeetingStore& store, const MemberInfo& mine, const MeetingOpti
 
 // On rank 0: collects all descriptions and decides, or returns the error that ended the meeting before.
 Result<AgreedWorld> collect(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
-  std::vector<MemberInfo> infos;
-  // A rank that cannot come may have reported why, but only in its own output.
+  const std::vector<int> ranks = all_ranks(mine.size);
   const net::Deadline tell_at = net::deadline_in(kTellAfter);
-  bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
-  const auto wait_for = [&](std::span<const std::string> keys, int rank) {
-    if (tells) {
-      try {
-        return store.get_any(keys, tell_at);
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::Timeout) throw;
-        log::warn("comm", "init at {}: rank {} of {} has not come so far. {}", options.place, rank, mine.size,
-                  options.who_may_come);
-        tells = false;
-      }
-    }
-    return store.get_any(keys, options.deadline);
-  };
-  for (int rank = 0; rank < mine.size; ++rank) {
-    const std::string keys[] = {decision_key(options), info_key(options, rank)};
-    const auto found = wait_for(keys, rank);
-    if (found.index == 0) return decode_decision(found.value);
-    auto info = decode_member_info(found.value);
+  // A rank that cannot come may have reported why, but only in its own output.
+  const bool tells = !options.who_may_come.empty() && tell_at < options.deadline;
+  auto came = gather(store, info_key, ranks, options, tells ? tell_at : options.deadline);
+  if (tells && !came.ended && !came.missing().empty()) {
+    log::warn("comm", "init at {}: rank {} of {} has not come so far. {}", options.place, came.missing().front(),
+              mine.size, options.who_may_come);
+    came = gather(store, info_key, ranks, options, options.deadline);
+  }
+  if (came.ended) return tl::unexpected(decode_failure(came.ended->value));
+  if (!came.missing().empty()) return tl::unexpected(missing_error(store, mine.size, options));
+  std::vector<MemberInfo> infos;
+  for (const auto& bytes : came.values) {
+    auto info = decode_member_info(*bytes);
     if (!info) return tl::unexpected(info.error());
     infos.push_back(*std::move(info));
   }
   return judge(infos, options.backends);
 }
 
-// Waits before the store ends with this process, until the ranks that have come have read the reason from it.
-void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, const MemberInfo& mine,
+// Waits before the store ends with this process, until the ranks that have come have read the failure from it.
+void stay_for_bad_news(store::MeetingStore& store, const Error& failure, const MemberInfo& mine,
                        const MeetingOptions& options) {
-  const auto decision = decode_decision(bytes);
-  if (decision) return;
-  const net::Deadline enough = net::deadline_in(kGrace);
-  for (int rank = 0; rank < mine.size; ++rank) {
-    if (rank == mine.rank || rank == decision.error().context().peer || !store.try_get(info_key(options, rank)))
-      continue;
-    try {
-      (void)store.get(formed_key(options, rank), enough);
-    } catch (const Error&) {
-      return;
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < mine.size; ++rank) keys.push_back(info_key(options, rank));
+  try {
+    const auto came = store.get_all(keys, {}, net::deadline_in({}));
+    keys.clear();
+    for (int rank = 0; rank < mine.size; ++rank) {
+      const bool here = came.values[static_cast<std::size_t>(rank)].has_value();
+      if (here && rank != mine.rank && rank != failure.context().peer) keys.push_back(done_key(options, rank));
     }
+    (void)store.get_all(keys, {}, net::deadline_in(kGrace));
+  } catch (const Error& error) {
+    log::debug("comm", "init at {}: {}", options.place, error.what());
   }
 }
 
@@ -316,38 +364,43 @@ void stay_for_bad_news(store::MeetingStore& store, const std::string& bytes, con
 
 AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
   claim(store, mine, options);
-  const std::string key = decision_key(options);
   if (mine.rank == 0) {
-    Result<AgreedWorld> decision = fail(ErrorCode::Internal, "no decision");
-    try {
-      decision = collect(store, mine, options);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout) throw;
-      decision = tl::unexpected(missing_error(store, mine.size, options));
+    const auto decision = collect(store, mine, options);
+    if (decision) {
+      store.set(verdict_key(options), encode(*decision));
+      return *decision;
     }
-    const std::string bytes = encode_decision(decision);
-    // If a rank's will was written first, the will is the decision.
-    const std::string final_bytes = store.compare_and_set(key, std::nullopt, bytes).value_or(bytes);
-    if (options.serves_store) stay_for_bad_news(store, final_bytes, mine, options);
-    AgreedWorld formed = take_decision(final_bytes, mine, options);
-    if (decision) formed.layout = decision->layout;
-    return formed;
+    // If a rank's will was written first, the will is what all are told.
+    const std::string bytes = encode_failure(decision.error());
+    const Error failure =
+        decode_failure(store.compare_and_set(failed_key(options), std::nullopt, bytes).value_or(bytes));
+    if (options.store_ends) stay_for_bad_news(store, failure, mine, options);
+    raise_here(failure, mine, options.place);
   }
-  try {
-    const std::string bytes = store.get(key, options.deadline + kGrace);
-    if (!decode_decision(bytes)) store.set(formed_key(options, mine.rank), "0");  // rank 0 need not wait for this rank
-    return take_decision(bytes, mine, options);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::Timeout || error.context().operation == "init") throw;
-    raise_here(missing_error(store, mine.size, options), mine, options.place);
+  const std::string keys[] = {verdict_key(options)};
+  const std::string unless[] = {failed_key(options)};
+  const auto found = store.get_all(keys, unless, options.deadline + kGrace);
+  if (found.ended) {
+    if (options.store_ends) store.set(done_key(options, mine.rank), "");  // rank 0 need not wait for this rank
+    raise_here(decode_failure(found.ended->value), mine, options.place);
   }
+  if (!found.values.front()) raise_here(missing_error(store, mine.size, options), mine, options.place);
+  auto world = decode_agreed_world(*found.values.front());
+  if (!world) raise_here(world.error(), mine, options.place);
+  if (world->hosts.size() != static_cast<std::size_t>(mine.size)) {
+    raise_here(
+        Error(ErrorCode::Mismatch, fmt::format("the world that was formed has {} ranks, and this rank was told {} ({})",
+                                               world->hosts.size(), mine.size, mine.source)),
+        mine, options.place);
+  }
+  return *std::move(world);
 }
 
 void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options) {
-  if (!options.serves_store) {
+  if (!options.store_ends) return;  // a connection that is closed in good order leaves no will
+  if (mine.rank != 0) {
     try {
-      store.withdraw_will(lost_key(options));
-      store.set(formed_key(options, mine.rank), "1");
+      store.set(done_key(options, mine.rank), "");
     } catch (const Error& error) {
       // The world has been formed, so it does not matter if the store closes a moment early.
       if (error.code() != ErrorCode::PeerLost) throw;
@@ -355,21 +408,12 @@ void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const Mee
     return;
   }
   // The communicator now detects ranks that die, so this waits only for those that still need the store.
-  for (int rank = 0; rank < mine.size; ++rank) {
-    if (rank == mine.rank) continue;
-    const std::string keys[] = {formed_key(options, rank), lost_key(options)};
-    try {
-      const auto found = store.get_any(keys, options.deadline + kGrace);
-      if (found.index == 1) {
-        const auto lost = decode_decision(found.value);
-        raise_here(lost ? Error(ErrorCode::PeerLost, "a rank died") : lost.error(), mine, options.place);
-      }
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout || error.context().operation == "init") throw;
-      raise_here(Error(ErrorCode::Timeout, fmt::format("rank {} came but did not form its communicator in time", rank)),
-                 mine, options.place);
-    }
-  }
+  const auto done = gather(store, done_key, all_ranks(mine.size, 1), options, options.deadline + kGrace);
+  if (done.ended) raise_here(decode_failure(done.ended->value), mine, options.place);
+  if (done.missing().empty()) return;
+  raise_here(Error(ErrorCode::Timeout,
+                   fmt::format("rank {} came but did not form its communicator in time", done.missing().front() + 1)),
+             mine, options.place);
 }
 
 }  // namespace cohort::rendezvous

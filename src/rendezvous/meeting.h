@@ -1,8 +1,9 @@
-// MemberInfo, AgreedWorld: the descriptions that ranks exchange when they meet, and the decision on them. Plain data
+// MemberInfo, AgreedWorld: the descriptions that ranks exchange when they meet, and what is decided on them. Plain data
 // and pure functions. The texts come from other processes and are fully checked.
 // hold_meeting: the meeting of ranks in a store. Each rank claims its number once and publishes its description; rank 0
-// checks them all and writes one decision for all. If a rank dies meanwhile, the store writes a failure that the rank
-// prepared as the decision (its will). Blocks until the deadline at most.
+// checks them all and publishes the world. Whatever a rank waits for until its communicator is formed, it waits for a
+// failure too: the first that a rank records, or that the store records when a rank has died (its will). A rank makes
+// the same number of requests in worlds of all sizes. Blocks until the deadline at most.
 #pragma once
 
 #include "base/result.h"
@@ -56,13 +57,22 @@ struct AgreedPlace {
 /// The result of a meeting, equal on all ranks.
 struct AgreedWorld {
   std::string backend;
-  std::vector<AgreedPlace> entries;  ///< by rank
-  std::string layout;                ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
+  std::vector<int> hosts;  ///< by rank, the number of its host; hosts are numbered in the order of their lowest rank
+  std::string layout;      ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
+
+  AgreedPlace place_of(int rank) const;
 };
 
-std::string encode_decision(const Result<AgreedWorld>& decision);
-/// Returns the world, or the error that ended the meeting.
-Result<AgreedWorld> decode_decision(std::string_view bytes);
+/// The text is as long as the placement is irregular: a few bytes if all hosts have equally many ranks.
+std::string encode(const AgreedWorld& world);
+Result<AgreedWorld> decode_agreed_world(std::string_view bytes);
+
+/// Why a world could not be formed, with the error's peer.
+std::string encode_failure(const Error& error);
+/// Returns the error that was recorded, or why it cannot be read.
+Error decode_failure(std::string_view bytes);
+/// Key of the first failure, in the store of the ranks of one world.
+inline constexpr std::string_view kFailedKey = "failed";
 
 /// A backend that the meeting may choose.
 struct BackendChoice {
@@ -79,14 +89,14 @@ struct MeetingOptions {
   std::vector<BackendChoice> backends;
   net::Deadline deadline;
   std::string who_may_come = {};  ///< why some ranks cannot come, for messages on missing ranks; empty if all can
-  bool serves_store = false;      ///< this process is rank 0, and the store ends with it
+  bool store_ends = false;        ///< rank 0's process serves the store, which ends with it
 };
 
 /// Throws the errors of `cohort::init`.
 AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
-/// Called when this rank's communicator is formed. In the process that serves the store, waits until all ranks have
-/// theirs. Throws PeerLost if a rank died before, or Timeout, naming the ranks that did not finish.
+/// Called when this rank's communicator is formed. If the process serves the store, waits until all ranks have theirs.
+/// Throws PeerLost if a rank died before, or Timeout, naming the ranks that did not finish.
 void leave_meeting(store::MeetingStore& store, const MemberInfo& mine, const MeetingOptions& options);
 
 }  // namespace cohort::rendezvous

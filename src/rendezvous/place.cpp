@@ -86,11 +86,12 @@ constexpr std::chrono::seconds kJobStoreLimit{20};
 
 // Serves a store at all addresses of this host, since any may be the reachable one, or at the one that COHORT_NETWORK
 // selects. The store is closed when the world is formed.
-std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::string& meeting,
+std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::string& meeting, int ranks,
                                           const std::vector<std::string>& offered) {
   store::StoreServerOptions options;
   options.secret = secret;
   options.meeting = meeting;
+  options.expected = static_cast<std::size_t>(ranks);
   if (env::get(env::kNetwork) && offered.size() == 1) {
     options.endpoint.tcp = {offered.front(), 0};
     return std::make_unique<store::StoreServer>(options);
@@ -106,11 +107,11 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
 }
 
 // Rank 0 listens first, then announces its addresses: a rank that can reach an address finds rank 0 there.
-std::string make_offer(MeetingPlace& place, const std::string& meeting, std::size_t longest,
+std::string make_offer(MeetingPlace& place, const std::string& meeting, int ranks, std::size_t longest,
                        const std::optional<net::Secret>& own) {
   const net::Secret secret = own ? *own : value_or_throw(net::Secret::generate());
   std::vector<std::string> offered = value_or_throw(net::offered_addresses());
-  place.server = serve(secret, meeting, offered);
+  place.server = serve(secret, meeting, ranks, offered);
   const net::Address bound = place.server->endpoint().tcp;
   InitOffer offer{own ? std::nullopt : std::optional(secret), {}};
   for (std::string& address : offered) {
@@ -144,7 +145,7 @@ void go_through_exchange(const InitPlan& plan, const std::string& meeting, net::
   Exchange& exchange = *plan.exchange;
   const std::string key = "cohort-" + net::sha256_hex(meeting).substr(0, 16);
   std::optional<std::string> mine;
-  if (plan.rank == 0) mine = make_offer(place, meeting, exchange.longest_value(), plan.secret);
+  if (plan.rank == 0) mine = make_offer(place, meeting, plan.size, exchange.longest_value(), plan.secret);
   auto shared = exchange.share(key, mine, deadline);
   if (mine) net::wipe(*mine);
   if (!shared) throw Error(shared.error());
@@ -187,7 +188,10 @@ std::shared_ptr<MeetingPlace> go_to(const InitPlan& plan, const std::string& mee
     client.meeting = meeting;
     if (plan.rank == 0) {
       place->server = std::make_unique<store::StoreServer>(
-          store::StoreServerOptions{.endpoint = plan.endpoint, .secret = plan.secret, .meeting = meeting});
+          store::StoreServerOptions{.endpoint = plan.endpoint,
+                                    .secret = plan.secret,
+                                    .meeting = meeting,
+                                    .expected = static_cast<std::size_t>(plan.size)});
     }
   }
   // The job's store is started before the ranks. A rank that does not find the store is of an attempt that has ended,

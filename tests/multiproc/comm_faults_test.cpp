@@ -126,15 +126,17 @@ TEST(Killed, BeforeTheWorldIsFormed) {
         store->set(key, value);
         ::raise(SIGKILL);
       }
-      std::string get(std::string_view key, Deadline deadline) override { return store->get(key, deadline); }
-      std::optional<std::string> try_get(std::string_view key) override { return store->try_get(key); }
-      void wait(std::span<const std::string> keys, Deadline deadline) override { store->wait(keys, deadline); }
+      Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless,
+                       Deadline deadline) override {
+        return store->get_all(keys, unless, deadline);
+      }
       std::int64_t add(std::string_view key, std::int64_t amount) override { return store->add(key, amount); }
       std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
                                                  std::string_view desired) override {
         return store->compare_and_set(key, expected, desired);
       }
       bool delete_key(std::string_view key) override { return store->delete_key(key); }
+      std::string name() const override { return store->name(); }
     };
     auto dying = std::make_shared<Dying>();
     dying->store = options.store;

@@ -40,22 +40,17 @@ class FolderStore final : public store::Store {
   explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   void set(std::string_view key, std::string_view value) override { std::filesystem::rename(write(value), path(key)); }
-  std::string get(std::string_view key, Deadline deadline) override {
+  Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
     while (true) {
-      if (auto value = try_get(key)) return *std::move(value);
-      if (Clock::now() > deadline) throw Error(ErrorCode::Timeout, "no key " + std::string(key));
+      Gathered found;
+      for (const std::string& key : keys) found.values.push_back(read(key));
+      if (!keys.empty() && found.missing().empty()) return found;
+      for (std::size_t i = 0; i < unless.size(); ++i) {
+        if (auto value = read(unless[i])) return {{}, Found{i, *std::move(value)}};
+      }
+      if (Clock::now() > deadline) return found;
       std::this_thread::sleep_for(2ms);
     }
-  }
-  std::optional<std::string> try_get(std::string_view key) override {
-    std::ifstream file(path(key), std::ios::binary);
-    if (!file) return std::nullopt;
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-  void wait(std::span<const std::string> keys, Deadline deadline) override {
-    for (const std::string& key : keys) static_cast<void>(get(key, deadline));
   }
   std::int64_t add(std::string_view, std::int64_t) override { throw Error(ErrorCode::Internal, "not needed here"); }
   std::optional<std::string> compare_and_set(std::string_view key, std::optional<std::string_view> expected,
@@ -64,11 +59,19 @@ class FolderStore final : public store::Store {
     const std::filesystem::path made = write(desired);
     static_cast<void>(::link(made.c_str(), path(key).c_str()));
     std::filesystem::remove(made);
-    return try_get(key);
+    return read(key);
   }
   bool delete_key(std::string_view key) override { return std::filesystem::remove(path(key)); }
+  std::string name() const override { return "folder"; }
 
  private:
+  std::optional<std::string> read(std::string_view key) const {
+    std::ifstream file(path(key), std::ios::binary);
+    if (!file) return std::nullopt;
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
   std::filesystem::path path(std::string_view key) const {
     std::string name(key);
     for (char& letter : name) letter = letter == '/' ? '_' : letter;

@@ -73,7 +73,8 @@ class OperationLabel {
 
 /// Options with which the ranks of a world form it.
 struct FormOptions {
-  std::shared_ptr<store::Store> store;  ///< shared by exactly the ranks of this world, which may use any keys
+  std::shared_ptr<store::Store> store;    ///< shared by exactly the ranks of this world, which may use any keys
+  std::vector<std::string> entries = {};  ///< how this host's ranks meet, if they know: then no store is needed
   rendezvous::Placement placement;
   std::chrono::milliseconds init_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);

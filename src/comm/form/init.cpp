@@ -215,12 +215,13 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   meet.who_may_come = plan.who_may_come;
   meet.backends = known_backends(info.backends);
   meet.deadline = deadline;
-  meet.serves_store = place.server != nullptr;
+  meet.store_ends = plan.place == InitPlan::Place::Rank0 || plan.place == InitPlan::Place::Exchange ||
+                    plan.place == InitPlan::Place::Shared;
   const rendezvous::AgreedWorld agreed = rendezvous::hold_meeting(*store, info, meet);
 
-  const rendezvous::AgreedPlace& entry = agreed.entries[static_cast<std::size_t>(plan.rank)];
+  const rendezvous::AgreedPlace entry = agreed.place_of(plan.rank);
   comm::FormOptions form;
-  form.store = store::make_prefix_store(meet.prefix + "/comm", store);
+  form.store = store::make_prefix_store(meet.prefix, store);
   form.placement = {plan.rank,        plan.size,        entry.local_rank, entry.local_size,
                     entry.cross_rank, entry.cross_size, here.host.name,   plan.source};
   form.init_timeout =
@@ -230,9 +231,7 @@ Communicator form_at(MeetingPlace& place, const std::shared_ptr<store::MeetingSt
   form.secret = plan.secret;
   form.transport = plan.transport;
   form.one_machine = !here.fake.empty();
-  if (entry.cross_size > 1) {
-    for (const rendezvous::AgreedPlace& each : agreed.entries) form.hosts.push_back(each.cross_rank);
-  }
+  if (entry.cross_size > 1) form.hosts = agreed.hosts;
   if (here.fake.empty()) compare_with_launcher(plan, form.placement);
   keep_local_rank(plan, form.placement);
   Communicator communicator(backend_named(agreed.backend).create(form));

@@ -309,7 +309,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
 
   form.hosts.clear();
-  form.store = local::store_of(place->entries);
+  form.entries = std::move(place->entries);
   return std::make_shared<local::LocalCommunicator>(form, std::move(place->point));
 }
 

@@ -85,8 +85,8 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kLongestCause = 4096;
-
-std::string info_key(int rank) { return fmt::format("wire/{}", rank); }
+// Leaders wait so much longer for each other than for ranks of their hosts: who knows who is missing tells first.
+constexpr auto kGrace = 1s;
 
 /// Returns an ID that is the same on all ranks, is not 0, and does not reveal the token.
 std::uint64_t status_id(std::string_view token) {
@@ -144,10 +144,15 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
       label_(std::make_shared<HostsOperationLabel>(layout_.here())) {
   if (place) {
     form_from(*place);
-  } else {
-    form_from_store();
-    options_.store.reset();  // no longer needed
+    return;
   }
+  try {
+    form_from_store();
+  } catch (const Error& error) {
+    local::record_failure(options_, error);
+    throw;
+  }
+  options_.store.reset();  // no longer needed
 }
 
 World::~World() {
@@ -155,9 +160,10 @@ World::~World() {
   status::StatusPage::own().close(*status_);
 }
 
-void World::make_local(std::unique_ptr<local::Rendezvous> point, std::shared_ptr<store::Store> store) {
+void World::make_local(std::unique_ptr<local::Rendezvous> point, std::vector<std::string> entries) {
   FormOptions own;
-  own.store = std::move(store);
+  own.store = options_.store;
+  own.entries = std::move(entries);
   own.placement = options_.placement;
   own.placement.rank = own.placement.local_rank = layout_.local;
   own.placement.size = own.placement.local_size = layout_.locals;
@@ -198,64 +204,79 @@ transport::tcp::Listeners::Options World::listening() const {
 
 void World::form_from(Place& place) {
   infos_ = std::move(place.infos);
-  make_local(std::move(place.point), local::store_of(place.entries));
+  make_local(std::move(place.point), std::move(place.entries));
   make_transport(std::move(*place.listeners), place.token);
 }
 
-// A host's leader fetches for its host: the store gets hosts x ranks requests, not ranks x ranks.
+// The ranks of a host exchange how they are reached, then the leaders what they know of their hosts.
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.init_timeout;
   transport::tcp::Listeners listeners(listening());
   transport::tcp::PeerInfo info = listeners.info();
   complete_info(info, options_);
-  options_.store->set(info_key(layout_.rank), transport::tcp::encode(info));
-  if (layout_.rank == 0) {
-    const transport::tcp::Bytes32 token = transport::tcp::random_bytes();
-    options_.store->set("wire/token", {reinterpret_cast<const char*>(token.data()), token.size()});
+  std::unique_ptr<local::Rendezvous> point;
+  if (layout_.locals > 1) point = std::make_unique<local::Rendezvous>(layout_.locals);
+  const local::Exchange here{fmt::format("host/{}", layout_.host), layout_.here(), layout_.local, deadline};
+  std::vector<std::string> entries;
+  std::vector<std::string> known = {""};  // the world's token, then the ranks of this host
+  const std::string mine = local::encode_values({point ? point->entry() : "", transport::tcp::encode(info)});
+  for (const std::string& value : local::exchange(options_, here, mine)) {
+    auto texts = value_or_throw(local::decode_values(value));
+    if (texts.size() != 2)
+      raise(ErrorCode::Corrupt, "cannot form the world -- a rank of this host says {} things", texts.size());
+    entries.push_back(std::move(texts[0]));
+    known.push_back(std::move(texts[1]));
   }
-  make_local(nullptr, store::make_prefix_store(fmt::format("host/{}", layout_.host), options_.store));
+  make_local(std::move(point), std::move(entries));
 
   std::string all;
   if (layout_.leads()) {
-    std::vector<std::string> keys = {"wire/token"};
-    for (int rank = 0; rank < layout_.size; ++rank) keys.push_back(info_key(rank));
-    try {
-      options_.store->wait(keys, deadline);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::Timeout) throw;
-      std::vector<int> missing;
-      for (int rank = 0; rank < layout_.size; ++rank) {
-        if (!options_.store->try_get(info_key(rank))) missing.push_back(rank);
-      }
-      raise(ErrorCode::Timeout,
-            "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
-            layout_.rank, options_.placement.host, options_.init_timeout.count(), missing.size() == 1 ? "" : "s",
-            to_ranges(missing));
+    if (layout_.rank == 0) {
+      const transport::tcp::Bytes32 token = transport::tcp::random_bytes();
+      known[0].assign(token.begin(), token.end());
     }
-    codec::Writer out;
-    for (const std::string& key : keys) out.text(options_.store->get(key, deadline));
-    all = out.take();
+    local::Exchange leaders{"hosts", {}, layout_.host, deadline + (layout_.size > layout_.hosts ? kGrace : 0s)};
+    for (int host = 0; host < layout_.hosts; ++host) leaders.ranks.push_back(layout_.leader(host));
+    try {
+      all = local::encode_values(local::exchange(options_, leaders, local::encode_values(known)));
+    } catch (const Error& error) {
+      local_->abort(error.what());  // the ranks of this host wait for it
+      throw;
+    }
   }
-  if (layout_.locals > 1) {
-    std::uint64_t length = all.size();
-    Request send;
-    send.kind = Kind::Broadcast;
-    send.dtype = DType::UInt8;
-    send.timeout = options_.init_timeout;
-    send.input = send.output = &length;
-    send.input_count = send.output_count = sizeof length;
-    run_local(*this, send);
-    all.resize(length);
-    send.input = send.output = all.data();
-    send.input_count = send.output_count = static_cast<std::int64_t>(length);
-    run_local(*this, send);
-  }
-  codec::Reader in(all);
-  const std::string token(value_or_throw(in.text(256)));
-  for (int rank = 0; rank < layout_.size; ++rank) {
-    infos_.push_back(value_or_throw(transport::tcp::decode_peer_info(value_or_throw(in.text(std::size_t{64} << 10)))));
+  if (layout_.locals > 1) all = tell_locals(std::move(all));
+  std::string token;
+  infos_.resize(static_cast<std::size_t>(layout_.size));
+  const auto hosts = value_or_throw(local::decode_values(all));
+  for (int host = 0; host < layout_.hosts; ++host) {
+    const auto texts = value_or_throw(local::decode_values(hosts.at(static_cast<std::size_t>(host))));
+    const std::vector<int>& ranks = layout_.on(host);
+    if (texts.size() != ranks.size() + 1) {
+      raise(ErrorCode::Corrupt, "cannot form the world -- rank {} describes {} ranks of its host, which has {}",
+            ranks.front(), texts.size() - 1, ranks.size());
+    }
+    if (host == 0) token = texts[0];
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      infos_[static_cast<std::size_t>(ranks[i])] = value_or_throw(transport::tcp::decode_peer_info(texts[i + 1]));
   }
   make_transport(std::move(listeners), token);
+}
+
+/// Returns the text of this host's leader.
+std::string World::tell_locals(std::string text) {
+  std::uint64_t length = text.size();
+  Request send;
+  send.kind = Kind::Broadcast;
+  send.dtype = DType::UInt8;
+  send.timeout = options_.init_timeout;
+  send.input = send.output = &length;
+  send.input_count = send.output_count = sizeof length;
+  run_local(*this, send);
+  text.resize(length);
+  send.input = send.output = text.data();
+  send.input_count = send.output_count = static_cast<std::int64_t>(length);
+  run_local(*this, send);
+  return text;
 }
 
 void run_local(World& world, const Request& request) { world.local().start(request).wait(); }

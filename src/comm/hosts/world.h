@@ -172,7 +172,8 @@ class World final : public transport::TransportEvents, public messages::Members 
  private:
   void form_from_store();
   void form_from(Place& place);
-  void make_local(std::unique_ptr<local::Rendezvous> point, std::shared_ptr<store::Store> store);
+  std::string tell_locals(std::string text);
+  void make_local(std::unique_ptr<local::Rendezvous> point, std::vector<std::string> entries);
   void make_transport(transport::tcp::Listeners listeners, std::string_view token);
 
   FormOptions options_;

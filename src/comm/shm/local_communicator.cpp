@@ -314,12 +314,10 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
   form.init_timeout = timeout;
   form.timeout = timeout_;
   form.background = background;
-  std::vector<std::string> entries;
   for (std::size_t i = 0; i < members.size(); ++i) {
     if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);
-    entries.emplace_back(infos[static_cast<std::size_t>(members[i])].entry_text());
+    form.entries.emplace_back(infos[static_cast<std::size_t>(members[i])].entry_text());
   }
-  form.store = store_of(entries);
   return std::make_shared<LocalCommunicator>(form, std::move(point));
 }
 

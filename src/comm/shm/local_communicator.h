@@ -109,7 +109,7 @@ class Core final : public Queue {
 // The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.
 class LocalCommunicator final : public QueueCommunicator {
  public:
-  /// `point`: for a group, whose members have exchanged their entries; if null, they are exchanged through the store.
+  /// `point`: set if the options have the ranks' entries.
   explicit LocalCommunicator(const FormOptions& options, std::unique_ptr<Rendezvous> point = nullptr);
 
   std::shared_ptr<MemoryBlock> allocate(std::size_t bytes) override;

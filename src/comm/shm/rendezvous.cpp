@@ -1,7 +1,10 @@
 #include "comm/shm/rendezvous.h"
 
+#include "base/parse.h"
+#include "base/records.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "rendezvous/meeting.h"
 
 #include <fmt/ranges.h>
 
@@ -9,12 +12,15 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <new>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -177,7 +183,8 @@ using namespace std::chrono_literals;
 constexpr std::uint64_t kMagic = 0x314f4c4548484f43;  // "COHHELO1"
 constexpr std::size_t kTokenBytes = 32;
 constexpr auto kSlice = 100ms;
-constexpr const char* kFailedKey = "local/failed";
+// Added where one waits for another's waiting, so that the one who knows who is missing tells first.
+constexpr auto kGrace = 1s;
 
 using Token = std::array<char, kTokenBytes>;
 
@@ -243,15 +250,105 @@ std::string Rendezvous::entry() const { return listener_->name + std::string(lis
 
 namespace {
 
-/// Key of a rank's entry in the store.
-std::string meeting_key(int rank) { return fmt::format("local/rank/{}", rank); }
+struct Values {
+  std::vector<std::string> values;
+};
+void visit_fields(auto& m, auto& a, const Values*) { a(codec::most(m.values, store::kMostKeys, store::kLongestValue)); }
+
+// The rank's number in the whole world, for messages.
+int name_of(const FormOptions& options, int rank) { return options.label ? options.label->name_of(rank) : rank; }
+
+// Throws what has ended the forming of the world: a rank's own failure, or the store's word that it has died.
+[[noreturn]] void raise_recorded(const FormOptions& options, std::string_view recorded) {
+  const Error failure = rendezvous::decode_failure(recorded);
+  ErrorContext context;
+  context.peer = failure.context().peer;
+  throw Error(
+      failure.code(),
+      fmt::format("rank {} could not form the world -- {}", name_of(options, options.placement.rank), failure.what()),
+      context);
+}
 
 }  // namespace
 
-std::shared_ptr<store::Store> store_of(std::span<const std::string> entries) {
-  std::shared_ptr<store::Store> store = store::make_in_process_store();
-  for (std::size_t i = 0; i < entries.size(); ++i) store->set(meeting_key(static_cast<int>(i)), entries[i]);
-  return store;
+std::string encode_values(const std::vector<std::string>& values) { return codec::encode(Values{values}); }
+Result<std::vector<std::string>> decode_values(std::string_view bytes) {
+  auto decoded = codec::decode<Values>(bytes);
+  if (!decoded) return tl::unexpected(decoded.error());
+  return std::move(decoded->values);
+}
+
+std::string pack_values(const std::vector<std::string>& values) {
+  const std::string plain = encode_values(values);
+  std::string packed = codec::encode(static_cast<std::uint64_t>(plain.size()));
+  const std::size_t head = packed.size();
+  uLongf length = ::compressBound(plain.size());
+  packed.resize(head + length);
+  if (::compress2(reinterpret_cast<Bytef*>(packed.data() + head), &length, reinterpret_cast<const Bytef*>(plain.data()),
+                  plain.size(), Z_BEST_SPEED) != Z_OK) {
+    throw std::bad_alloc();  // its only failure
+  }
+  packed.resize(head + length);
+  return packed;
+}
+
+Result<std::vector<std::string>> unpack_values(std::string_view bytes) {
+  codec::Reader in(bytes);
+  const auto size = in.number<std::uint64_t>();
+  if (!size || *size > store::kLongestValue || *size / 1100 > in.rest().size())  // zlib's best is 1032
+    return fail(ErrorCode::Corrupt, "values of no size that may be");
+  std::string plain(*size, '\0');
+  uLongf length = plain.size();
+  if (::uncompress(reinterpret_cast<Bytef*>(plain.data()), &length, reinterpret_cast<const Bytef*>(in.rest().data()),
+                   in.rest().size()) != Z_OK ||
+      length != plain.size()) {
+    return fail(ErrorCode::Corrupt, "values that cannot be decompressed");
+  }
+  return decode_values(plain);
+}
+
+std::vector<std::string> exchange(const FormOptions& options, const Exchange& exchange, const std::string& mine) {
+  if (exchange.ranks.size() == 1) return {mine};
+  const auto key_of = [&](std::size_t number) { return fmt::format("{}/{}", exchange.key, number); };
+  const bool collects = exchange.number == 0;
+  std::vector<std::string> keys = {exchange.key};
+  if (collects) {
+    keys.clear();
+    for (std::size_t number = 1; number < exchange.ranks.size(); ++number) keys.push_back(key_of(number));
+  } else {
+    options.store->set(key_of(static_cast<std::size_t>(exchange.number)), mine);
+  }
+  const std::string unless[] = {std::string(rendezvous::kFailedKey)};
+  auto found = options.store->get_all(keys, unless, exchange.deadline + (collects ? 0s : kGrace));
+  if (found.ended) raise_recorded(options, found.ended->value);
+  std::vector<int> missing;
+  for (const int at : found.missing())
+    missing.push_back(exchange.ranks[static_cast<std::size_t>(at) + (collects ? 1 : 0)]);
+  if (!missing.empty()) {
+    raise(ErrorCode::Timeout,
+          "cannot form the world -- rank {} on {} waited {} ms for rank{} {} -- were all ranks started?",
+          exchange.ranks[static_cast<std::size_t>(exchange.number)], options.placement.host,
+          options.init_timeout.count(), missing.size() == 1 ? "" : "s", to_ranges(missing));
+  }
+  if (!collects) {
+    auto values = value_or_throw(unpack_values(*found.values.front()));
+    if (values.size() == exchange.ranks.size()) return values;
+    raise(ErrorCode::Corrupt, "cannot form the world -- {} values of {} ranks", values.size(), exchange.ranks.size());
+  }
+  std::vector<std::string> values = {mine};
+  for (auto& value : found.values) values.push_back(*std::move(value));
+  options.store->set(exchange.key, pack_values(values));
+  return values;
+}
+
+void record_failure(const FormOptions& options, const Error& error) noexcept {
+  if (!options.store || error.code() == ErrorCode::Aborted) return;  // Aborted: another rank has recorded its reason
+  try {
+    const Error told(ErrorCode::Aborted,
+                     fmt::format("rank {}: {}", name_of(options, options.placement.rank), error.what()));
+    options.store->compare_and_set(rendezvous::kFailedKey, std::nullopt, rendezvous::encode_failure(told));
+  } catch (const std::exception&) {  // the store may have ended with its host; the original error matters more
+  }
 }
 
 class Gathering {
@@ -267,12 +364,15 @@ class Gathering {
         met_(static_cast<std::size_t>(size_)) {}
 
   Meeting run() {
+    std::vector<std::string> entries = options_.entries;
     if (!point_) {
       point_ = std::make_unique<Rendezvous>(size_);
-      options_.store->set(meeting_key(rank_), point_->entry());
+      Exchange all{"entries", std::vector<int>(static_cast<std::size_t>(size_)), rank_, deadline_};
+      std::iota(all.ranks.begin(), all.ranks.end(), 0);
+      entries = exchange(options_, all, point_->entry());
     }
     const Rendezvous::Listener& listener = *point_->listener_;
-    for (int rank = 0; rank < rank_; ++rank) connect_to(rank);
+    for (int rank = 0; rank < rank_; ++rank) connect_to(rank, entries[static_cast<std::size_t>(rank)]);
     while (std::count(met_.begin(), met_.end(), true) < size_ - 1) accept_one(listener);
     Meeting meeting;
     meeting.control = rank_ == 0 ? give_control() : take_control();
@@ -282,8 +382,8 @@ class Gathering {
 
  private:
   void check(std::string_view waiting_for) {
-    if (const auto failure = options_.store->try_get(kFailedKey)) {
-      raise(ErrorCode::Aborted, "rank {} could not form the world -- {}", rank_, *failure);
+    if (options_.store) {
+      if (const auto failure = options_.store->try_get(rendezvous::kFailedKey)) raise_recorded(options_, *failure);
     }
     for (int rank = 0; rank < size_; ++rank) {
       if (met_[static_cast<std::size_t>(rank)] && sys::PeerProcess(peer(rank).process).gone()) {
@@ -291,40 +391,26 @@ class Gathering {
             ErrorCode::PeerLost,
             "cannot form the world -- rank {} on {} lost rank {} (pid {}) while the ranks met -- its process ended -- "
             "see its output",
-            rank_, options_.placement.host, rank, peer(rank).process.pid);
+            number_of(rank_), options_.placement.host, number_of(rank), peer(rank).process.pid);
       }
     }
     if (Clock::now() < deadline_) return;
     raise(ErrorCode::Timeout, "cannot form the world -- rank {} on {} waited {} ms for {} -- were all ranks started?",
-          rank_, options_.placement.host, options_.init_timeout.count(), waiting_for);
-  }
-
-  std::string get_key(int rank) {
-    while (true) {
-      if (auto value = options_.store->try_get(meeting_key(rank))) return *std::move(value);
-      check(fmt::format("rank {}", rank));
-      try {
-        return options_.store->get(meeting_key(rank), std::min(deadline_, Clock::now() + kSlice));
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::Timeout) throw;
-      }
-    }
+          number_of(rank_), options_.placement.host, options_.init_timeout.count(), waiting_for);
   }
 
   [[noreturn]] void lost_while_meeting(int rank) {
-    check(fmt::format("rank {}", rank));
+    check(fmt::format("rank {}", number_of(rank)));
     raise(ErrorCode::PeerLost,
-          "cannot form the world -- rank {} on {} lost rank {} while the ranks met -- see its output", rank_,
-          options_.placement.host, rank);
+          "cannot form the world -- rank {} on {} lost rank {} while the ranks met -- see its output", number_of(rank_),
+          options_.placement.host, number_of(rank));
   }
 
-  void connect_to(int rank) {
-    const std::string entry = get_key(rank);
+  void connect_to(int rank, const std::string& entry) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (entry.size() <= kTokenBytes || entry.size() - kTokenBytes >= sizeof address.sun_path) {
-      raise(ErrorCode::Corrupt, "cannot form the world -- rank {}'s entry in the store has {} bytes", rank,
-            entry.size());
+      raise(ErrorCode::Corrupt, "cannot form the world -- rank {}'s entry has {} bytes", number_of(rank), entry.size());
     }
     const std::size_t name = entry.size() - kTokenBytes;
     std::memcpy(address.sun_path + 1, entry.data(), name);
@@ -334,13 +420,13 @@ class Gathering {
     while (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
       if (errno != EAGAIN && errno != EINTR) {
         const std::string why = errno_text(errno);
-        check(fmt::format("rank {}", rank));
+        check(fmt::format("rank {}", number_of(rank)));
         raise(ErrorCode::PeerLost,
               "cannot form the world -- rank {} on {} cannot connect to rank {}: {} -- it may have ended, or be in "
               "another network namespace",
-              rank_, options_.placement.host, rank, why);
+              number_of(rank_), options_.placement.host, number_of(rank), why);
       }
-      check(fmt::format("rank {}", rank));  // the peer's queue is full, until it accepts
+      check(fmt::format("rank {}", number_of(rank)));  // the peer's queue is full, until it accepts
       std::this_thread::sleep_for(1ms);
     }
     Hello hello;
@@ -353,14 +439,15 @@ class Gathering {
       lost_while_meeting(rank);
     }
     // The answer proves that the peer is this rank, and gives its process's start time.
-    await(socket.get(), fmt::format("rank {}", rank));
+    await(socket.get(), fmt::format("rank {}", number_of(rank)));
     Hello answer;
     const ssize_t got = ::recv(socket.get(), &answer, sizeof answer, 0);
     const auto pid = trusted_pid(socket.get());
     if (got != sizeof answer || answer.magic != kMagic || answer.rank != rank || answer.token != hello.token || !pid) {
-      check(fmt::format("rank {}", rank));
+      check(fmt::format("rank {}", number_of(rank)));
       raise(ErrorCode::PeerLost,
-            "cannot form the world -- rank {} did not answer rank {} as it should -- it may have ended", rank, rank_);
+            "cannot form the world -- rank {} did not answer rank {} as it should -- it may have ended",
+            number_of(rank), number_of(rank_));
     }
     admit(rank, std::move(socket), *pid, answer);
   }
@@ -412,11 +499,12 @@ class Gathering {
   std::string missing() const {
     std::vector<int> ranks;
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_ && !met_[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+      if (rank != rank_ && !met_[static_cast<std::size_t>(rank)]) ranks.push_back(number_of(rank));
     }
     return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
   }
 
+  int number_of(int rank) const { return name_of(options_, rank); }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
 
   sys::Mapping give_control() {
@@ -433,7 +521,7 @@ class Gathering {
       while (sys::send_with_fd(peer(rank).socket.get(), "C", 1, segment.fd.get()) < 0) {
         if (errno == EPIPE || errno == ECONNRESET) lost_while_meeting(rank);
         if (errno != EAGAIN && errno != EINTR && errno != ETOOMANYREFS) throw_system("sendmsg");
-        check(fmt::format("rank {}", rank));
+        check(fmt::format("rank {}", number_of(rank)));
         std::this_thread::sleep_for(1ms);
       }
     }
@@ -442,7 +530,7 @@ class Gathering {
 
   sys::Mapping take_control() {
     const int socket = peer(0).socket.get();
-    await(socket, "rank 0");
+    await(socket, fmt::format("rank {}", number_of(0)));
     char byte = 0;
     sys::UniqueFd fd;
     if (sys::receive_with_fd(socket, &byte, 1, fd) != 1 || !fd) {
@@ -454,11 +542,11 @@ class Gathering {
     const Header& header = ControlLayout::header(mapping.data());
     if (header.magic != Header::kMagic || header.ranks != static_cast<std::uint32_t>(size_) ||
         header.chunk_bytes != layout.chunk_bytes()) {
-      raise(
-          ErrorCode::Mismatch,
-          "cannot form the world -- rank 0 made control memory for {} ranks and chunks of {} bytes, rank {} expects {} "
-          "and {} -- do all ranks run the same build?",
-          header.ranks, header.chunk_bytes, rank_, size_, layout.chunk_bytes());
+      raise(ErrorCode::Mismatch,
+            "cannot form the world -- rank {} made control memory for {} ranks and chunks of {} bytes, rank {} expects "
+            "{} "
+            "and {} -- do all ranks run the same build?",
+            number_of(0), header.ranks, header.chunk_bytes, number_of(rank_), size_, layout.chunk_bytes());
     }
     return mapping;
   }
@@ -477,13 +565,7 @@ Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point) {
   try {
     return Gathering(options, std::move(point)).run();
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::Aborted) {  // Aborted means that another rank has recorded its reason
-      try {
-        options.store->compare_and_set(kFailedKey, std::nullopt,
-                                       fmt::format("rank {}: {}", options.placement.rank, error.what()));
-      } catch (const Error&) {  // the store may have ended with its host; the original error matters more
-      }
-    }
+    record_failure(options, error);
     throw;
   }
 }

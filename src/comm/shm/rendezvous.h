@@ -106,9 +106,9 @@ class Mesh {
   std::map<std::uintptr_t, std::pair<std::uint32_t, std::shared_ptr<sys::Mapping>>> own_;  // by address
 };
 
-// The meeting of the ranks of a host. Through the store they learn each other's Unix sockets; then they connect, prove
-// that they belong to the same world (same user, and the token that only the store's users know), and map rank 0's
-// control memory. Blocks the calling thread until all have met or the deadline has passed.
+// The meeting of the ranks of a host. Through the store they learn each other's Unix sockets, unless they know them;
+// then they connect, prove that they belong to the same world (same user, and the token that only the store's users
+// know), and map rank 0's control memory. Blocks the calling thread until all have met or the deadline has passed.
 struct Meeting {
   std::unique_ptr<Mesh> mesh;
   sys::Mapping control;
@@ -131,12 +131,28 @@ class Rendezvous {
   std::unique_ptr<Listener> listener_;
 };
 
-/// Makes an in-process store with the ranks' entries, which this rank has received in another way.
-std::shared_ptr<store::Store> store_of(std::span<const std::string> entries);
+/// Those who exchange values: numbered from 0, in a world that is being formed.
+struct Exchange {
+  std::string key;         ///< distinguishes the exchanges of a world
+  std::vector<int> ranks;  ///< by number, for messages
+  int number = 0;          ///< this rank's
+  std::chrono::steady_clock::time_point deadline;
+};
+/// Returns everybody's value, by number. Number 0 collects them in the store and publishes them as one, so whoever
+/// takes part makes two requests. Throws a Timeout that names the missing ranks, and what `throw_if_failed` throws.
+std::vector<std::string> exchange(const FormOptions& options, const Exchange& exchange, const std::string& mine);
+std::string encode_values(const std::vector<std::string>& values);
+Result<std::vector<std::string>> decode_values(std::string_view bytes);
+/// The same, compressed: descriptions of ranks are much alike, and each host reads those of all.
+std::string pack_values(const std::vector<std::string>& values);
+Result<std::vector<std::string>> unpack_values(std::string_view bytes);
 
-/// Meets the other ranks. If `point` is null, makes a Rendezvous and puts its entry into the store. Throws a Timeout
-/// that names the missing ranks, PeerLost if a rank dies meanwhile, Unavailable if there is not enough memory, and, if
-/// another rank fails, Aborted with the reason of the first that failed.
+/// Tells the others in the store why this rank could not form the world, unless the error tells what another has told.
+void record_failure(const FormOptions& options, const Error& error) noexcept;
+
+/// Meets the other ranks of the host. `point` is null if `options` has no entries: they are then exchanged through the
+/// store. Throws a Timeout that names the missing ranks, PeerLost if a rank dies meanwhile, Unavailable if there is not
+/// enough memory, and, if another rank fails, Aborted with the reason of the first that failed.
 Meeting meet(const FormOptions& options, std::unique_ptr<Rendezvous> point);
 
 }  // namespace cohort::comm::local

@@ -28,6 +28,7 @@ void Orders::open() {
   port_ = value_or_throw(PortLease::take(std::hash<std::string>{}(run_.state().job_id)));
   store::StoreServerOptions options;
   options.secret = secret_;
+  options.expected = static_cast<std::size_t>(setup_.plan.world_size) + 8 * setup_.plan.hosts.size();
   if (goes_elsewhere(setup_.plan)) options.endpoint = agents_.open_endpoint();
   store_ = std::make_unique<store::StoreServer>(options);
   run_.state().master_port = port_->port();
