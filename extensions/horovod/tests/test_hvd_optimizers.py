@@ -266,6 +266,22 @@ class Several(Case):
             self.alike(model, alone)
             self.on_all_ranks(model)
 
+    def test_layers_that_both_have_are_refused_by_name(self):
+        if self.size == 1:
+            self.skipTest("nothing is reduced")
+        for op in hvd.Average, hvd.Sum:
+            a, b, c, d = (torch.nn.Linear(4, 4) for _ in range(4))
+            heads = [
+                hvd.DistributedOptimizer(torch.optim.SGD([*a.parameters(), *head.parameters()], 0.1), op=op) for head in (b, c)
+            ]
+            with self.assertRaisesRegex(cohort.InvalidArgument, r"'allreduce.noname.0.[01]' is a parameter of two Dist"):
+                (b(a(torch.ones(2, 4))) + c(a(torch.ones(2, 4)))).sum().backward()
+            del heads
+            only = hvd.DistributedOptimizer(torch.optim.SGD([*a.parameters(), *d.parameters()], 0.1), op=op)
+            only.zero_grad()
+            d(a(torch.ones(2, 4))).sum().backward()
+            only.step()
+
     def test_two_networks_of_equal_names(self):
         for named in True, False:
             make, judge = (torch.nn.Sequential(torch.nn.Linear(6, 6)).double() for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import weakref
@@ -25,6 +26,10 @@ from torch import Tensor
 
 _PATIENCE = 1.0  # seconds
 _DESCRIPTION_BYTES = 4096  # more than enough for the first value that is not finite
+
+
+# By id of a parameter, whose reducers keep it alive: the last one that was attached to it.
+_reduced_by: "weakref.WeakValueDictionary[int, Reducer]" = weakref.WeakValueDictionary()
 
 
 def on_gradient(parameter: Tensor, call: Callable[[], None]) -> Callable[[], None]:
@@ -104,6 +109,8 @@ class Reducer:
     def attach(self) -> None:
         """Reduces gradients from now on, while this object lives."""
         self.attached = True
+        if any(id(parameter) in _reduced_by for parameter in self.names):
+            gc.collect()  # an optimizer whose last step failed refers to itself
         for parameter in self.names:
             self._attach(parameter)
 
@@ -124,6 +131,7 @@ class Reducer:
 
         remove = on_gradient(parameter, call)
         self._hooks.append(remove)
+        _reduced_by[id(parameter)] = self
 
     def add(self, name: str, parameter: Tensor) -> None:
         """Adds one more parameter."""
@@ -185,6 +193,12 @@ class Reducer:
             values.mul_(factor)
 
     def _on_gradient(self, parameter: Tensor) -> None:
+        if _reduced_by.get(id(parameter)) is not self:  # the later one's hook comes after this one's
+            raise InvalidArgument(
+                f"'{self.names[parameter]}' is a parameter of two DistributedOptimizers, and both would reduce its gradient -- "
+                "give it to one of them (which may have several param_groups); an earlier optimizer that is not used any more "
+                "has to be gone: delete it, and what refers to it"
+            )
         self.synchronized = self.scaled = False
         left = self._passes_left[parameter]
         if left <= 0:
