@@ -88,6 +88,7 @@ std::vector<std::string> spelled(const CLI::App& command, const std::string& wor
   if (equals == word.size()) return {name};
   std::string value = word.substr(equals + 1);
   if (takes_value(*option)) return {name, value};
+  if (name.size() == 2 && !option->get_lnames().empty()) name = "--" + option->get_lnames().front();
   return {name.starts_with("--") ? name + "=" + (value.empty() ? " " : value) : "--" + word};
 }
 
@@ -102,6 +103,12 @@ bool wants_value(const CLI::App& command, const std::string& word) {
     if (option == nullptr || takes_value(*option)) return option != nullptr && at + 1 == word.size();
   }
   return false;
+}
+
+void require_one(const std::string& name, const std::vector<std::string>& values) {
+  if (values.size() < 2) return;
+  raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}", name == "--np" ? "-np" : name, values[0],
+        values[1]);
 }
 
 [[noreturn]] void refuse(const CLI::App& parser, const std::string& name, std::string_view advice) {
@@ -176,7 +183,12 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
       origins.push_back(at);
     }
   }
-  parse_words(parser, words);
+  try {
+    parse_words(parser, words);
+  } catch (const CLI::ArgumentMismatch&) {
+    for (const CLI::Option* option : parser.get_options()) require_one(option->get_name(), option->results());
+    throw;
+  }
   const std::vector<std::string> rest = parser.remaining();
   const bool separated = !rest.empty() && rest.front() == "--";
   if (!rest.empty() && !separated && rest.front().size() > 1 && rest.front()[0] == '-') {
@@ -191,9 +203,7 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
     for (const RunOption* option : part.options) {
       std::vector<std::string> values = parser.get_option(option->name())->results();
       if (values.empty()) continue;
-      if (values.size() > 1 && !option->is_repeatable() && !option->is_flag())
-        raise(ErrorCode::InvalidArgument, "{} is given twice, with {} and {}",
-              option->name() == "--np" ? "-np" : option->name(), values[0], values[1]);
+      if (!option->is_repeatable() && !option->is_flag()) require_one(option->name(), values);
       for (std::string& value : values) {
         if (option->is_flag()) value = truth(value, option->name());
       }

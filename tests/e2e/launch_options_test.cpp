@@ -203,7 +203,9 @@ TEST(RunOptions, AreSpelledAsOtherLaunchersHaveThemAndThoseOfTheProgramStay) {
   EXPECT_NE(run({{"run", "-np", "2", "-np", "3", "true"}}).err.find("-np is given twice, with 2 and 3"),
             std::string::npos);
   EXPECT_NE(run({{"run", "-mca", "a", "b", "true"}}).err.find("no option -mca: it is mpirun's"), std::string::npos);
-  EXPECT_NE(run({{"run", "--quiet=maybe", "true"}}).err.find("true or false is wanted"), std::string::npos);
+  for (const char* quiet : {"--quiet=maybe", "-q=maybe"})
+    EXPECT_NE(run({{"run", quiet, "true"}}).err.find("--quiet: true or false is wanted"), std::string::npos) << quiet;
+  EXPECT_NE(run({{"run", "-q=true", "--show-config"}}).out.find("\nquiet = true "), std::string::npos);
 }
 
 TEST(RunOptions, BoundRanksKeepToTheirCores) {

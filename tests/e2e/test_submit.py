@@ -123,6 +123,8 @@ class Submit(unittest.TestCase):
                             (("--scheduler", "lsf", "./train"), "has no option --scheduler; sbatch's own: --sbatch=OPTION"),
                             (("-mca", "a", "b", "./train"), "has no option -mca; "), (("--nodes",), "--nodes wants a value"),
                             (("--grace", "1", "--grace", "2", "./train"), "--grace is given twice, with 1 and 2"),
+                            (("-np4", "-n", "2", "./train"), "-np is given twice, with 4 and 2"),
+                            (("--nodes", "3", "-N2", "./train"), "--nodes is given twice, with 3 and 2"),
                             (("--quiet=x", "./train"), "--quiet: true or false is wanted"),
                             (("--follow", "12"), "no run in ./runs was submitted")):
             self.assertIn(said, self.submit(*words, status=2).stderr)
