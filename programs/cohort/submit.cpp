@@ -181,6 +181,39 @@ bool sbatch_says_how_many(const SubmitOptions& options) {
   return std::ranges::any_of(options.sbatch, [](const std::string& each) { return std::regex_match(each, theirs); });
 }
 
+/// Options of sbatch that would undo what the script does, and how else to say it.
+struct Undoing {
+  std::string_view name;
+  char letter;
+  std::string_view instead;
+};
+
+constexpr Undoing kUndoing[] = {
+    {"--output", 'o', "the output is followed in the run's folder: --run-dir DIR"},
+    {"--error", 'e', "stderr is followed with the output, in output.txt of the run's folder"},
+    {"--open-mode", '\0', "a job that is queued again goes on with its output, which is followed"},
+    {"--array", 'a', "its jobs would share the run's folder: submit each by itself"},
+    {"--wait", 'W', "leave it out: the job is followed until it ends"},
+    {"--time", 't', "give --time without --sbatch: it also says whether the job is sent a signal before the end"},
+};
+
+/// Throws InvalidArgument for a word that is no option of sbatch, or undoes what the script does.
+void check_sbatch(const std::string& option) {
+  const auto refuse = [&option](std::string_view why) {
+    raise(ErrorCode::InvalidArgument, "--sbatch {}: {}", option, why);
+  };
+  if (option.size() < 2 || option[0] != '-') refuse("options of sbatch begin with -, as in --sbatch=--mem=0");
+  const std::string_view name = std::string_view(option).substr(0, option.find_first_of("= "));
+  const bool is_long = name.starts_with("--");
+  for (const Undoing& one : kUndoing) {  // sbatch takes a long name that is cut short, too
+    if (is_long ? name.size() > 4 && one.name.starts_with(name) : name[1] == one.letter) refuse(one.instead);
+  }
+  if (name.size() < 5 || !std::string_view("--signal").starts_with(name)) return;
+  const std::string_view value = std::string_view(option).substr(std::min(name.size() + 1, option.size()));
+  if (value.substr(0, std::min(value.find(':'), value.size())).find('B') == std::string_view::npos)
+    refuse("--signal=B:SIGNAL@SECONDS is wanted, since the script has to get it");
+}
+
 Values values_of(const SubmitOptions& options, const std::string& run_folder, const std::vector<std::string>& program) {
   const long seconds = options.time.empty() ? 0 : seconds_of(options.time);
   const auto given = [](const auto& value) {
@@ -215,10 +248,7 @@ Values values_of(const SubmitOptions& options, const std::string& run_folder, co
   values["partition"] = word(options.partition);
   values["account"] = word(options.account);
   values["signal"] = text(seconds == 0 || seconds >= kLeastForSignal ? kSignal : "");
-  for (const std::string& each : options.sbatch) {
-    if (each.size() < 2 || each[0] != '-')
-      raise(ErrorCode::InvalidArgument, "--sbatch {}: options of sbatch begin with -, as in --sbatch=--mem=0", each);
-  }
+  for (const std::string& each : options.sbatch) check_sbatch(each);
   values["sbatch"] = options.sbatch;
   return values;
 }

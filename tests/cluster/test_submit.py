@@ -55,7 +55,7 @@ class Submit(Launch):
         said = self.submit("-p", "nowhere", "true", status=1).stderr
         self.assertIn("invalid partition specified: nowhere", said)
         self.assertIn("`sinfo -s`", said)
-        self.assertIn("Invalid", self.submit("--nodes", "2", "--sbatch=--time=never", "true", status=1).stderr)
+        self.assertIn("Invalid", self.submit("--nodes", "2", "--sbatch=--mem=never", "true", status=1).stderr)
 
     def test_why_it_waits(self):
         follower = self.box.start("h1", COHORT, "submit", "--nodes", "64", "true", cwd=self.folder)

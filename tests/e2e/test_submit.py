@@ -95,11 +95,25 @@ class Submit(unittest.TestCase):
         self.assertIn("no line break", said)
 
     def test_a_value_is_what_was_typed_though_it_looks_like_an_option(self):
-        script = self.submit("--dry-run", "--sbatch", "--time=10", "./train", "--lr=1").stdout
-        self.assertIn("--time=10", script)
+        script = self.submit("--dry-run", "--sbatch", "--nice=10", "./train", "--lr=1").stdout
+        self.assertIn("--nice=10", script)
         self.assertIn("./train --lr=1", script)
         for words, why in ((("--sbatch", "--", "./train"), "--sbatch wants a value"), (("--sbatch=time=10", "./train"), "begin with -")):
             self.assertIn(why, self.submit("--dry-run", *words, status=2).stderr)
+
+    def test_options_of_sbatch_that_would_undo_the_script(self):
+        for option, instead in (("--output=x", "--run-dir DIR"), ("-ox", "--run-dir DIR"), ("--outp x", "--run-dir DIR"),
+                                ("-e", "in output.txt"), ("--error=x", "in output.txt"), ("--open-mode=truncate", "goes on with"),
+                                ("-a0-3", "submit each"), ("--array=0-3", "submit each"), ("-W", "leave it out"),
+                                ("--wait", "leave it out"), ("-t5", "--time without"), ("--time=5", "--time without"),
+                                ("--signal=USR1@60", "=B:SIGNAL"), ("--signal", "=B:SIGNAL")):
+            said = self.submit("--dry-run", f"--sbatch={option}", "./train", status=2).stderr
+            self.assertIn(f"--sbatch {option}: ", said)
+            self.assertIn(instead, said)
+        kept = ("--signal=B:USR1@600", "--signal=RB:USR1@600", "--no-requeue", "--time-min=5", "--wait-all-nodes=1", "--ntasks=2")
+        text = self.script(*(f"--sbatch={option}" for option in kept), "./train")
+        for option in kept:
+            self.assertIn(f"#SBATCH {option}\n", text)
 
     def test_ranks_on_one_node_are_those_that_were_asked_for(self):
         for words, ranks in ((("-np", "3"), 3), (("-np3",), 3), (("-n=3",), 3), (("--ntasks_per_node", "4"), 4), ((), 1), (("--sbatch=--ntasks=5",), None),
