@@ -235,6 +235,10 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
   CLI::App parser("", "run");
   add_options(parser, run_parts());
   const Words words = read_words(parser, run_parts(), typed, "options of the program come after its name");
+  // An owner passes on words of its user as options, and writes "--" before the program.
+  if (words.given.contains(run_option("--owner")) && !words.separated && !words.program.empty())
+    raise(ErrorCode::InvalidArgument, "'{}' is no option of `cohort run`: the program is given otherwise",
+          words.program.front());
   const RunSettings settings = read_settings(words);
   const launch::JobSpec spec = spec_of(settings, words.program);
   if (spec.show_config) {

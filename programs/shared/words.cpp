@@ -197,6 +197,7 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
     refuse(parser, name.substr(0, name.find('=')), advice);
   }
   Words read;
+  read.separated = separated;
   if (const std::size_t begin = words.size() - rest.size() + (separated ? 1 : 0); begin < words.size())
     read.program.assign(typed.begin() + static_cast<std::ptrdiff_t>(origins[begin]), typed.end());
   for (const RunPart& part : parts) {

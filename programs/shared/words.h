@@ -15,6 +15,7 @@ namespace cohort::app {
 struct Words {
   std::map<const RunOption*, std::vector<std::string>> given;
   std::vector<std::string> program;  ///< with its arguments, as typed
+  bool separated = false;            ///< the program stood after "--"
 };
 
 /// Adds these options of `cohort run`; their values are texts.

@@ -216,6 +216,11 @@ class Failures(Folder):
             self.assertIn(why, str(raised.exception))
             self.assertIsNone(raised.exception.rank)
 
+    def test_words_that_are_no_options_are_no_program_either(self):
+        for options, why in ((["ls"], "'ls' is no option of `cohort run`"), (["--", "ls"], "options alone are wanted")):
+            with captured(), self.assertRaisesRegex(cohort.InvalidArgument, why):
+                cohort.run(os.getpid, np=1, options=options)
+
     def test_an_exception_that_cannot_be_made_again(self):
         error = self.failure(cohort.RankFailed, "unloadable")
         self.assertEqual(error.rank, 1)

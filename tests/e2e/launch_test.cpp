@@ -581,10 +581,14 @@ TEST(Launch, WithoutLogsTheRunFolderHasTheRecordOnly) {
 }
 
 TEST(Launch, AnOwnerThatIsNotTheParentIsRefused) {
-  const auto finished = run({{"run", "-np", "1", "--owner", "1", "sh", "-c", "echo started"}});
+  const auto finished = run({{"run", "-np", "1", "--owner", "1", "--", "sh", "-c", "echo started"}});
   EXPECT_EQ(finished.status, 127);
   EXPECT_EQ(finished.out, "");
   EXPECT_NE(finished.err.find("(pid 1) has ended or is not the one"), std::string::npos) << finished.err;
+  // A word that an owner hands on as an option, and that is none, is no program.
+  const auto word = run({{"run", "-np", "1", "--owner", "1", "ls", "--", "true"}});
+  EXPECT_EQ(word.status, 2);
+  EXPECT_NE(word.err.find("'ls' is no option of `cohort run`"), std::string::npos) << word.err;
 }
 
 TEST(Launch, AJobOfManyHostsCanBeTriedOnOne) {

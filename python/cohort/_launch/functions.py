@@ -227,6 +227,8 @@ def job_words(np: Processes | None = None, timeout: float | None = None, start_t
     command would report only later."""
     if isinstance(options, str):
         raise InvalidArgument(f"run: options is the text {options!r} -- a list of words is wanted, as shlex.split makes it")
+    if "--" in options:
+        raise InvalidArgument(f"run: options is {options!r} -- options alone are wanted: the program behind '--' is fn")
     if np is not None:
         np = _number_of(np)
     if prefix not in ("rank", "full", "none"):
