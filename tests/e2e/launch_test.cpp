@@ -591,6 +591,17 @@ TEST(Launch, AnOwnerThatIsNotTheParentIsRefused) {
   EXPECT_NE(word.err.find("'ls' is no option of `cohort run`"), std::string::npos) << word.err;
 }
 
+TEST(Launch, NothingOfADiscoveryScriptOutlivesTheLauncher) {
+  Job job(
+      {.arguments = {"run", "--min-np", "1", "--starter", "local", "--host-discovery-script",
+                     "echo a:1; sleep 1000 & [ ! -e started ] || sleep 1000", "sh", "-c", ": >started; sleep 1000"}});
+  const auto sleeping = [&] { return job.processes("sleep 1000").size(); };
+  ASSERT_TRUE(eventually([&] { return sleeping() == 3; })) << job.err();  // the rank's, and two of the script
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(eventually([&] { return job.processes().empty(); })) << sleeping() << " are left";
+}
+
 TEST(Launch, AJobOfManyHostsCanBeTriedOnOne) {
   std::string hosts;
   for (int host = 0; host < 40; ++host) hosts += (hosts.empty() ? "n" : ",n") + std::to_string(host) + ":2";

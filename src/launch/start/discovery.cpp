@@ -23,8 +23,7 @@ Discovery::Discovery(Loop& loop, const JobSpec& spec, StartMethod method) : loop
 void Discovery::look() {
   text_.clear();
   SideCommand::Options options;
-  options.spawn.path = "/bin/sh";
-  options.spawn.arguments = {"sh", "-c", spec_.elastic.script};
+  options.shell = spec_.elastic.script;
   options.spawn.environment = Environment::current().assignments();
   options.spawn.group = sys::Group::Session;
   options.spawn.parent_death_signal = SIGKILL;

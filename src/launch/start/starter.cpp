@@ -43,8 +43,28 @@ Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::str
 
 }  // namespace
 
+namespace {
+
+/// Runs $1. The first line is a process that waits for the end of descriptor 3, which comes with the end of the process
+/// that started this, and then kills the process group.
+constexpr const char* kShellScript = R"({ read -r x; kill -KILL 0; } <&3 >/dev/null 2>&1 &
+exec 3<&-
+(eval "$1")
+)";
+
+}  // namespace
+
 SideCommand::SideCommand(Loop& loop, Options options) : options_(std::move(options)) {
   sys::SpawnOptions& spawn = options_.spawn;
+  sys::UniqueFd their_end;
+  if (!options_.shell.empty()) {
+    Pipe pipe = value_or_throw(make_pipe());
+    their_end = std::move(pipe.read_end);
+    lifeline_ = std::move(pipe.write_end);
+    spawn.path = "/bin/sh";
+    spawn.arguments = {"sh", "-c", kShellScript, "sh", options_.shell};
+    spawn.inherited.emplace_back(their_end.get(), 3);
+  }
   sys::UniqueFd theirs;
   if (options_.output != Options::Output::None) {
     Pipe pipe = value_or_throw(make_pipe());

@@ -24,11 +24,13 @@
 
 namespace cohort::launch {
 
-/// A program that runs beside this one, at least in a process group of its own, and ends with it at the latest.
+/// A program that runs beside this one, at least in a process group of its own, and ends with it at the latest; with
+/// `shell`, also all processes that it has started in that group.
 class SideCommand {
  public:
   struct Options {
     sys::SpawnOptions spawn;  ///< output that is not taken goes to these descriptors
+    std::string shell = {};   ///< a command for /bin/sh, in place of path and arguments in `spawn`
     enum class Output { None, Errors, Results, All } output = Output::None;  ///< Results: stdout
     std::function<void(std::string_view)> on_output = {};                    ///< gets the taken output as it comes
     /// Called when the command has ended and its output has been passed on; may destroy this.
@@ -54,6 +56,7 @@ class SideCommand {
   Options options_;
   sys::ChildProcess process_;
   sys::UniqueFd output_;
+  sys::UniqueFd lifeline_;
   Watch output_watch_, process_watch_;
 };
 

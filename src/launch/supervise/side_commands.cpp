@@ -147,8 +147,7 @@ void Warnings::start_next() {
     const sys::UniqueFd output(::open((folder_.path + "/on-warning.log").c_str(),
                                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     SideCommand::Options command;
-    command.spawn.path = "/bin/sh";
-    command.spawn.arguments = {"sh", "-c", on_warning_};
+    command.shell = on_warning_;
     command.spawn.environment = std::move(call.environment);
     command.spawn.stdin_fd = input.get();
     command.spawn.stdout_fd = command.spawn.stderr_fd = output.get();
