@@ -322,6 +322,9 @@ class Runs(unittest.TestCase):
         live = json.loads((lost / "live.json").read_text())
         live.update(state="running", time=live["time"] - 3600, start=live["time"] - 3700)
         (lost / "live.json").write_text(json.dumps(live))
+        job = json.loads((lost / "job.json").read_text())
+        job["launcher"]["start_time"] -= 1  # another process has its pid
+        (lost / "job.json").write_text(json.dumps(job))
         (self.folder / "runs" / "notes").mkdir()
 
         runs = self.listed()
@@ -356,6 +359,15 @@ class Runs(unittest.TestCase):
         going.wait(SECONDS)
         self.cohort("runs", "rm", f"runs/{names['going']}", names["saved"])
         self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["notes"])
+
+    def test_one_whose_launcher_was_killed_is_lost_when_its_agent_has_ended(self):
+        going = subprocess.Popen(self.job("going", "while :; do sleep 0.1; done"), cwd=self.folder, stdout=subprocess.DEVNULL)
+        Watched.wait_until(lambda: "going" in self.listed() and self.listed()["going"]["ranks"] == 1, "the run that goes on")
+        going.kill()
+        going.wait(SECONDS)
+        killed = time.monotonic()
+        Watched.wait_until(lambda: self.listed()["going"]["state"] == "lost", "the run that is lost")
+        self.assertLess(time.monotonic() - killed, 10)  # its live.json is younger than 15 s
 
     def test_a_folder_that_is_more_than_a_run_stays(self):
         subprocess.run([*self.job("here", "true")[:-1], "--run-dir", ".", "./here"], cwd=self.folder, check=True, timeout=SECONDS)
@@ -399,7 +411,7 @@ class Runs(unittest.TestCase):
     def test_a_run_of_another_host_is_lost_after_an_hour(self):
         self.run_in("runs/exp")
         live, job = self.folder / "runs/exp/live.json", self.folder / "runs/exp/job.json"
-        job.write_text(json.dumps({**json.loads(job.read_text()), "host": "another"}))
+        job.write_text(json.dumps({**json.loads(job.read_text()), "host": "another", "launcher": {"host_id": "another"}}))
         run = json.loads(live.read_text())
 
         def state(silence):

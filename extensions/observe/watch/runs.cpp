@@ -4,11 +4,13 @@
 #include "base/hardware.h"
 #include "base/json.h"
 #include "base/parse.h"
+#include "base/process.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "launch/output/live_run.h"
 #include "launch/output/run_folder.h"
 #include "launch/output/text.h"
+#include "rendezvous/identity.h"
 #include "telemetry/record.h"
 
 #include <cohort/exit_status.h>
@@ -87,6 +89,17 @@ bool is_locked_here(const fs::path& run) {
   return false;
 }
 
+/// Returns whether the run's launcher, or an agent of it on its host, lives; nullopt: it was on another host, or in
+/// another container, or a Cohort that did not record it.
+std::optional<bool> lives(const Json& job, const fs::path& run) {
+  const auto found = job.find("launcher");
+  if (found == job.end() || text_in(*found, "host_id") != rendezvous::host_identity().id) return std::nullopt;
+  const auto stat = sys::process_stat(static_cast<pid_t>(number_in(*found, "pid").value_or(0)));
+  const bool is =
+      stat && !stat->exiting && static_cast<double>(stat->start_ticks) == number_in(*found, "start_time").value_or(-1);
+  return is || is_locked_here(run);
+}
+
 std::uint64_t bytes_in(const fs::path& folder) {
   std::uint64_t bytes = 0;
   std::error_code error;
@@ -124,7 +137,9 @@ std::optional<RunSummary> read_run(const fs::path& folder) {
                 : run.exit_status == kRequeueStatus ? "preempted"
                 : told                              ? "stopped"
                                                     : "failed";
-  } else if (now - run.ended < (run.elsewhere ? kSilenceElsewhere : kSilence) || is_locked_here(folder)) {
+  } else if (lives(*job, folder)
+                 .value_or(now - run.ended < (run.elsewhere ? kSilenceElsewhere : kSilence) ||
+                           is_locked_here(folder))) {
     run.state = "running";
     run.ended = now;
   } else {

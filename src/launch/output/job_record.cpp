@@ -2,8 +2,10 @@
 
 #include "base/env.h"
 #include "base/hardware.h"
+#include "base/process.h"
 #include "launch/processes.h"
 #include "launch/version.h"
+#include "rendezvous/identity.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -310,6 +312,9 @@ nlohmann::ordered_json to_json(const RunState& record) {
   const std::string folder = std::filesystem::current_path(error).string();
   out["folder"] = folder;
   out["host"] = sys::host_name();
+  const sys::ProcessId launcher = sys::own_process();
+  out["launcher"] = {
+      {"pid", launcher.pid}, {"start_time", launcher.start_time}, {"host_id", rendezvous::host_identity().id}};
   if (const auto revision = git_revision(folder)) {
     out["git"] = {{"commit", revision->commit}, {"branch", revision->branch}};
   }
