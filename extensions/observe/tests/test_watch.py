@@ -369,6 +369,18 @@ class Runs(unittest.TestCase):
         Watched.wait_until(lambda: self.listed()["going"]["state"] == "lost", "the run that is lost")
         self.assertLess(time.monotonic() - killed, 10)  # its live.json is younger than 15 s
 
+    def test_how_one_ended_is_there_on_a_full_disk_too(self):
+        disk = self.folder / "disk"
+        disk.mkdir()
+        script = f"mount -t tmpfs -o size=256k tmpfs {disk} && cd {disk} && exec 9>&1 >&2 || exit 77\n"
+        fill = "until [ -e runs/latest/live.json -a -e runs/latest/job.json ]; do sleep 0.1; done; ! cat /dev/zero >fill; exit 3"
+        script += f"{COMMAND} run -q -np 1 sh -c '{fill}'; {COMMAND} runs --json >&9"
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode in (1, 77):
+            self.skipTest("no file system can be mounted here")
+        run = json.loads(done.stdout)[0]
+        self.assertEqual((run["state"], run["exit_status"]), ("failed", 3), done.stderr)
+
     def test_a_folder_that_is_more_than_a_run_stays(self):
         subprocess.run([*self.job("here", "true")[:-1], "--run-dir", ".", "./here"], cwd=self.folder, check=True, timeout=SECONDS)
         self.assertIn("the working directory", self.cohort("runs", "rm", ".", status=2))

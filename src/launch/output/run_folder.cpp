@@ -218,6 +218,18 @@ Result<RunFolder> make_run_folder(const RunFolderRequest& request) {
   return made;
 }
 
+namespace {
+
+/// Overwrites a file in place, where there is no space for another one. Changes nothing if the text does not fit.
+bool overwrite(int folder, const std::string& name, std::string_view text) {
+  const sys::UniqueFd fd(::openat(folder, name.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
+  const auto size = static_cast<off_t>(text.size());
+  return fd && ::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, 0, size) == 0 && sys::write_all(fd.get(), text) &&
+         ::ftruncate(fd.get(), size) == 0;
+}
+
+}  // namespace
+
 Result<void> replace_file(const RunFolder& folder, const std::string& name, std::string_view text) {
   const std::string path = folder.path + "/" + name;
   const std::string aside = "." + name + ".new";
@@ -226,6 +238,7 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
   if (!sys::write_all(fd->get(), text)) {
     const int why = errno;
     ::unlinkat(folder.fd.get(), aside.c_str(), 0);
+    if (why == ENOSPC && overwrite(folder.fd.get(), name, text)) return {};
     return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
   }
   if (::renameat(folder.fd.get(), aside.c_str(), folder.fd.get(), name.c_str()) != 0)

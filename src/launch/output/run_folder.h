@@ -66,7 +66,7 @@ struct RunFolder {
 /// written, if another user could replace it (see make_own_folder), or if another job runs in it.
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 
-/// Replaces a file in the folder as a whole. Only this user may read it. Any thread.
+/// Replaces a file in the folder as a whole (on a full disk, in place). Only this user may read it. Any thread.
 Result<void> replace_file(const RunFolder& folder, const std::string& name, std::string_view text);
 /// Replaces job.json as a whole.
 Result<void> write_job_record(const RunFolder& folder, const nlohmann::ordered_json& record);
