@@ -1,5 +1,5 @@
 // Programs of simulated processes: the command itself, ssh, and trainings. This file and the production objects are the
-// executable, whose globals each simulated process has for its own.
+// executable, of which each simulated process has an image.
 #include "scenarios.h"
 #include "sim.h"
 
@@ -25,8 +25,7 @@
 
 extern "C" int cohort_main(int argc, char** argv);  // programs/cohort's main
 
-// The linker's: begin and end of the writable globals.
-extern "C" char __data_start, _end;
+__attribute__((section(".preinit_array"), used)) static void (*const before_constructors)() = sim::remember_executable;
 
 namespace {
 
@@ -159,8 +158,7 @@ int main(int argc, char** argv) {
     ::personality(ADDR_NO_RANDOMIZE);
     ::execv("/proc/self/exe", argv);
   }
-  sim::prepare(&__data_start, &_end,
-               {{"cohort", cohort_main},
+  sim::prepare({{"cohort", cohort_main},
                 {"ssh", ssh, true},
                 {"train", train, true},
                 {"sh", shell},

@@ -39,9 +39,10 @@ struct Result {
   std::string output;  ///< what the first process and its children printed
 };
 
-/// The range of the executable's writable globals, which each simulated process has for its own, and its programs.
-/// Called once, before `run`.
-void prepare(void* begin, void* end, const std::vector<Program>& programs);
+/// Keeps what the executable is before a constructor runs: to be called from its .preinit_array.
+void remember_executable();
+/// The executable's programs. Called once, before `run`.
+void prepare(const std::vector<Program>& programs);
 
 /// Runs `arguments` as a process on the first host until it ends. Called once in the life of a real process.
 /// `script` is called when the world has been made, before time begins.

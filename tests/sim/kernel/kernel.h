@@ -1,8 +1,8 @@
 // The simulated kernel: hosts, processes, threads, descriptors and time, below the C library. calls_*.cpp define the C
 // library's functions (open, poll, pthread_mutex_lock, ...) in this library, which is loaded before libc, so that the
 // production objects arrive here; a caller that is no simulated thread goes on to the real function. One simulated
-// thread runs at a time: each is a thread of the real system that waits for its turn, so thread_local, errno and
-// exceptions in flight are right. All functions here belong to the thread whose turn it is.
+// thread runs at a time, on the stack and with the thread pointer of a thread of the real system, so thread_local,
+// errno and exceptions in flight are right. All functions here belong to the thread whose turn it is.
 #pragma once
 
 #include "sim.h"
@@ -58,14 +58,11 @@ constexpr Nanoseconds kWakeLatency = 2'000;
 constexpr Nanoseconds kAhead = 2'000;
 constexpr Nanoseconds kNever = INT64_MAX;
 
-/// Sleeps and wakes by the real futex. Used by real threads to pass the turn.
-class Baton {
- public:
-  void wait();
-  void post();
-
- private:
-  int word_ = 0;
+/// The place at which a thread without the turn goes on. The assembly of turn.cpp knows the layout.
+struct Context {
+  void* stack = nullptr;
+  void* thread = nullptr;
+  int phase = 0;
 };
 
 enum class Woke : std::uint8_t { Ready, Timeout, Signal };
@@ -95,7 +92,7 @@ struct Thread {
   int tid = 0;
   Process* process = nullptr;
   pthread_t handle{};
-  Baton baton;
+  Context context;
   std::uint64_t waits = 0;  ///< number of the current wait; what was to wake an earlier one is void
   Woke reason = Woke::Ready;
   bool waiting = false;
@@ -132,7 +129,7 @@ struct Process {
   std::string folder;
   std::map<int, Slot> descriptors;
   std::vector<std::unique_ptr<Thread>> threads;
-  std::string globals;  ///< contents of the executable's .data and .bss while another process runs
+  char* image = nullptr;  ///< its copy of the executable
   std::map<int, struct sigaction> actions;
   sigset_t pending{};
   int death_signal = 0;
@@ -210,8 +207,7 @@ struct State {
   std::vector<std::unique_ptr<Host>> hosts;
   std::map<pid_t, std::unique_ptr<Process>> processes;
   pid_t next_pid = 100;
-  Process* loaded = nullptr;  ///< whose globals are in memory
-  std::string pristine;
+  Process* loaded = nullptr;  ///< whose environment and streams are the C library's
   Thread controller;
   Process* root = nullptr;  ///< the first process, whose end is the run's
   std::string problem;
@@ -239,13 +235,29 @@ Woke block(const char* where, Nanoseconds deadline = kNever, bool interruptible 
 void charge(Nanoseconds cost);
 [[noreturn]] void end_thread();
 void load(Process* process);
-void keep_globals(std::string& kept);
-void put_globals(const std::string& kept);
 void start_thread(Thread& thread, Nanoseconds at);
 Thread& add_thread(Process& process);
 void note(std::string text);
 void finish(std::string problem);
 std::uint64_t random_below(std::uint64_t bound);
+
+// turn.cpp
+/// Called by a real thread that has been made for a simulated one: returns when that one has the turn.
+void park(Thread& own);
+/// Returns when the caller has the turn again.
+void pass_turn(Thread& from, Thread& to);
+/// The real thread of one that has ended ends, and its handle may be given again.
+void give_back(Thread& ended);
+
+// image.cpp
+char* make_image();
+/// The image may be used again. Its code may still run until the next turn.
+void drop_image(char* image);
+/// The image's copy of this object or function of the executable.
+void* in_image(const char* image, const void* of_executable);
+void run_constructors(char* image);
+std::string keep_globals(const char* image);
+void put_globals(char* image, const std::string& kept);
 
 // process.cpp
 Process& new_process(Host& host, pid_t parent);

@@ -47,6 +47,7 @@ void set_environment(Process& process, std::vector<std::string> environment) {
 }
 
 struct Start {
+  char* image;
   const Program* program;
   std::vector<std::string> arguments;
 };
@@ -56,7 +57,10 @@ void* run_program(void* value) {
   std::vector<char*> words;
   for (std::string& word : start->arguments) words.push_back(word.data());
   words.push_back(nullptr);
-  std::exit(start->program->main(static_cast<int>(words.size()) - 1, words.data()));
+  run_constructors(start->image);
+  auto* const main = reinterpret_cast<int (*)(int, char**)>(
+      in_image(start->image, reinterpret_cast<const void*>(start->program->main)));
+  std::exit(main(static_cast<int>(words.size()) - 1, words.data()));
 }
 
 void reparent(Process& child) {
@@ -109,7 +113,6 @@ Process& new_process(Host& host, pid_t parent) {
   process.parent = parent;
   process.group = process.pid;
   process.host = &host;
-  process.globals = state->pristine;
   process.start_ticks = static_cast<std::uint64_t>(state->now / 10'000'000) + 1000;
   sigemptyset(&process.pending);
   state->processes[process.pid] = std::move(made);
@@ -126,14 +129,15 @@ void execute(Process& process, const std::string& path, std::vector<std::string>
   for (auto it = process.descriptors.begin(); it != process.descriptors.end();)
     it = it->second.close_on_exec ? process.descriptors.erase(it) : std::next(it);
   std::erase_if(process.actions, [](const auto& action) { return is_handler(action.second); });
-  process.globals = state->pristine;
-  if (state->loaded == &process) state->loaded = nullptr;  // its old globals are not kept
+  drop_image(process.image);
+  process.image = make_image();
   open_streams(process);
+  if (state->loaded == &process) state->loaded = nullptr;
   for (const auto& thread : process.threads) thread->gone = true;
   Thread& thread = add_thread(process);
   thread.tid = process.pid;
   thread.routine = run_program;
-  thread.argument = new Start{program, std::move(arguments)};
+  thread.argument = new Start{process.image, program, std::move(arguments)};
   // A program of the user's loads its libraries first.
   constexpr Nanoseconds kExecCost = 1 * kMillisecond;
   const auto loading = static_cast<std::uint64_t>(program->is_users ? state->options.longest_start : 0);
@@ -153,6 +157,7 @@ void end_process(Process& process, int wait_status) {
   process.stopped = false;
   process.wait_status = wait_status;
   for (const auto& thread : process.threads) thread->gone = true;
+  drop_image(std::exchange(process.image, nullptr));
   close_all(process);
   for (const auto& [pid, other] : state->processes) {
     if (other->parent != process.pid || other->reaped) continue;
@@ -278,7 +283,7 @@ namespace {
   static std::unique_ptr<ForkPoint> point;
   point = std::move(self->fork);
   self->process = point->parent;
-  put_globals(point->globals);
+  put_globals(point->parent->image, point->globals);
   state->loaded = point->parent;
   std::memcpy(reinterpret_cast<char*>(point->registers[6]), point->stack.data(), point->stack.size());
   jump(point->registers, value);
@@ -304,6 +309,7 @@ void settle_fork() {
   set_environment(child, parent.environment);
   open_streams(child);
   parent.passive = true;
+  child.image = std::exchange(parent.image, nullptr);
   close_all(parent);
   state->loaded = &child;
   environ = child.environment_pointers.data();
@@ -330,8 +336,7 @@ extern "C" __attribute__((visibility("default"), used)) int simulated_fork(std::
   std::memcpy(point->registers, registers, sizeof point->registers);
   auto* const from = reinterpret_cast<char*>(registers[6]);
   point->stack.assign(from, static_cast<std::size_t>(self->stack_top - from));
-  point->globals = state->pristine;
-  keep_globals(point->globals);
+  point->globals = keep_globals(parent->image);
   point->parent = parent;
   self->fork = std::move(point);
   self->process = &child;
@@ -462,6 +467,7 @@ CALL(int, raise, int number) {
 CALL(int, pthread_kill, pthread_t thread, int number) {
   if (here() == nullptr) return REAL(pthread_kill)(thread, number);
   send_signal(*here(), number);
+  if (here()->ended) end_thread();
   return 0;
 }
 

@@ -2,10 +2,7 @@
 #include "kernel/kernel.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -19,30 +16,10 @@ thread_local Thread* self = nullptr;
 
 namespace {
 
-char* globals_begin = nullptr;
-std::size_t globals_size = 0;
 std::vector<Program> programs;
 std::string* printed = nullptr;
 
-long real_syscall(long number, long a, long b, long c) {
-  long result = 0;
-  register long r10 __asm__("r10") = 0;
-  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
-  return result;
-}
-
 }  // namespace
-
-void Baton::wait() {
-  while (__atomic_load_n(&word_, __ATOMIC_ACQUIRE) == 0)
-    real_syscall(SYS_futex, reinterpret_cast<long>(&word_), FUTEX_WAIT | FUTEX_PRIVATE_FLAG, 0);
-  __atomic_store_n(&word_, 0, __ATOMIC_RELEASE);
-}
-
-void Baton::post() {
-  __atomic_store_n(&word_, 1, __ATOMIC_RELEASE);
-  real_syscall(SYS_futex, reinterpret_cast<long>(&word_), FUTEX_WAKE | FUTEX_PRIVATE_FLAG, 1);
-}
 
 void WaitQueue::add(Thread& thread) {
   if (!entries_.empty() && entries_.back() == std::pair(&thread, thread.waits)) return;
@@ -92,48 +69,9 @@ void wake(Thread& thread, std::uint64_t wait, Woke reason, Nanoseconds at) {
   state->queue.push(Event{at, ++state->events, &thread, wait, reason, nullptr});
 }
 
-namespace {
-
-// Globals are exchanged by pages, and only those that some process has written to: all others are protected, and still
-// as they were at the beginning.
-constexpr std::size_t kPage = 4096;
-std::vector<char*>* written = nullptr;
-
-void on_write(int number, siginfo_t* info, void*) {
-  char* const page = reinterpret_cast<char*>(reinterpret_cast<std::uintptr_t>(info->si_addr) & ~(kPage - 1));
-  if (page < globals_begin || page >= globals_begin + globals_size ||
-      REAL(mprotect)(page, kPage, PROT_READ | PROT_WRITE) != 0) {
-    REAL(signal)(number, SIG_DFL);
-    return;
-  }
-  written->push_back(page);
-}
-
-void protect_globals() {
-  written = new std::vector<char*>;
-  written->reserve(globals_size / kPage + 1);
-  struct sigaction action {};
-  action.sa_sigaction = on_write;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
-  REAL(sigaction)(SIGSEGV, &action, nullptr);
-  REAL(mprotect)(globals_begin, globals_size, PROT_READ);
-}
-
-}  // namespace
-
-void keep_globals(std::string& kept) {
-  for (const char* page : *written) std::memcpy(kept.data() + (page - globals_begin), page, kPage);
-}
-
-void put_globals(const std::string& kept) {
-  for (char* page : *written) std::memcpy(page, kept.data() + (page - globals_begin), kPage);
-}
-
 void load(Process* process) {
   if (state->loaded == process) return;
-  if (state->loaded != nullptr) keep_globals(state->loaded->globals);
   if (process != nullptr) {
-    put_globals(process->globals);
     environ = process->environment_pointers.data();
     stdout = process->out;
     stderr = process->err;
@@ -188,10 +126,7 @@ void dispatch() {
     state->digest = (state->digest ^ static_cast<std::uint64_t>(next.tid)) * 0x100000001b3;
     if (next.process != nullptr) load(next.process);
     if (&next == me) return;
-    next.baton.post();
-    if (me->gone && me->ended) return;  // the real thread ends
-    me->baton.wait();                   // (for ever, if its process has ended)
-    return;
+    return pass_turn(*me, next);
   }
 }
 
@@ -231,7 +166,7 @@ void charge(Nanoseconds cost) {
 void end_thread() {
   self->gone = true;
   dispatch();
-  while (true) self->baton.wait();
+  __builtin_unreachable();
 }
 
 namespace {
@@ -257,7 +192,7 @@ void* run_thread(void* value) {
   char here_is_the_top = 0;
   thread->stack_top = &here_is_the_top;
   self = thread;
-  thread->baton.wait();
+  park(*thread);
   REAL(pthread_setspecific)(last_key, value);
   thread->routine(thread->argument);
   return nullptr;
@@ -278,7 +213,6 @@ void start_thread(Thread& thread, Nanoseconds at) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, std::size_t{1} << 20);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   if (REAL(pthread_create)(&thread.handle, &attributes, run_thread, &thread) != 0) {
     std::fputs("sim: no more threads\n", stderr);
     std::abort();
@@ -296,10 +230,7 @@ const Program* program_of(const std::string& path) {
   return nullptr;
 }
 
-void prepare(void* begin, void* end, const std::vector<Program>& all) {
-  const auto page = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) & ~(kPage - 1); };
-  globals_begin = reinterpret_cast<char*>(page(begin));
-  globals_size = page(static_cast<char*>(end) + kPage - 1) - page(begin);
+void prepare(const std::vector<Program>& all) {
   programs = all;
   pthread_key_create(&last_key, at_thread_end);
 }
@@ -345,7 +276,6 @@ Result run(const Options& options, int hosts, const std::vector<std::string>& ar
   printed = new std::string;
   state->options = options;
   state->random.seed(options.seed);
-  state->pristine.assign(globals_begin, globals_size);
   std::FILE* const own_out = stdout;
   std::FILE* const own_err = stderr;
   char** const own_environment = environ;
@@ -381,12 +311,10 @@ Result run(const Options& options, int hosts, const std::vector<std::string>& ar
   self = nullptr;
   script();
   execute(root, arguments.front(), arguments, environment);
-  protect_globals();
   self = &state->controller;
-  state->controller.where = "";
+  state->controller.context.phase = 1;
   dispatch();  // until `finish`
   load(nullptr);
-  put_globals(state->pristine);
   self = nullptr;
   stdout = own_out;
   stderr = own_err;

@@ -279,12 +279,16 @@ CALL(int, pthread_join, pthread_t handle, void** result) {
     thread->joiners.add(*self);
     block("pthread_join");
   }
-  thread->detached = true;  // its handle may be given again
+  thread->detached = true;
+  give_back(*thread);
   return 0;
 }
 CALL(int, pthread_detach, pthread_t handle) {
   if (here() == nullptr) return REAL(pthread_detach)(handle);
-  if (Thread* const thread = thread_of(handle)) thread->detached = true;
+  if (Thread* const thread = thread_of(handle)) {
+    thread->detached = true;
+    if (thread->ended) give_back(*thread);
+  }
   return 0;
 }
 CALL(int, pthread_setname_np, pthread_t handle, const char* name) {
