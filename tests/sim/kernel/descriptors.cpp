@@ -316,27 +316,47 @@ int failed(int error_number) {
 }
 
 FilePtr file_of(int fd) {
-  const auto& all = here()->descriptors;
-  const auto found = all.find(fd);
-  return found == all.end() ? nullptr : found->second.file;
+  const Slot* const found = here()->descriptors.find(fd);
+  return found == nullptr ? nullptr : found->file;
 }
 
-int add_descriptor(FilePtr file, bool close_on_exec, int least) {
-  Process& process = *here();
-  int fd = least;
-  if (least < 0) {
-    fd = process.next_descriptor++;
-  } else {
-    while (process.descriptors.contains(fd)) ++fd;
-  }
-  process.descriptors[fd] = {std::move(file), close_on_exec};
+void Descriptors::set(int fd, Slot slot) {
+  auto& slots = fd < kFirst ? chosen_ : others_;
+  const auto at = static_cast<std::size_t>(fd < kFirst ? fd : fd - kFirst);
+  if (at >= slots.size()) slots.resize(at + 1);
+  const FilePtr before = std::exchange(slots[at], std::move(slot)).file;  // closed when this is complete
+}
+
+int Descriptors::add(Slot slot, int least) {
+  int fd = std::max(least, 0);
+  if (fd >= kFirst) fd = std::max(fd, kFirst + static_cast<int>(full_));
+  while (find(fd) != nullptr) ++fd;
+  if (fd >= kFirst && least <= kFirst + static_cast<int>(full_)) full_ = static_cast<std::size_t>(fd - kFirst) + 1;
+  set(fd, std::move(slot));
   return fd;
 }
 
-void close_all(Process& process) {
-  auto all = std::exchange(process.descriptors, {});
-  all.clear();
+void Descriptors::erase(int fd) {
+  Slot* const found = find(fd);
+  if (found == nullptr) return;
+  if (fd >= kFirst) full_ = std::min(full_, static_cast<std::size_t>(fd - kFirst));
+  const FilePtr before = std::exchange(*found, {}).file;
 }
+
+std::vector<int> Descriptors::numbers() {
+  std::vector<int> all;
+  for (int fd = 0; fd < kFirst + static_cast<int>(others_.size()); ++fd) {
+    if (fd == static_cast<int>(chosen_.size())) fd = kFirst;
+    if (find(fd) != nullptr) all.push_back(fd);
+  }
+  return all;
+}
+
+int add_descriptor(FilePtr file, bool close_on_exec, int least) {
+  return here()->descriptors.add({std::move(file), close_on_exec}, least);
+}
+
+void close_all(Process& process) { const auto all = std::exchange(process.descriptors, {}); }
 
 FilePtr real_file(int fd, std::string path) {
   // Above the numbers that programs choose for descriptors of their children.
@@ -465,30 +485,25 @@ CALL(int, flock, int fd, int operation) {
 CALL(int, close, int fd) {
   Process* const process = here();
   if (process == nullptr) return REAL(close)(fd);
-  const auto found = process->descriptors.find(fd);
-  if (found == process->descriptors.end()) return failed(EBADF);
-  const FilePtr file = std::move(found->second.file);
-  process->descriptors.erase(found);
+  if (process->descriptors.find(fd) == nullptr) return failed(EBADF);
+  process->descriptors.erase(fd);
   return 0;
 }
 extern "C" int simulated_close_range(unsigned first, unsigned last, unsigned flags) {
   constexpr unsigned kCloseOnExec = 1U << 2;
-  auto& all = here()->descriptors;
-  for (auto it = all.begin(); it != all.end();) {
-    const auto fd = static_cast<unsigned>(it->first);
-    if (fd < first || fd > last) {
-      ++it;
-    } else if ((flags & kCloseOnExec) != 0) {
-      (it++)->second.close_on_exec = true;
-    } else {
-      it = all.erase(it);
-    }
+  Descriptors& all = here()->descriptors;
+  for (const int fd : all.numbers()) {
+    if (static_cast<unsigned>(fd) < first || static_cast<unsigned>(fd) > last) continue;
+    if ((flags & kCloseOnExec) != 0)
+      all.find(fd)->close_on_exec = true;
+    else
+      all.erase(fd);
   }
   return 0;
 }
 CALL(int, dup2, int from, int to) {
   if (here() == nullptr || file_of(from) == nullptr) return here() == nullptr ? REAL(dup2)(from, to) : failed(EBADF);
-  if (from != to) here()->descriptors[to] = {file_of(from), false};
+  if (from != to) here()->descriptors.set(to, {file_of(from), false});
   return to;
 }
 CALL(int, dup, int from) {
@@ -500,14 +515,14 @@ namespace {
 
 int control(int fd, int command, long argument) {
   Process& process = *here();
-  const auto found = process.descriptors.find(fd);
-  if (found == process.descriptors.end()) return fd >= 5'000 ? REAL(fcntl)(fd, command, argument) : failed(EBADF);
-  Slot& slot = found->second;
+  Slot* const found = process.descriptors.find(fd);
+  if (found == nullptr) return fd >= 5'000 ? REAL(fcntl)(fd, command, argument) : failed(EBADF);
+  const Slot slot = *found;
   switch (command) {
     case F_DUPFD: return add_descriptor(slot.file, false, static_cast<int>(argument));
     case F_DUPFD_CLOEXEC: return add_descriptor(slot.file, true, static_cast<int>(argument));
     case F_GETFD: return slot.close_on_exec ? FD_CLOEXEC : 0;
-    case F_SETFD: slot.close_on_exec = (argument & FD_CLOEXEC) != 0; return 0;
+    case F_SETFD: found->close_on_exec = (argument & FD_CLOEXEC) != 0; return 0;
     case F_GETFL:
       return (slot.file->real() >= 0 ? REAL(fcntl)(slot.file->real(), F_GETFL) & ~O_NONBLOCK : O_RDWR) |
              (slot.file->nonblocking ? O_NONBLOCK : 0);

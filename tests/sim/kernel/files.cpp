@@ -123,7 +123,7 @@ std::optional<std::vector<std::string>> listed(const std::string& path) {
     return names;
   }
   if (rest == "fd") {
-    for (const auto& [fd, slot] : process->descriptors) names.push_back(std::to_string(fd));
+    for (const int fd : process->descriptors.numbers()) names.push_back(std::to_string(fd));
     return names;
   }
   return std::nullopt;

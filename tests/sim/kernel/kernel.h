@@ -76,7 +76,7 @@ class WaitQueue {
   bool empty() const noexcept { return entries_.empty(); }
 
  private:
-  std::deque<std::pair<Thread*, std::uint64_t>> entries_;
+  std::vector<std::pair<Thread*, std::uint64_t>> entries_;
 };
 
 /// State of a caller of fork whose child has not executed a program yet. Until then the child runs on its parent's
@@ -117,6 +117,29 @@ struct Slot {
   bool close_on_exec = false;
 };
 
+/// A process's descriptors: those whose numbers it has chosen, and from kFirst on the others. (What libraries open
+/// without the simulation has numbers between.)
+class Descriptors {
+ public:
+  static constexpr int kFirst = 1000;
+
+  /// nullptr if there is none of this number.
+  Slot* find(int fd) noexcept {
+    auto& slots = fd < kFirst ? chosen_ : others_;
+    const auto at = static_cast<std::size_t>(fd < kFirst ? fd : fd - kFirst);
+    return fd < 0 || at >= slots.size() || slots[at].file == nullptr ? nullptr : &slots[at];
+  }
+  void set(int fd, Slot slot);
+  /// The lowest free number, at least `least`.
+  int add(Slot slot, int least);
+  void erase(int fd);
+  std::vector<int> numbers();
+
+ private:
+  std::vector<Slot> chosen_, others_;
+  std::size_t full_ = 0;  ///< there is no free one among the first of the others
+};
+
 struct Process {
   pid_t pid = 0;
   pid_t parent = 0;
@@ -127,7 +150,7 @@ struct Process {
   std::vector<std::string> environment;
   std::vector<char*> environment_pointers;
   std::string folder;
-  std::map<int, Slot> descriptors;
+  Descriptors descriptors;
   std::vector<std::unique_ptr<Thread>> threads;
   char* image = nullptr;  ///< its copy of the executable
   std::map<int, struct sigaction> actions;
@@ -147,7 +170,6 @@ struct Process {
   std::vector<std::pair<void (*)(int, void*), void*>> at_exit;
   std::FILE* out = nullptr;
   std::FILE* err = nullptr;
-  int next_descriptor = 1000;
 };
 
 /// An open file description.
@@ -187,14 +209,31 @@ struct Host {
   std::map<std::string, File*> listeners;  ///< by "tcp:PORT" and "unix:NAME"
 };
 
+/// What is to be done at some time.
+struct Action {
+  virtual ~Action() = default;
+  virtual void run() = 0;
+};
+
 struct Event {
   Nanoseconds at;
   std::uint64_t number;
   Thread* thread;
   std::uint64_t wait;
   Woke reason;
-  std::shared_ptr<std::function<void()>> action;
+  Action* action;  ///< owned by the queue
   bool operator>(const Event& other) const { return at != other.at ? at > other.at : number > other.number; }
+};
+
+struct WaitKey {
+  const Process* process;
+  const void* thing;
+  bool operator==(const WaitKey&) const = default;
+  struct Hash {
+    std::size_t operator()(const WaitKey& key) const noexcept {
+      return (reinterpret_cast<std::uintptr_t>(key.process) * 31 + reinterpret_cast<std::uintptr_t>(key.thing)) >> 3;
+    }
+  };
 };
 
 struct State {
@@ -215,9 +254,9 @@ struct State {
   std::vector<std::string> root_environment;
   std::set<std::pair<Host*, Host*>> cut;
   std::map<std::pair<Host*, Host*>, Nanoseconds> cut_since;
-  std::map<std::pair<const Process*, const void*>, WaitQueue> waits;  ///< mutexes, conditions, once
-  std::deque<std::string> recent;                                     ///< the last events, for a failure's message
-  std::vector<FilePtr> lost_files;  ///< of lost hosts: nobody hears that they were closed
+  std::unordered_map<WaitKey, WaitQueue, WaitKey::Hash> waits;  ///< mutexes, conditions, once
+  std::deque<std::string> recent;                               ///< the last events, for a failure's message
+  std::vector<FilePtr> lost_files;                              ///< of lost hosts: nobody hears that they were closed
 };
 
 extern State* state;
@@ -227,7 +266,16 @@ extern thread_local Thread* self;
 inline Process* here() noexcept { return self != nullptr ? self->process : nullptr; }
 
 // scheduler.cpp
-void schedule(Nanoseconds at, std::function<void()> action);
+void schedule_action(Nanoseconds at, std::unique_ptr<Action> action);
+template <class F>
+void schedule(Nanoseconds at, F function) {
+  struct Own : Action {
+    explicit Own(F&& given) : function(std::move(given)) {}
+    void run() override { function(); }
+    F function;
+  };
+  schedule_action(at, std::make_unique<Own>(std::move(function)));
+}
 void wake(Thread& thread, std::uint64_t wait, Woke reason, Nanoseconds at);
 /// Waits until the thread is woken or `deadline` has come. The caller has put itself into queues before.
 Woke block(const char* where, Nanoseconds deadline = kNever, bool interruptible = false);
@@ -282,7 +330,7 @@ bool is_program(const std::string& path);
 
 // descriptors.cpp
 FilePtr file_of(int fd);
-int add_descriptor(FilePtr file, bool close_on_exec, int least = -1);
+int add_descriptor(FilePtr file, bool close_on_exec, int least = Descriptors::kFirst);
 int failed(int error_number);
 void close_all(Process& process);
 FilePtr real_file(int fd, std::string path);

@@ -85,19 +85,18 @@ void launch(const std::shared_ptr<Flow>& flow, Piece piece) {
   }
   at = std::max(at, flow->last_arrival);
   flow->last_arrival = at;
-  auto held = std::make_shared<Piece>(std::move(piece));
-  schedule(at, [flow, held] {
+  schedule(at, [flow, held = std::move(piece)]() mutable {
     if (!passes(flow->from, flow->to) && flow->from != flow->to) {  // lost on its way: sent again when the link is back
-      flow->on_way -= held->bytes.size();
+      flow->on_way -= held.bytes.size();
       if (flow->stuck.empty()) {
         if (stuck_flows == nullptr) stuck_flows = new std::vector<std::weak_ptr<Flow>>;
         stuck_flows->push_back(flow);
       }
-      flow->on_way += held->bytes.size();
-      flow->stuck.push_back(std::move(*held));
+      flow->on_way += held.bytes.size();
+      flow->stuck.push_back(std::move(held));
       return;
     }
-    arrive(flow, std::move(*held));
+    arrive(flow, std::move(held));
   });
 }
 

@@ -4,7 +4,6 @@
 
 #include "kernel/kernel.h"
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,12 +25,12 @@ struct Flow {
   Host* to = nullptr;
   Socket* writer = nullptr;
   Socket* reader = nullptr;
-  std::deque<Piece> arrived;
+  std::vector<Piece> arrived;
   std::size_t waiting = 0;  ///< bytes that have arrived and are not read
   std::size_t on_way = 0;
   std::size_t offset = 0;  ///< read bytes of the first piece
   bool end = false, reset = false;
-  std::deque<Piece> stuck;       ///< sent while the link was cut, in order
+  std::vector<Piece> stuck;      ///< sent while the link was cut, in order
   Nanoseconds last_arrival = 0;  ///< of what has been sent, which is in order
   Nanoseconds last_heard = 0;
 };
@@ -65,7 +64,7 @@ class Socket : public File {
   std::uint32_t address_ = 0, peer_address_ = 0;
   bool bound_ = false, listening_ = false, connecting_ = false, only_v6_ = false, shut_ = false, linger_reset_ = false;
   int error_ = 0;
-  std::deque<std::shared_ptr<Socket>> queue_;  ///< of a listener
+  std::vector<std::shared_ptr<Socket>> queue_;  ///< of a listener
   std::shared_ptr<Flow> in_, out_;
   Nanoseconds receive_limit_ = kNever;
   bool keep_alive_ = false;

@@ -24,9 +24,9 @@ namespace {
 
 ssize_t write_cookie(void* cookie, const char* bytes, std::size_t size, int fd) {
   auto* const process = static_cast<Process*>(cookie);
-  const auto found = process->descriptors.find(fd);
+  Slot* const found = process->descriptors.find(fd);
   // Never waits: the C library holds the stream's lock.
-  if (found != process->descriptors.end()) (void)found->second.file->write(bytes, size, 1 << 30);
+  if (found != nullptr) (void)found->file->write(bytes, size, 1 << 30);
   return static_cast<ssize_t>(size);
 }
 
@@ -126,8 +126,9 @@ void execute(Process& process, const std::string& path, std::vector<std::string>
   process.path = path;
   process.arguments = arguments;
   set_environment(process, std::move(environment));
-  for (auto it = process.descriptors.begin(); it != process.descriptors.end();)
-    it = it->second.close_on_exec ? process.descriptors.erase(it) : std::next(it);
+  for (const int fd : process.descriptors.numbers()) {
+    if (process.descriptors.find(fd)->close_on_exec) process.descriptors.erase(fd);
+  }
   std::erase_if(process.actions, [](const auto& action) { return is_handler(action.second); });
   drop_image(process.image);
   process.image = make_image();
@@ -653,7 +654,7 @@ int run_on_host(const std::string& name, const std::vector<std::string>& argumen
   }
   Process& there = new_process(*host, host->init);
   there.folder = process.folder;
-  for (const int fd : {0, 1, 2}) there.descriptors[fd] = process.descriptors[fd];
+  for (const int fd : {0, 1, 2}) there.descriptors.set(fd, *process.descriptors.find(fd));
   std::vector<std::string> environment;
   for (const std::string& one : process.environment) {
     if (one.starts_with("HOME=") || one.starts_with("PATH=") || one.starts_with("TMPDIR=")) environment.push_back(one);

@@ -2,6 +2,7 @@
 #include "kernel/kernel.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -31,7 +32,7 @@ void WaitQueue::add(Thread& thread) {
 void WaitQueue::wake_one() {
   while (!entries_.empty()) {
     const auto [thread, wait] = entries_.front();
-    entries_.pop_front();
+    entries_.erase(entries_.begin());
     if (thread->gone || thread->waits != wait) continue;
     return wake(*thread, wait, Woke::Ready, state->now);
   }
@@ -56,9 +57,8 @@ void finish(std::string problem) {
   wake(state->controller, state->controller.waits, Woke::Ready, state->now);
 }
 
-void schedule(Nanoseconds at, std::function<void()> action) {
-  state->queue.push(Event{std::max(at, state->now), ++state->events, nullptr, 0, Woke::Ready,
-                          std::make_shared<std::function<void()>>(std::move(action))});
+void schedule_action(Nanoseconds at, std::unique_ptr<Action> action) {
+  state->queue.push(Event{std::max(at, state->now), ++state->events, nullptr, 0, Woke::Ready, action.release()});
 }
 
 void wake(Thread& thread, std::uint64_t wait, Woke reason, Nanoseconds at) {
@@ -106,9 +106,10 @@ void dispatch() {
     const Event event = state->queue.top();
     state->queue.pop();
     state->now = std::max(state->now, event.at);
-    if (event.action) {
+    if (event.action != nullptr) {
       self = nullptr;
-      (*event.action)();
+      event.action->run();
+      delete event.action;
       self = me;
       continue;
     }
@@ -272,6 +273,8 @@ void stay_on_one_processor() {
 Result run(const Options& options, int hosts, const std::vector<std::string>& arguments,
            const std::function<void()>& script) {
   stay_on_one_processor();
+  ::mallopt(M_ARENA_MAX, 1);
+  ::mallopt(M_TOP_PAD, 16 << 20);
   state = new State;
   printed = new std::string;
   state->options = options;
@@ -299,14 +302,12 @@ Result run(const Options& options, int hosts, const std::vector<std::string>& ar
   char folder[4096];
   if (REAL(getcwd)(folder, sizeof folder) != nullptr) root.folder = folder;
   const FilePtr shown = console();
-  root.descriptors[0] = {real_file(REAL(open)("/dev/null", 0 /* O_RDONLY */), "/dev/null"), false};
-  root.descriptors[1] = {shown, false};
-  root.descriptors[2] = {shown, false};
+  state->root_descriptors[0] = {real_file(REAL(open)("/dev/null", 0 /* O_RDONLY */), "/dev/null"), false};
+  state->root_descriptors[1] = {shown, false};
+  for (const int fd : {0, 1, 2}) root.descriptors.set(fd, state->root_descriptors[fd > 0 ? 1 : 0]);
   state->root = &root;
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
-  state->root_descriptors[0] = root.descriptors[0];
-  state->root_descriptors[1] = root.descriptors[1];
   state->root_environment = environment;
   self = nullptr;
   script();
@@ -348,9 +349,7 @@ void start_process(int number, const std::vector<std::string>& arguments) {
   if (!host.alive) return;
   Process& process = new_process(host, host.init);
   process.folder = state->root->folder;
-  process.descriptors[0] = state->root_descriptors[0];
-  process.descriptors[1] = state->root_descriptors[1];
-  process.descriptors[2] = state->root_descriptors[1];
+  for (const int fd : {0, 1, 2}) process.descriptors.set(fd, state->root_descriptors[fd > 0 ? 1 : 0]);
   execute(process, arguments.front(), arguments, state->root_environment);
 }
 
@@ -387,8 +386,9 @@ void lose_host(int number) {
   host.lost_at = state->now;
   for (Process* process : std::vector<Process*>(host.processes)) {
     if (process->ended) continue;
-    for (auto& [fd, slot] : process->descriptors) state->lost_files.push_back(slot.file);
-    process->descriptors.clear();
+    for (const int fd : process->descriptors.numbers())
+      state->lost_files.push_back(process->descriptors.find(fd)->file);
+    process->descriptors = {};
     for (const auto& thread : process->threads) thread->gone = true;
     process->stopped = true;
   }

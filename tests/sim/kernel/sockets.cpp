@@ -179,7 +179,7 @@ CALL(int, accept4, int fd, sockaddr* address, socklen_t* size, int flags) {
     if (block("accept", kNever, true) == Woke::Signal && !run_handlers()) return failed(EINTR);
   }
   auto made = listener->queue_.front();
-  listener->queue_.pop_front();
+  listener->queue_.erase(listener->queue_.begin());
   made->nonblocking = (flags & SOCK_NONBLOCK) != 0;
   made->pid_ = here()->pid;
   if (address != nullptr) put_address(*made, made->peer_address_, made->peer_port_, "", address, size);
