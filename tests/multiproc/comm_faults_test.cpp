@@ -2,12 +2,15 @@
 #include "comm/testing/worlds.h"
 #include "comm_processes.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -76,6 +79,50 @@ void kill_in_all_reduce(std::size_t count, bool arena) {
 TEST(Killed, InASmallAllReduce) { kill_in_all_reduce(8, false); }
 TEST(Killed, InAZeroCopyAllReduce) { kill_in_all_reduce(2000000, true); }
 TEST(Killed, InAStagedAllReduce) { kill_in_all_reduce(2000000, false); }
+
+constexpr int kMany = 18;  // hosts, of which not all meet
+
+/// A rank of many hosts that passes on what others need is lost in move after move: all of them name it.
+void kill_in_moves_of_many_hosts(int victim,
+                                 const std::function<void(Communicator&, std::vector<std::uint8_t>&)>& move) {
+  Processes world(kMany, comm::testing::Worlds("hosts:18"));
+  world.start([&](Communicator comm) -> std::string {
+    std::vector<std::uint8_t> data(std::size_t{kMany} * 200'000);
+    for (int i = 0;; ++i) {
+      if (i == 3 && comm.rank() == victim) world.raise_flag("busy");
+      move(comm, data);
+    }
+  });
+  ASSERT_TRUE(world.await_flag("busy"));
+  world.kill(victim, SIGKILL);
+  const std::string lost = fmt::format("lost rank {} (testhost, pid {})", victim, world.pid(victim));
+  for (int rank = 0; rank < kMany; ++rank) {
+    const Ending ending = world.collect(rank);
+    if (rank == victim) continue;
+    EXPECT_TRUE(contains(ending.said, "PeerLost: ") && contains(ending.said, lost)) << rank << ": " << ending.said;
+  }
+}
+
+TEST(Killed, InABroadcastOfManyHosts) {
+  kill_in_moves_of_many_hosts(8, [](Communicator& comm, auto& data) { comm.broadcast(std::span(data)).wait(); });
+}
+TEST(Killed, InAnAllGatherOfManyHosts) {
+  kill_in_moves_of_many_hosts(5, [](Communicator& comm, auto& data) {
+    const auto part = static_cast<std::int64_t>(data.size()) / kMany;
+    const std::vector<std::uint8_t> own(static_cast<std::size_t>(part));
+    comm.all_gather(ConstBuffer(own.data(), part, DType::UInt8), Buffer(data.data(), part * kMany, DType::UInt8))
+        .wait();
+  });
+}
+TEST(Killed, InAGatherAndScatterOfManyHosts) {
+  kill_in_moves_of_many_hosts(16, [](Communicator& comm, auto& data) {  // between rank 17 and the root
+    const auto part = static_cast<std::int64_t>(data.size()) / kMany;
+    std::vector<std::uint8_t> own(static_cast<std::size_t>(part));
+    const std::int64_t all = comm.rank() == 0 ? part * kMany : 0;
+    comm.gather(ConstBuffer(own.data(), part, DType::UInt8), Buffer(data.data(), all, DType::UInt8)).wait();
+    comm.scatter(ConstBuffer(data.data(), all, DType::UInt8), Buffer(own.data(), part, DType::UInt8)).wait();
+  });
+}
 
 // A child of the dead rank still holds its sockets: there is no end-of-file, and it must be found out all the same.
 TEST(Killed, WhileItsForkedChildLivesOn) {

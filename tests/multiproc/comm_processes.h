@@ -99,7 +99,8 @@ using Body = std::function<std::string(Communicator)>;
 
 class Processes {
  public:
-  explicit Processes(int size) : size_(size) {
+  explicit Processes(int size, const comm::testing::Worlds& worlds = comm::testing::Worlds::chosen())
+      : size_(size), worlds_(worlds) {
     std::string name = (std::filesystem::temp_directory_path() / "cohort-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw Error(ErrorCode::Io, "mkdtemp");
     folder_ = name;
@@ -123,7 +124,7 @@ class Processes {
     options.placement.rank = options.placement.local_rank = rank;
     options.placement.size = options.placement.local_size = size_;
     options.placement.host = "testhost";
-    options.hosts = comm::testing::Worlds::chosen().hosts(size_);
+    options.hosts = worlds_.hosts(size_);
     options.one_machine = true;
     if (!options.hosts.empty()) {
       const comm::hosts::Layout layout(options.hosts, rank);
@@ -209,6 +210,7 @@ class Processes {
   static std::string said_file(int rank) { return "said." + std::to_string(rank); }
 
   const int size_;
+  const comm::testing::Worlds worlds_;
   std::filesystem::path folder_;
   std::vector<Child> children_;
 };

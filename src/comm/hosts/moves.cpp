@@ -1,5 +1,6 @@
 // Operations between hosts that only move data, after all ranks agree.
-#include "comm/hosts/context.h"
+#include "comm/hosts/moves.h"
+#include "comm/hosts/trees.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -10,92 +11,6 @@
 #include <vector>
 
 namespace cohort::comm::hosts {
-namespace {
-
-// Moves data between hosts in pieces of one size, so that a piece can be forwarded while the next one arrives. Frames
-// are the caller's local variables, declared before a FrameGuard. For the thread that runs operations.
-
-constexpr std::size_t kPiece = std::size_t{256} << 10;
-
-std::size_t pieces_of(std::size_t bytes) noexcept { return (bytes + kPiece - 1) / kPiece; }
-std::size_t piece_bytes(std::size_t bytes, std::size_t piece) noexcept {
-  return std::min(kPiece, bytes - piece * kPiece);
-}
-
-void send_pieces(Context& context, std::vector<transport::Outgoing>& frames, int peer, Step step, const std::byte* data,
-                 std::size_t bytes) {
-  frames = std::vector<transport::Outgoing>(pieces_of(bytes));
-  for (std::size_t piece = 0; piece < frames.size(); ++piece) {
-    context.send(frames[piece], peer, tag(step, static_cast<std::int64_t>(piece)), data + piece * kPiece,
-                 piece_bytes(bytes, piece));
-  }
-}
-
-void receive_pieces(Context& context, std::vector<transport::Incoming>& frames, int peer, Step step, std::byte* to,
-                    std::size_t bytes) {
-  frames = std::vector<transport::Incoming>(pieces_of(bytes));
-  for (std::size_t piece = 0; piece < frames.size(); ++piece) {
-    context.receive(frames[piece], peer, tag(step, static_cast<std::int64_t>(piece)), to + piece * kPiece,
-                    piece_bytes(bytes, piece));
-  }
-}
-
-template <class Frame>
-void wait_for_all(Context& context, std::vector<Frame>& frames) {
-  for (Frame& frame : frames) context.wait_for(frame);
-}
-
-// Gather, all_gather and scatter.
-
-/// Location of all ranks' parts, in bytes, in two orders: by rank, and by host, with the parts of a host's ranks
-/// together. Both orders are the same if ranks are numbered by host.
-struct HostParts {
-  HostParts(const Layout& layout, const std::vector<std::int64_t>& of_rank)
-      : begin(static_cast<std::size_t>(layout.hosts)), length(begin.size()) {
-    for (std::size_t rank = 0; rank < of_rank.size(); ++rank) {
-      bytes.push_back(static_cast<std::size_t>(of_rank[rank]));
-      offset.push_back(total);
-      total += bytes[rank];
-      length[static_cast<std::size_t>(layout.host_of(static_cast<int>(rank)))] += bytes[rank];
-    }
-    for (std::size_t host = 0, sum = 0; host < begin.size(); sum += length[host++]) {
-      begin[host] = layout.contiguous ? offset[static_cast<std::size_t>(layout.leader(static_cast<int>(host)))] : sum;
-    }
-  }
-  /// Counts of this host's ranks, for an operation among them.
-  std::shared_ptr<const Counts> here(const Layout& layout) const {
-    Counts counts;
-    for (const int rank : layout.here()) {
-      counts.input.push_back(static_cast<std::int64_t>(bytes[static_cast<std::size_t>(rank)]));
-    }
-    return std::make_shared<const Counts>(std::move(counts));
-  }
-  /// Copies parts from the order by host to the order by rank. The two addresses are equal if the orders are.
-  void unpack(const Layout& layout, const std::byte* by_host, std::byte* by_rank) const {
-    if (by_host == by_rank) return;
-    each(layout, [&](std::size_t rank, std::size_t host, std::size_t size) {
-      std::memcpy(by_rank + rank, by_host + host, size);
-    });
-  }
-  /// Calls `copy` for each part, with its offset by rank and its offset by host.
-  template <class Copy>
-  void each(const Layout& layout, const Copy& copy) const {
-    for (int host = 0; host < layout.hosts; ++host) {
-      std::size_t together = begin[static_cast<std::size_t>(host)];
-      for (const int rank : layout.on(host)) {
-        const auto r = static_cast<std::size_t>(rank);
-        if (bytes[r] > 0) copy(offset[r], together, bytes[r]);
-        together += bytes[r];
-      }
-    }
-  }
-
-  std::vector<std::size_t> bytes, offset;  // by rank
-  std::vector<std::size_t> begin, length;  // by host
-  std::size_t total = 0;
-};
-
-}  // namespace
 
 // Gathers on each host to all its ranks; then the leaders exchange their hosts' parts, and distribute them on the host.
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes) {
@@ -119,6 +34,10 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
     context.run_local(local);
   } else if (own > 0 && input != here) {
     std::memmove(here, input, own);
+  }
+  if (layout.hosts > kMostFlat) {
+    exchange_in_steps(context, parts, all);
+    return parts.unpack(layout, all, out);
   }
   std::vector<std::vector<transport::Incoming>> in(hosts);
   std::vector<std::vector<transport::Outgoing>> sent(hosts);
@@ -157,6 +76,7 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   const bool at_root_host = layout.host == layout.host_of(root);
   const bool is_root = layout.rank == root;
   const bool takes = at_root_host ? is_root : layout.leads();
+  const bool by_tree = layout.hosts > kMostFlat;
   const std::size_t length = parts.length[static_cast<std::size_t>(layout.host)];
   const std::size_t own = parts.bytes[static_cast<std::size_t>(layout.rank)];
   auto* const out = static_cast<std::byte*>(request.output);
@@ -164,7 +84,7 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };  // at the root
   std::vector<std::vector<transport::Incoming>> in(static_cast<std::size_t>(layout.hosts));
   const FrameGuard guard(context.world);
-  if (is_root) {
+  if (is_root && !by_tree) {
     for (int host = 0; host < layout.hosts; ++host) {
       if (host == layout.host) continue;
       auto& frames = in[static_cast<std::size_t>(host)];
@@ -187,7 +107,9 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   } else if (is_root && own > 0 && here != to) {
     std::memmove(to, here, own);
   }
-  if (!at_root_host && layout.leads()) {
+  if (by_tree) {
+    if (takes) gather_by_tree(context, parts, root, here, all);
+  } else if (!at_root_host && layout.leads()) {
     std::vector<transport::Outgoing> frames;
     const FrameGuard inner(context.world);
     send_pieces(context, frames, root, Step::Block, here, length);
@@ -218,7 +140,8 @@ void scatter(Context& context, const Request& request, const std::vector<std::in
   const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };
   std::vector<std::vector<transport::Outgoing>> out(static_cast<std::size_t>(layout.hosts));
   const FrameGuard guard(context.world);
-  if (is_root) {
+  const bool by_tree = layout.hosts > kMostFlat;
+  if (is_root && !by_tree) {
     for (int host = 0; host < layout.hosts; ++host) {
       if (host == layout.host) continue;
       auto& frames = out[static_cast<std::size_t>(host)];
@@ -230,10 +153,14 @@ void scatter(Context& context, const Request& request, const std::vector<std::in
   if (!at_root_host && layout.leads()) {
     std::byte* const to =
         layout.locals > 1 ? context.scratch(2, length).data() : static_cast<std::byte*>(request.output);
-    std::vector<transport::Incoming> frames;
-    const FrameGuard inner(context.world);
-    receive_pieces(context, frames, root, Step::Block, to, length);
-    wait_for_all(context, frames);
+    if (by_tree) {
+      scatter_by_tree(context, parts, root, nullptr, to);
+    } else {
+      std::vector<transport::Incoming> frames;
+      const FrameGuard inner(context.world);
+      receive_pieces(context, frames, root, Step::Block, to, length);
+      wait_for_all(context, frames);
+    }
     here = to;
   }
   if (layout.locals > 1) {
@@ -249,6 +176,7 @@ void scatter(Context& context, const Request& request, const std::vector<std::in
   } else if (is_root && own > 0 && here != request.output) {
     std::memmove(request.output, here, own);
   }
+  if (is_root && by_tree) scatter_by_tree(context, parts, root, all, nullptr);
   for (auto& frames : out) wait_for_all(context, frames);
 }
 
@@ -260,46 +188,102 @@ std::vector<std::int64_t> bytes_by_rank(const Request& request) {
   return bytes;
 }
 
+constexpr std::size_t kLeastPiece = std::size_t{8} << 10;
+
+/// A way of a broadcast's pieces, at one rank. Piece p goes the way p mod their number.
+struct Route {
+  int from = -1;  // -1: this rank is the root
+  std::vector<int> to = {};
+  std::size_t next = 0;  // piece to be sent on
+};
+
+/// Returns this rank's part of the ways from the root to all hosts' leaders; empty if it sends and receives nothing.
+std::vector<Route> routes_of(const Layout& layout, int root, bool small) {
+  const int first = layout.host_of(root);
+  const int at = (layout.host - first + layout.hosts) % layout.hosts;
+  if (layout.rank != root && (at == 0 || !layout.leads())) return {};
+  std::vector<Neighbours> found(1);
+  if (layout.hosts > kMostFlat) {
+    found = {one_of_two_trees(0, at, layout.hosts), one_of_two_trees(1, at, layout.hosts)};
+  } else if (small) {
+    found[0].parent = at == 0 ? -1 : 0;
+    for (int host = 1; at == 0 && host < layout.hosts; ++host) found[0].children.push_back(host);
+  } else {
+    found[0].parent = at - 1;
+    if (at + 1 < layout.hosts) found[0].children.push_back(at + 1);
+  }
+  const auto rank_at = [&](int position) {
+    return position <= 0 ? position == 0 ? root : -1 : layout.leader((first + position) % layout.hosts);
+  };
+  std::vector<Route> routes;
+  for (const Neighbours& each : found) {
+    Route& route = routes.emplace_back();
+    route.next = routes.size() - 1;
+    route.from = rank_at(each.parent);
+    for (const int child : each.children) route.to.push_back(rank_at(child));
+  }
+  return routes;
+}
+
 // Sends the data along a chain of hosts, piece by piece, from the root's host on. Small data is sent to all directly.
+// Between many hosts, each piece goes along one of two trees.
 void broadcast(Context& context, const Request& request, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t bytes = request.output_bytes();
   if (bytes == 0) return;
   std::byte* const data = serving ? context.scratch(1, bytes).data() : static_cast<std::byte*>(request.output);
   const int root = context.agreement.root;
-  const int first = layout.host_of(root);
-  const bool at_root_host = layout.host == first;
-  const bool direct = bytes <= context.inline_bytes;
-  const int position = (layout.host - first + layout.hosts) % layout.hosts;
-  const bool sends = layout.rank == root || (!at_root_host && layout.leads());
-  const bool receives = !at_root_host && layout.leads();
-  const int before = position <= 1 || direct ? root : layout.leader((layout.host + layout.hosts - 1) % layout.hosts);
-  const std::size_t pieces = pieces_of(bytes);
-
-  std::vector<int> next;
-  if (sends && direct && layout.rank == root) {
-    for (int host = 0; host < layout.hosts; ++host) {
-      if (host != first) next.push_back(layout.leader(host));
-    }
-  } else if (sends && !direct && position + 1 < layout.hosts) {
-    next.push_back(layout.leader((layout.host + 1) % layout.hosts));
-  }
-  std::vector<transport::Incoming> in;
-  std::vector<transport::Outgoing> out(next.size() * pieces);
+  std::vector<Route> routes = routes_of(layout, root, bytes <= context.inline_bytes);
+  // A tree has a piece on the way at each depth: shorter ones for less data.
+  const std::size_t size =
+      layout.hosts > kMostFlat ? std::clamp(bytes / 64 / kLeastPiece * kLeastPiece, kLeastPiece, kPiece) : kPiece;
+  const std::size_t pieces = pieces_of(bytes, size);
+  std::vector<transport::Incoming> in(pieces);
+  std::vector<std::vector<transport::Outgoing>> out(pieces);
   const FrameGuard guard(context.world);
-  if (receives) receive_pieces(context, in, before, Step::Chain, data, bytes);
-  for (std::size_t piece = 0; piece < pieces; ++piece) {
-    if (receives) context.wait_for(in[piece]);
-    for (std::size_t i = 0; i < next.size(); ++i) {
-      context.send(out[i * pieces + piece], next[i], tag(Step::Chain, static_cast<std::int64_t>(piece)),
-                   data + piece * kPiece, piece_bytes(bytes, piece));
+  // Numbers follow each other in each route, as connections of a pair are used in turn.
+  const auto number = [&](std::size_t piece) {
+    return tag(Step::Chain, static_cast<std::int64_t>(piece / routes.size() + piece % routes.size() * pieces));
+  };
+  for (std::size_t piece = 0; piece < pieces && !routes.empty(); ++piece) {
+    const int from = routes[piece % routes.size()].from;
+    if (from >= 0)
+      context.receive(in[piece], from, number(piece), data + piece * size, piece_bytes(bytes, piece, size));
+  }
+  const auto owed = [&](const Route& route) {
+    return route.next < pieces && route.from >= 0 && !in[route.next].done.load(std::memory_order_acquire);
+  };
+  const auto ready = [&](const Route& route) { return route.next < pieces && !owed(route); };
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (const Route& route : routes) {
+      if (owed(route)) ranks.push_back(route.from);
     }
-    if (layout.locals > 1) {
-      context.local_broadcast(at_root_host ? layout.local_of(root) : 0, data + piece * kPiece,
-                              piece_bytes(bytes, piece));
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  };
+  for (std::size_t here = 0; here < pieces;) {
+    if (!routes.empty()) context.wait([&] { return std::any_of(routes.begin(), routes.end(), ready); }, missing);
+    std::size_t known = pieces;
+    for (Route& route : routes) {
+      if (ready(route)) {
+        const std::size_t piece = route.next;
+        if (route.from >= 0) context.wait_for(in[piece]);  // checks its length
+        out[piece] = std::vector<transport::Outgoing>(route.to.size());
+        for (std::size_t i = 0; i < route.to.size(); ++i) {
+          context.send(out[piece][i], route.to[i], number(piece), data + piece * size, piece_bytes(bytes, piece, size));
+        }
+        route.next += routes.size();
+      }
+      known = std::min(known, route.next);
+    }
+    for (; here < known; ++here) {
+      if (layout.locals == 1) continue;
+      context.local_broadcast(layout.host == layout.host_of(root) ? layout.local_of(root) : 0, data + here * size,
+                              piece_bytes(bytes, here, size));
     }
   }
-  wait_for_all(context, out);
+  for (auto& frames : out) wait_for_all(context, frames);
 }
 
 // Sends directly between any two ranks: no byte is sent twice.
