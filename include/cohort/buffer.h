@@ -1,5 +1,5 @@
 // Memory that a collective reads or writes: a pointer, a count, a type and a device. A Buffer does not own its memory;
-// the caller keeps it alive and leaves it alone until the operation's Work is done.
+// the caller keeps it alive and does not touch it until the operation's Work is done.
 #pragma once
 
 #include <cohort/dtype.h>

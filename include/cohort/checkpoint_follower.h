@@ -29,8 +29,7 @@ struct FollowedCheckpoint {
 
 ///   cohort::CheckpointFollower checkpoints({.folder = "run/checkpoints"});
 ///   while (checkpoints.next()) {
-///     const auto info = folder.load_latest(*net, nullptr);  // may be a newer one yet; loading passes over damaged
-///     ones
+///     const auto info = folder.load_latest(*net, nullptr);  // may be an even newer one; damaged ones are skipped
 ///     ... evaluate ...
 ///   }
 ///

@@ -11,9 +11,9 @@
 
 namespace cohort {
 
-/// Selects how GPU buffers are reduced if NCCL is used. Fast: NCCL folds elements in an order of its own, so the
-/// result's bits depend on the size and on where ranks are. Exact: the result has the CPU's bits; NCCL moves the ranks'
-/// inputs, and the GPUs fold them in order. Sums that NCCL cannot do are always exact. The same on all ranks.
+/// Selects how GPU buffers are reduced if NCCL is used. Fast: NCCL folds elements in its own order, so the result's
+/// bits depend on the size and on where ranks are. Exact: the result has the CPU's bits; NCCL moves the ranks' inputs,
+/// and the GPUs fold them in order. Sums that NCCL cannot do are always exact. The same on all ranks.
 enum class GpuSums : std::uint8_t { Fast, Exact };
 
 struct BarrierOptions {
@@ -21,8 +21,8 @@ struct BarrierOptions {
 };
 
 /// Scaling: every x is multiplied by `prescale` before the reduction and the result by `postscale` after it, each
-/// rounded to the type in which elements are accumulated (float32 for 16-bit floats). Floating and complex types only,
-/// finite, and the same on all ranks.
+/// rounded to the type in which elements are accumulated (float32 for 16-bit floats). Both factors are finite, and the
+/// same on all ranks. Only for floating and complex types.
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::Sum;
   /// This rank's weight, finite and >= 0, typically its number of samples; with ReduceOp::Average only. The result is
@@ -36,9 +36,9 @@ struct AllReduceOptions {
   /// all ranks get the same bits. NaN and infinities stay what they are. Sum and Average of float32 only; the same on
   /// all ranks. On one host nothing is rounded.
   WireFormat wire_format = WireFormat::None;
-  /// Error feedback, with Int8 and Int4: as many floats as the sum has elements, zero at first, which the caller keeps
-  /// from step to step for the same sum. Each operation stores the rounding error of its result on this rank there, and
-  /// the next operation adds it; weights and `postscale` may change meanwhile. On one host the floats stay as they are.
+  /// Memory for error feedback, with Int8 and Int4: one float for each element of the sum, initially zero. The caller
+  /// keeps it from step to step for the same sum. Each operation stores this rank's rounding error there, and the next
+  /// one adds it; weights and `postscale` may change meanwhile. On one host nothing is stored.
   float* residual = nullptr;
   /// Makes `Work::finite()` say whether the result is free of NaN and infinities. On one host that costs next to
   /// nothing: each rank checks the part of the result that it makes. Ranks may differ in this option; only those that
@@ -67,7 +67,7 @@ struct ReduceScatterOptions {
   double prescale = 1;
   double postscale = 1;
   WireFormat wire_format = WireFormat::None;  ///< as in AllReduceOptions
-  float* residual = nullptr;                  ///< as in AllReduceOptions, for all of the input; not for a GPU's memory
+  float* residual = nullptr;                  ///< as in AllReduceOptions, for the whole input; not with GPU buffers
   std::optional<GpuSums> gpu_sums = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
@@ -95,15 +95,15 @@ struct AllToAllOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// Messages between two ranks are matched by tag; those with the same tag, in the order in which they were started.
+/// Messages between two ranks are matched by tag, and messages with the same tag in the order of their start.
 struct SendOptions {
   int tag = 0;  ///< from 0
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 using RecvOptions = SendOptions;
 
-/// Peer of a recv that accepts the first message from any rank. (Not -1, which a wrong calculation of a neighbour
-/// gives.)
+/// Peer of a recv that accepts the first message from any rank. (Not -1, since a wrong calculation of a neighbour's
+/// rank can give -1.)
 inline constexpr int kAnySource = std::numeric_limits<int>::min();
 
 /// Color of a rank that is to be in no group.

@@ -155,9 +155,9 @@ class Communicator {
   // sender's, or both get Mismatch. The peer is another rank: a rank that names itself gets InvalidArgument, also in a
   // world of one.
 
-  /// The Work is done when `data` may be used again: for a small message as soon as it is buffered, whether or not the
-  /// receive has begun. Such a send ends before the receiver can refuse it. The first send or recv with that rank that
-  /// ends after the refusal has arrived then reports the Mismatch, and is itself carried out.
+  /// The Work is done when `data` may be used again. A small message is buffered, so its Work may be done before the
+  /// receive has begun. Such a send ends before the receiver can refuse it. The Mismatch is then reported by the first
+  /// send or recv with that rank that ends after the refusal has arrived; that operation is carried out nevertheless.
   Work send(ConstBuffer data, int peer, const SendOptions& options = {});
   /// Receives a message. With kAnySource, takes the message that arrives first from any rank, which `Work::source`
   /// names. A message goes to the first-started receive that it matches, specific or not; of several waiting messages,
@@ -189,10 +189,10 @@ class Communicator {
   /// the host cannot give that much, and Mismatch if ranks ask for different sizes.
   Memory allocate_shared(std::size_t bytes);
 
-  /// Declares that this rank has no more input: it takes part in all further operations of the others without data
-  /// (sums, minima and averages skip it; a broadcast from it comes from the lowest active rank instead; all other
-  /// collectives but barrier are refused with Mismatch on the active ranks) until every rank has called `join`. Blocks;
-  /// returns the rank that called it last. (Horovod's hvd.join, as a state of the world.)
+  /// Declares that this rank has no more input. Until every rank has called `join`, it takes part without data in the
+  /// others' operations: sums, minima and averages skip it; if it is a broadcast's root, the lowest active rank sends
+  /// instead; all other collectives except barrier are refused (Mismatch on the active ranks). Blocks; returns the rank
+  /// that called it last. (Horovod's hvd.join, as a state of the world.)
   int join(const BarrierOptions& options = {});
 
   /// Ends the world: every rank's pending and further operations throw Aborted with this reason and this rank.
@@ -206,11 +206,11 @@ class Communicator {
 };
 
 struct ThreadWorldOptions {
-  /// Deadline of operations that give none of their own; default: that of `across`, else 30 minutes.
+  /// Timeout of operations whose options have none; default: the timeout of `across`, else 30 minutes.
   std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
-  /// A world with one rank for each process: the threads of process P are then ranks P * size to P * size + size - 1 of
+  /// A world with one rank for each process. The threads of process P are then ranks P * size to P * size + size - 1 of
   /// one world. So with Slurm, one task per node can fill its node with threads. All processes call form_thread_world
-  /// with the same size. Empty: the world has the threads of this process alone.
+  /// with the same size. Empty: the world has only the threads of this process.
   Communicator across = {};
 };
 
@@ -220,7 +220,7 @@ struct ThreadWorldOptions {
 std::vector<Communicator> form_thread_world(int size, const ThreadWorldOptions& options = {});
 
 /// Runs `body` on `size` threads, each of them a rank, and waits for all. The first exception aborts the world and is
-/// rethrown when all threads have ended. Throws as form_thread_world.
+/// rethrown when all threads have ended. Throws what form_thread_world throws.
 void run_on_threads(int size, const std::function<void(Communicator)>& body, const ThreadWorldOptions& options = {});
 
 }  // namespace cohort

@@ -18,7 +18,7 @@ using Digest = std::array<std::uint64_t, 2>;
 /// Makes a key by the operating system's generator.
 DigestKey make_digest_key();
 
-/// Digests the bytes as they lie in memory. Throws Internal where OpenSSL has no Poly1305.
+/// Digests the bytes as they lie in memory. Throws Internal if OpenSSL has no Poly1305.
 Digest digest_of(ConstBuffer data, const DigestKey& key);
 
 }  // namespace cohort

@@ -33,8 +33,8 @@ inline constexpr int kDTypeCount = 15;
 enum class WireFormat : std::uint8_t {
   None = 0,      ///< as it is, 32 bits
   BFloat16 = 1,  ///< upper half of a float32, 16 bits: 8 binary digits of each value
-  Int8 = 2,      ///< blocks of 256, 8.125 bits: multiples of the block's largest magnitude / 127
-  Int4 = 3,      ///< blocks of 128, 4.125 bits: multiples of (the block's largest magnitude, or a little more) / 7
+  Int8 = 2,      ///< 8.125 bits, in blocks of 256: multiples of (the block's largest magnitude) / 127
+  Int4 = 3,      ///< 4.125 bits, in blocks of 128: multiples of (the block's largest magnitude, or a little more) / 7
 };
 inline constexpr int kWireFormatCount = 4;
 

@@ -48,7 +48,7 @@ class EarlyStopping {
 
   /// State to resume from, with the same bits, such as "mode=min best=0.375 waited=1".
   std::string state() const;
-  /// Throws InvalidArgument, without changing anything, for a text that `state` has not made, or not in this mode.
+  /// Throws InvalidArgument, without changing anything, for a text that is no `state` of this mode.
   void load_state(const std::string& text);
 
  private:

@@ -1,7 +1,7 @@
 // Training that goes on when ranks are lost, leave or come: `run` calls a function once for each world of an elastic
 // job (`cohort run --min-np`), in processes that keep their memory. A State holds the training's state: `step` marks
-// the end of each optimizer step, and before the next world trains, all ranks get the state of the last step that any
-// of them has ended, compared to the bit. State and World belong to the thread that calls `run`.
+// the end of each optimizer step. Before the next world trains, all ranks get the state of the last step that any of
+// them has ended. States of the same step are compared. State and World belong to the thread that calls `run`.
 //
 //   cohort::elastic::State state;
 //   state.add("model", *net).add("optimizer", optimizer, *net).add("sampler", sampler);    // <cohort/torch/elastic.h>
@@ -34,7 +34,7 @@ namespace cohort::elastic {
 
 class State;
 
-/// Thrown by `step` when the world has changed, on all ranks alike. `run` catches it; a function that catches it has to
+/// Thrown by `step`, on all ranks, when the world has changed. `run` catches it; a function that catches it has to
 /// rethrow.
 class MembershipChanged : public Error {
  public:
@@ -52,7 +52,7 @@ class World {
   int rank() const noexcept { return communicator_.rank(); }
   int size() const noexcept { return communicator_.size(); }
   std::optional<std::uint64_t> epoch() const noexcept { return epoch_; }
-  /// Size of the first world of this state, on any rank: a global batch or learning rate was chosen for that size.
+  /// Size of this state's first world, for which a global batch or learning rate was chosen; the same on new ranks.
   int first_size() const noexcept { return first_size_; }
 
  private:
@@ -68,7 +68,7 @@ struct Contents {
     std::string name;
     ConstBuffer memory;  ///< on the CPU
   };
-  std::string layout;                      ///< what `assign` needs besides the items
+  std::string layout;                      ///< text that `assign` needs besides the items
   std::vector<Item> items = {};            ///< in the part's own order, the same on all ranks
   std::shared_ptr<const void> owner = {};  ///< owner of the items' memory
 };
@@ -91,7 +91,7 @@ class Part {
 struct Value {
   enum class Scope : std::uint8_t {
     World,  ///< all ranks have the same value: a rank that is new or lags behind receives it
-    Rank,   ///< each rank has its own value, which is reset to that of the last step, and never sent
+    Rank,   ///< each rank has its own value, never sent; a repeated step starts with the value after the last step
   };
   std::function<void(std::string& bytes)> save;  ///< overwrites `bytes` with text for `load`
   std::function<void(const std::string& bytes)> load;
@@ -115,7 +115,7 @@ class State {
   // use.
   State& add(const std::string& name, std::shared_ptr<Part> part);
   State& add(const std::string& name, Value value);
-  /// Adds a number of the caller's.
+  /// Adds a number that the caller owns.
   template <class T>
   requires std::is_arithmetic_v<T> State& add(const std::string& name, T& number) {
     return add(
@@ -123,7 +123,7 @@ class State {
         Value{[&number](std::string& bytes) { bytes.assign(reinterpret_cast<const char*>(&number), sizeof number); },
               [&number](const std::string& bytes) { bytes.copy(reinterpret_cast<char*>(&number), sizeof number); }});
   }
-  /// Adds any object that has an `attach(State&, const std::string&, T&, options...)`; <cohort/torch/elastic.h> has it
+  /// Adds any object that has an `attach(State&, const std::string&, T&, options...)`; <cohort/torch/elastic.h> has one
   /// for modules, optimizers and samplers.
   template <class T, class... More>
   requires(!std::is_arithmetic_v<T> && !std::is_convertible_v<T&, std::shared_ptr<Part>> &&
@@ -138,17 +138,17 @@ class State {
   void on_change(std::function<void(const World&)> callback);
   /// `step` calls `callback` before anything else.
   void on_step(std::function<void()> callback);
-  /// `step` calls `callback` after everything else: for operations of all ranks after a step, such as synchronising
-  /// parameters that differ between ranks. A callback that changes a part calls `advance`.
+  /// `step` calls `callback` after everything else. Use it for operations of all ranks that follow a step, such as
+  /// synchronising parameters that differ between ranks. A callback that changes a part calls `advance`.
   void after_step(std::function<void()> callback);
 
   /// Marks the end of a step. Call it right after the optimizer's step and all other changes of that step (a rate, an
-  /// average of weights), with no collective in between: after a later failure training goes on from here, and after an
-  /// earlier one the step is repeated. Later changes are lost if the members change with this step. Throws
+  /// average of weights), with no collective in between. If a rank fails after this call, training goes on from here;
+  /// if one fails before, the step is repeated. Later changes are lost if the members change with this step. Throws
   /// MembershipChanged, on all ranks at the same step, if ranks come or leave as planned, and what a collective throws.
   void step();
-  /// Marks a change of a part outside of a step, the same on all ranks, that has to be kept if the next step fails.
-  /// Call it right after the change. Not counted by `steps`. Only with an `after_step`.
+  /// Marks a change that all ranks have made to a part outside of a step, so that the change is kept if the next step
+  /// fails. Call it right after the change. `steps` does not count it. Only with an `after_step`.
   void advance();
   /// Number of steps that have ended since training began, over all worlds.
   std::int64_t steps() const noexcept;
@@ -157,7 +157,7 @@ class State {
 
   // The stages of `run`, for programs that form worlds themselves.
 
-  /// Makes all ranks' state that of the last step that any of them has ended. Collective. Throws Mismatch if ranks that
+  /// Gives all ranks the state of the last step that any of them has ended. Collective. Throws Mismatch if ranks that
   /// ended the same step differ and at most half of them agree; Unavailable if no rank has a whole state, or if all
   /// ranks are new and others had trained in this attempt of the job.
   void enter(World& world, const std::filesystem::path& ledger = {});
@@ -165,20 +165,20 @@ class State {
   bool leave(const Error& error);
   enum class Wait : std::uint8_t {
     Over,  ///< the next world is to be formed
-    Save,  ///< no others have come for 10 s, or the job is to end: this rank, which is furthest in training, saves its
-           ///< state. Where the job's launcher is lost, it is the first rank of the last world
+    Save,  ///< no other rank has come for 10 s, or the job is to end: this rank saves its state, since it is furthest
+           ///< in training (or, if the job's launcher is lost, since it was the first rank of the last world)
     End,   ///< the job is to end
   };
   /// After `leave`, waits until the job has members for another world; after 10 s, `init` does the waiting.
   Wait await_members();
-  /// After `init` has failed to form the next world: returns whether it did because the job ends, whose members do not
-  /// come any more. `await_members` then says which rank saves. Waits for a second.
+  /// Returns whether `init` failed to form the next world because the job ends, so that its members do not come any
+  /// more. `await_members` then says which rank saves. Waits for a second.
   bool ends_without_world(const Error& error);
   /// Writes the rest of the ledger when training has ended.
   void finish();
   /// True if the job is to end: the launcher has asked all ranks, and they have agreed at this step.
   bool told_to_end() const noexcept;
-  /// True if this rank alone is to leave, and the others go on without it.
+  /// True if only this rank is to leave, and the others go on without it.
   bool told_to_leave() const noexcept;
 
  private:
@@ -199,9 +199,9 @@ struct Options {
 };
 
 /// Calls `train` with a world, and again with the next world, until `train` returns in a world that has lost no rank.
-/// `train` may be called at any point of training, also at its end: loops begin where the state says. Returns 0, or
-/// kRequeueStatus if the job is to end or goes on without this process: return that from main. Rethrows exceptions of
-/// `train` that are no loss of a rank. A job that is not elastic has one world.
+/// `train` may be called at any point of training, also at its end, so its loops have to begin where the state says.
+/// Returns 0, or kRequeueStatus if the job is to end or goes on without this process: return that from main. Rethrows
+/// exceptions of `train` that do not report the loss of a rank. A job that is not elastic has one world.
 int run(State& state, const std::function<void(World&)>& train, const Options& options = {});
 
 }  // namespace cohort::elastic

@@ -35,7 +35,7 @@ struct ErrorContext {
   std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1
   std::string cause;           ///< errno's text, or the first failing rank's message
   int system_error = 0;        ///< errno, where the operating system refused
-  bool tagged = false;         ///< Mismatch: all ranks' operations had a tag, or were of a group
+  bool tagged = false;         ///< for Mismatch: the operations of all ranks had a tag, or were grouped
 };
 
 class Error : public std::runtime_error {

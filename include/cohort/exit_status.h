@@ -4,7 +4,7 @@
 namespace cohort {
 
 /// The exit status of a program that has saved what it needs and asks to be started again (EX_TEMPFAIL of
-/// <sysexits.h>). No failure to `cohort run`, which ends with the same status when all ranks have ended with it.
+/// <sysexits.h>). `cohort run` does not count it as a failure, and ends with the same status when all ranks have.
 inline constexpr int kRequeueStatus = 75;
 
 }  // namespace cohort

@@ -31,10 +31,9 @@ enum class NonFinite : std::uint8_t {
 /// value before it divides.
 enum class Sharding : std::uint8_t {
   None,        ///< nothing: every rank has the whole state
-  Optimizer,   ///< the optimizer's state, which `cohort::optim::Sharded` keeps of this rank's part alone
-  Gradients,   ///< and the gradients: after a backward no parameter has a gradient, and the optimizer has those of its
-               ///< part
-  Parameters,  ///< and the parameters: the ranks of a host have one copy of them, in memory that they share
+  Optimizer,   ///< the optimizer's state: `cohort::optim::Sharded` keeps only this rank's part of it
+  Gradients,   ///< also the gradients: after a backward, no parameter has one, and the optimizer has those of its part
+  Parameters,  ///< also the parameters: the ranks of a host have one copy, in memory that they share
 };
 
 struct DistributedDataParallelOptions {
@@ -47,11 +46,11 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;
   /// Format of float32 gradients between hosts (AllReduceOptions::wire_format); other types travel as they are.
   WireFormat wire_format = WireFormat::None;
-  /// Adds the rounding error of a step's gradients to the next step's (AllReduceOptions::residual). Not set: only with
-  /// Int4, whose steps are coarse. Each rank keeps its own error, 4 bytes for each element of its part of the host's
-  /// sum; `residuals()` returns it for a checkpoint. A rank without samples in a step adds nothing to the error, and in
-  /// an elastic job a new world begins without errors. A step that is refused on all ranks, or whose averages are not
-  /// finite, leaves no error for the next one. A program that skips a step for another reason calls
+  /// Adds the rounding error of a step's gradients to the next step's (AllReduceOptions::residual). Default: true with
+  /// Int4, which rounds coarsely, else false. Each rank keeps its own error, 4 bytes for each element of its part of
+  /// the host's sum; `residuals()` returns it for a checkpoint. A rank without samples in a step adds nothing to the
+  /// error, and in an elastic job a new world begins without errors. A step that is refused on all ranks, or whose
+  /// averages are not finite, leaves no error for the next one. A program that skips a step for another reason calls
   /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8 and Int4.
   std::optional<bool> error_feedback = {};
   /// Raise: if any rank has a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
@@ -62,24 +61,24 @@ struct DistributedDataParallelOptions {
   /// several hosts the check reads the gradients once; on one host it costs next to nothing
   /// (AllReduceOptions::check_finite).
   NonFinite non_finite = NonFinite::Ignore;
-  /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit, and the buffers too
-  /// where `broadcast_buffers` makes them equal, and throws Mismatch on every rank if there is a difference (by
+  /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit and, with
+  /// `broadcast_buffers`, the buffers too. If they differ, it throws Mismatch on every rank (see
   /// `require_same_parameters`). 0: never. Throws InvalidArgument if negative.
   std::int64_t compare_parameters_every = 0;
-  /// Weights averages by samples: by the number, possibly 0, that this sampler has given the rank for its batch. The
-  /// pointer is needed only at construction (a sampler is a handle). Call the sampler's `step` after each batch, as for
-  /// saving its position. Draw its batches for this model alone; other data (validation) needs samplers of its own.
+  /// Weights each rank's gradients by the number of samples, possibly 0, that this sampler has given the rank for its
+  /// batch. The pointer is needed only at construction (a sampler is a handle). Call the sampler's `step` after each
+  /// batch. Draw its batches for this model only; other data (validation) needs other samplers.
   const data::DistributedSampler* sampler = nullptr;
   /// Instead of a sampler: returns the number of samples in a forward's input tensors.
   std::function<std::int64_t(const std::vector<at::Tensor>& inputs)> samples = {};
-  /// In each step, compares some values of 8 parameters (all parameters in turn) over the ranks, as of the step's first
-  /// forward, in a message that is sent anyway. If replicas have drifted apart by more than rounding (half of a type's
-  /// digits), throws Mismatch on every rank, naming rank, parameter and value; rounding differences are logged once.
-  /// Values in GPU memory are not checked, nor those of a type that was changed after wrapping. The same on all ranks.
+  /// Each step's first forward compares some values of 8 parameters (all in turn) over the ranks, in a message that is
+  /// sent anyway. If replicas have drifted apart by more than rounding (half of a type's digits), throws Mismatch on
+  /// every rank, naming rank, parameter and value; rounding differences are logged once. Values in GPU memory are not
+  /// checked, nor those of a type that was changed after wrapping. The same on all ranks.
   bool check_replicas = true;
-  /// With anything but None, use a `cohort::optim::Sharded` optimizer: nothing else gathers the ranks' parts again.
-  /// Parameters then lie in memory of the communicator, none can be added or removed, and `join` is refused. With
-  /// Gradients and Parameters, each gradient is divided when it is ready, and `.grad()` has no contents after a
+  /// With any value but None, use a `cohort::optim::Sharded` optimizer, since nothing else gathers the ranks' parts
+  /// again. Parameters then lie in memory of the communicator, none can be added or removed, and `join` is refused.
+  /// With Gradients and Parameters, each gradient is divided when it is ready, and `.grad()` has no contents after a
   /// backward outside of no_sync. With Parameters, only the optimizer may write to a parameter, since every rank of the
   /// host would see the write. The next forward or step refuses parameters written in place, and names them. The same
   /// on all ranks.
@@ -97,14 +96,14 @@ struct DistributedDataParallelOptions {
 struct PowerSGDOptions {
   /// Columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient.
   std::int64_t matrix_approximation_rank = 1;
-  /// Number of first steps with whole gradients, since a training is most sensitive at its beginning.
+  /// Number of steps at the beginning, when training is most sensitive, whose gradients are sent whole.
   std::int64_t start_powerSGD_iter = 1000;
   /// A gradient of n x m is compressed if (n + m) * rank * min_compression_rate < n * m; with more than two dimensions,
   /// n is the first. Other gradients, and types other than float32, are averaged uncompressed.
   double min_compression_rate = 2;
   /// Adds the compression error to the next step's gradient; takes the memory of one more gradient.
   bool use_error_feedback = true;
-  /// A step begins with the previous step's Q instead of a random one.
+  /// True: a step begins with the previous step's matrix Q instead of a random one.
   bool warm_start = true;
   /// Added to the norms that columns are divided by; at most 1e-3.
   double orthogonalization_epsilon = 0;

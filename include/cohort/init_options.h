@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-/// A channel of the program's own by which every rank of a world learns rank 0's text: a key-value store, MPI, ...
+/// A function of the program through which every rank of a world gets rank 0's text, by a key-value store, MPI, ...
 /// `init` calls it once, on any thread: rank 0 passes a text of at most 4000 printable characters without spaces, and
 /// the call returns that text on all ranks, rank 0 included. It has to return within `patience`; `init` rethrows what
 /// it throws. Each key is used once.
@@ -24,7 +24,7 @@ struct InitOptions {
   std::string init_method = {};
   /// Instead of an init_method, with rank and world_size: ranks on several hosts meet at addresses that rank 0 sends to
   /// the others through this channel. Unless the ranks have a secret (from `cohort run`, `secret_file`, or a world
-  /// formed through their launcher), the channel carries a fresh one, too: then anyone who reads it can be a rank.
+  /// formed through their launcher), the channel also carries a fresh one, and anyone who reads it can be a rank.
   ShareFunction share = {};
   std::string share_name = "a channel of the program's own";  ///< for messages
   int rank = -1;        ///< for tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address, or the launcher's)
@@ -47,7 +47,7 @@ struct InitOptions {
   /// Transport between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs the plug-in of
   /// `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp.
   std::string transport = {};
-  /// Forms a world of one on purpose, even if the launcher started more processes (as COHORT_ALONE=1).
+  /// Forms a world of one on purpose, even if the launcher started more processes (like COHORT_ALONE=1).
   bool alone = false;
 };
 
@@ -57,7 +57,7 @@ enum class RendezvousMethod {
   Secret,    ///< a secret: the job's (`cohort run`, COHORT_SECRET_FILE), or that of a world formed through the launcher
   Launcher,  ///< the launcher's own exchange (PMI, PMIx, MUNGE): `init` without options forms the world of this rank
              ///< and size
-  TorchsStore,  ///< torchrun on several hosts: torch's store is at MASTER_PORT, which its agent holds
+  TorchsStore,  ///< torchrun on several hosts: its agent serves torch's store at MASTER_PORT
 };
 /// Returns the method for a world of `size` ranks in which this process is `rank` (-1: what the launcher says), for
 /// programs that choose one method for all ranks before `init`. Leaves errors in the environment to `init`.

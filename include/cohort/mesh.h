@@ -16,7 +16,7 @@ namespace cohort {
 
 struct MeshAxis {
   std::string name;
-  int size = 1;  ///< ranks along it, from 1
+  int size = 1;  ///< number of ranks along the axis, at least 1
 };
 
 class Mesh {
@@ -27,9 +27,9 @@ class Mesh {
   /// or a name is empty or repeated. `comm` stays usable then.
   Mesh(Communicator comm, std::vector<MeshAxis> axes);
 
-  /// This rank's group along an axis: the ranks that differ from this rank in that coordinate alone, numbered by it.
-  /// The group is a world of its own, which progresses independently. Throws InvalidArgument for a name that is no
-  /// axis.
+  /// This rank's group along an axis: the ranks that differ from this rank in that coordinate only, numbered by that
+  /// coordinate. The group is a world of its own, which progresses independently. Throws InvalidArgument for a name
+  /// that is no axis.
   Communicator& along(std::string_view axis);
   /// This rank's coordinate on the axis, which is its rank in `along(axis)`.
   int coordinate(std::string_view axis) const;

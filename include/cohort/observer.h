@@ -13,18 +13,18 @@ namespace cohort {
 /// One finished collective. Times are of the steady clock.
 struct CollectiveEvent {
   std::string_view operation;  ///< "all_reduce", ...
-  std::uint64_t sequence = 0;  ///< on its communicator, from 1
-  std::size_t bytes = 0;       ///< of this rank's payload
+  std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1
+  std::size_t bytes = 0;       ///< size of this rank's payload
   std::chrono::steady_clock::time_point called, begun, ended;
-  std::chrono::nanoseconds waited{0};  ///< for peers to arrive
-  std::chrono::nanoseconds wire{0};    ///< sending to other hosts and waiting for their bytes, once all had arrived
+  std::chrono::nanoseconds waited{0};  ///< time until all peers had arrived
+  std::chrono::nanoseconds wire{0};    ///< time of the exchange with other hosts after that
   std::size_t wire_bytes = 0;          ///< bytes that this rank sent to other hosts
   bool zero_copy = false;              ///< all buffers were in communicator memory
   bool failed = false;
   std::uint64_t group = 0;  ///< number of the group of ranks, the same on all of them; 0 if there is none
 };
 
-/// One gradient bucket of a DistributedDataParallel, when its last gradient has come.
+/// A gradient bucket of a DistributedDataParallel, reported when its last gradient is ready.
 struct BucketEvent {
   int index = 0;
   std::size_t bytes = 0;

@@ -18,7 +18,7 @@ enum class Schedule : std::uint8_t {
   GPipe,        ///< all forwards, then all backwards: bubble (p-1)/(m+p-1), m activations
   OneFOneB,     ///< "1F1B", forwards and backwards in turns: the same bubble, at most p activations
   Interleaved,  ///< 1F1B over v chunks for each rank: bubble (p-1)/(v*m+p-1), v times the messages
-  ZeroBubble,   ///< 1F1B with weights' gradients computed in the gaps ("ZB-H1"): (p-1)/(3*m+p-1), p activations
+  ZeroBubble,   ///< 1F1B with weights' gradients computed in gaps ("ZB-H1"): bubble (p-1)/(3*m+p-1), p activations
 };
 std::string_view to_string(Schedule schedule) noexcept;
 

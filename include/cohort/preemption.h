@@ -2,7 +2,7 @@
 // machine back) asks one rank, some or all to save and end; all ranks see the request at the same step. A Preemption
 // owns handlers of its signals while it lives, and calls the handlers that were installed before. After it has asked
 // the program to end, its handlers stay until the process ends. One thread at a time; ranks that are threads of one
-// process have one each.
+// process each have their own.
 #pragma once
 
 #include <cohort/communicator.h>
@@ -20,7 +20,7 @@ namespace cohort {
 struct PreemptionOptions {
   /// Default: the usual signal of Slurm's --signal, and the one that most systems send before they kill.
   std::vector<int> signals = {SIGUSR1, SIGTERM};
-  /// The ranks ask each other in every `every`-th call of `requested`, first in call number `every`. A value above 1
+  /// The ranks ask each other in every N-th call of `requested` only, first in call N (N = `every`). A value above 1
   /// saves time if steps take less than a millisecond and ranks are on several hosts.
   std::int64_t every = 1;
   /// Timeout of each question to the other ranks; default: the communicator's.
@@ -37,8 +37,8 @@ struct PreemptionOptions {
 ///   }
 ///
 /// Make the Preemption early: before that, a signal has its ordinary effect, which is to end the process. (`cohort run`
-/// holds SIGUSR1 back until a rank has a handler for it.) Under `cohort run`, a rank with a Preemption has
-/// --preempt-grace instead of --grace to end in when SIGTERM ends the job.
+/// holds SIGUSR1 back until a rank has a handler for it.) When SIGTERM ends a job of `cohort run`, a rank with a
+/// Preemption may take --preempt-grace, instead of --grace, to end.
 ///
 /// A rank that is ending may be signalled again, by another process that passes signals on or by a batch system that
 /// repeats them. So after `requested` has returned true, or `received` has returned a signal, the handlers stay when
@@ -60,7 +60,7 @@ class Preemption {
   int signal() const noexcept;
 
   /// Returns the first of `signals` that this process has received since this object was made, or 0. Not collective.
-  /// For programs without a communicator, and for decisions of this rank alone.
+  /// For programs without a communicator, and for decisions that concern only this rank.
   int received() const noexcept;
 
  private:

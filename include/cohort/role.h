@@ -17,7 +17,7 @@ enum class Role : std::uint8_t {
 /// "worker", "server", "evaluator".
 const char* to_string(Role role) noexcept;
 
-/// Throws InvalidArgument, naming them, if environment variables contradict each other; so do the functions below.
+/// Throws InvalidArgument if environment variables contradict each other, and names these; so do the functions below.
 Role role();
 /// Rank of a worker in the world, number of a server among the servers (from 0), or 0 for the evaluator.
 int role_number();

@@ -50,7 +50,7 @@ struct MetricLine {
   std::int64_t step = 0;
   std::chrono::system_clock::time_point time = std::chrono::system_clock::now();
   std::vector<std::pair<std::string, double>> values;
-  std::optional<int> rank = {};  ///< set for a value of this rank alone
+  std::optional<int> rank = {};  ///< set if the values are only that rank's
 };
 
 struct RunRecordOptions {
@@ -141,23 +141,23 @@ class Metrics {
  public:
   /// Rank 0 writes to `record` (not owned). Throws what Communicator::group throws.
   explicit Metrics(RunRecord* record, const MetricsOptions& options = {});
-  /// Writes the remaining values. All ranks of a communicator do so; MetricsOptions::patience limits the wait for
+  /// Writes the remaining values. All ranks of the communicator do so; MetricsOptions::patience limits the wait for
   /// others.
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  /// Never throws for failures of writing or reducing: a full disk or a lost rank is reported once in the log, the
-  /// training goes on, and values that could not be reduced are written as rank 0's. Throws InvalidArgument for values
-  /// to be reduced if there is no communicator.
+  /// Does not throw if writing or reducing fails: a full disk or a lost rank is reported once in the log, training goes
+  /// on, and values that could not be reduced are written as rank 0's. Throws InvalidArgument for values to be reduced
+  /// if there is no communicator.
   void log(std::int64_t step, std::span<const Metric> values, Reduce reduce = Reduce::No);
   void log(std::int64_t step, std::initializer_list<Metric> values, Reduce reduce = Reduce::No) {
     log(step, std::span(values.begin(), values.size()), reduce);
   }
   /// Writes rank 0's values now, in this thread. Throws Io if that fails, and keeps the values for the next time.
   void flush();
-  /// Writes the remaining values; values logged later are dropped. All ranks of a communicator call it; it waits up to
-  /// `patience` (default: that of MetricsOptions) for a rank that does not come.
+  /// Writes the remaining values; values logged later are dropped. All ranks of the communicator call it; it waits up
+  /// to `patience` (default: that of MetricsOptions) for a rank that does not come.
   void close(std::optional<std::chrono::milliseconds> patience = {});
 
  private:
@@ -187,8 +187,8 @@ struct ProgressOptions {
   std::int64_t epochs = 0;
   std::int64_t first_step = 0;   ///< steps done by an earlier run that this one resumes
   std::int64_t first_epoch = 0;  ///< whole epochs among these steps
-  /// Steps of this run for the rest of the next epoch, which has another number of steps on another number of ranks.
-  /// Default: the earlier run's epochs had as many steps as this run's.
+  /// Steps that this run takes to end the epoch in which the earlier run stopped, for a run on another number of ranks.
+  /// Default: computed as if the earlier run's epochs had as many steps as this run's.
   std::optional<std::int64_t> steps_left_in_first_epoch = {};
   std::FILE* stream = stdout;
   /// True: one line that is redrawn; false: plain lines. Default: true if `stream` is a terminal.

@@ -31,8 +31,8 @@ class [[nodiscard]] Work {
   Work& operator=(Work&&) noexcept;
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
-  /// Waits for an unfinished operation until its deadline, which aborts the communicator. Logs an error that no `wait`
-  /// has delivered as a warning. Never throws.
+  /// Waits for an unfinished operation; if its deadline passes, the communicator is aborted. Logs, as a warning, an
+  /// error that no `wait` has delivered. Never throws.
   ~Work();
 
   /// Blocks until the operation is done. Throws cohort::Error: Mismatch, PeerLost, Aborted, Timeout (the operation's

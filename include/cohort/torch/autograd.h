@@ -2,13 +2,13 @@
 // has no gradients (no_grad, or inputs that require none) while others have, it is refused or waits.
 //
 // Gradients are those of the sum over ranks of each rank's loss: a rank's gradient includes its input's effect on other
-// ranks' losses. If every rank computes the same loss, which counts once, as in tensor parallelism, use copy_to,
-// reduce_from, scatter_to and gather_from instead, whose gradients are defined for that case.
+// ranks' losses. If every rank computes the same loss, and it counts once, as in tensor parallelism, use copy_to,
+// reduce_from, scatter_to and gather_from instead: their gradients are defined for that case.
 //
 // Tensors lie in host or CUDA memory, and have the same shape and type on all ranks; inputs are not changed, and
 // results are new tensors (except that of copy_to). Errors are those of Communicator: counts or types that differ give
 // Mismatch on all ranks. Double backward (create_graph) works except for send and recv. One thread per rank; while that
-// thread waits for a backward, autograd's threads stand for it.
+// thread waits for a backward, autograd's threads make the calls.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -24,7 +24,7 @@ namespace cohort::autograd {
 /// Supports ReduceOp::Sum and Average; others have no gradient here (InvalidArgument). Backward: the same operation on
 /// the gradients.
 at::Tensor all_reduce(Communicator& comm, const at::Tensor& x, ReduceOp op = ReduceOp::Sum);
-/// The sum on the root, zeros elsewhere. Backward: broadcast.
+/// Returns the sum on the root, zeros elsewhere. Backward: broadcast.
 at::Tensor reduce(Communicator& comm, const at::Tensor& x, int root = 0);
 /// Returns the root's tensor; `x` of other ranks only defines the shape. Backward: reduce.
 at::Tensor broadcast(Communicator& comm, const at::Tensor& x, int root = 0);
@@ -50,10 +50,10 @@ at::Tensor scatter_to(Communicator& comm, const at::Tensor& x, std::int64_t dim)
 /// All-gather along `dim`; backward: this rank's part of the gradient.
 at::Tensor gather_from(Communicator& comm, const at::Tensor& x, std::int64_t dim);
 
-// Point-to-point. The backward of send receives the gradient from the receiver, that of recv sends it to the sender;
-// with gradients on, both always do, even if x requires no gradient. A rank's backward runs its sends and recvs in the
-// reverse order of its calls if the loss depends on all of them: on the received tensors, and on the tokens of the sent
-// ones. Then the backward cannot deadlock if the forward could not with sends that wait for their receives.
+// Point-to-point. The backward of send receives the gradient from the receiver, and the backward of recv sends it to
+// the sender; with gradients on, they do so even if x requires no gradient. A rank's backward runs its sends and recvs
+// in the reverse order of its calls if the loss depends on all received tensors and on the tokens of all sent ones.
+// Then it cannot deadlock, provided that the forward could not even if each send waited for its receive.
 
 /// Starts to send x to `peer`, another rank, and returns a token: a zero that the loss has to depend on (`loss +
 /// token`, or `RecvTensor::after`) for the backward to reach this send. x may be changed after the token and all that

@@ -44,8 +44,8 @@ struct CheckpointInfo {
   TrainingProgress progress;
 };
 
-/// Tensors of one rank alone, by any name: a data loader's buffered samples, a shard of a table, another generator's
-/// state.
+/// Tensors that belong to one rank, under any names: a data loader's buffered samples, a shard of a table, another
+/// generator's state.
 using RankState = std::map<std::string, at::Tensor>;
 
 struct CheckpointOptions {
@@ -54,12 +54,12 @@ struct CheckpointOptions {
                        ///< disk
   CheckpointPlace place = CheckpointPlace::Rank0;  ///< which ranks write, and on which disk `folder` is; the same on
                                                    ///< all ranks
-  /// For CheckpointPlace::Local: the number of hosts' disks that each file is on, at least 1; all disks if there are
-  /// fewer hosts. 2: each host's files are also on the next host's disk. 1: losing any host's disk loses the
-  /// checkpoint. The same on all ranks.
+  /// For CheckpointPlace::Local: number of hosts that keep each file on their disks, at least 1; all hosts if there are
+  /// fewer. 2: each host's files are also on the next host's disk. 1: losing any host's disk loses the checkpoint. The
+  /// same on all ranks.
   int copies = 2;
-  /// The checkpoints with the best number of this name among their `progress.values` stay as well, `keep_best` of them
-  /// (0: 1), across restarts too: {.best_by = "valid_loss"}. A checkpoint without that number, or with NaN or an
+  /// Name of a number in `progress.values`, as in {.best_by = "valid_loss"}: the `keep_best` checkpoints (0: 1) with
+  /// the best such number are kept as well, also across restarts. A checkpoint without that number, or with NaN or an
   /// infinity, is never among the best; of equal checkpoints the older is better. Empty: only `keep` counts. The same
   /// on all ranks.
   std::string best_by = {};
@@ -80,7 +80,7 @@ class ShardedCore;
 struct ModelShards {
   torch::nn::Module* module = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;  ///< or nullptr; the same type and options on all ranks
-  /// By name, the part of the whole tensor that a parameter or buffer is; those that are not named are whole.
+  /// The part that this rank holds of a whole tensor, by the parameter's or buffer's name; others are held whole.
   std::map<std::string, Shard> tensors;
   optim::ShardedCore* sharded = nullptr;  ///< set if `optimizer` steps pieces
 };
@@ -124,7 +124,7 @@ class CheckpointFolder {
 
   /// Saves; collective, and returns on every rank once the checkpoint is on the disk. Model, optimizer and progress are
   /// rank 0's; the random state (libtorch's default generators: the CPU's, which ranks that are threads share, and
-  /// those of the GPUs that the module is on) and `state` are every rank's. A GPU's tensors are copied to the host
+  /// those of the GPUs that the module is on) and `state` are each rank's own. A GPU's tensors are copied to the host
   /// after the work in their current stream. The checkpoint is written under a hidden name and synced, with the
   /// manifest of digests last, then renamed: if the program is killed at any moment, the folder is as it was except for
   /// a hidden remainder, which the next save removes. Waits for a save in the background first; if that failed and its
@@ -133,21 +133,21 @@ class CheckpointFolder {
   CheckpointInfo save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                       const TrainingProgress& progress, const RankState& state = {});
 
-  /// Like save, but returns as soon as everything has been copied (into host memory that the next save reuses: the copy
-  /// takes as much memory as the state, for GPU tensors in the host). A thread of low priority does the rest, over a
-  /// communicator that the first call splits off. One save runs at a time: a second call waits for the first. An error
-  /// is logged immediately (subsystem "checkpoint"), and thrown by the handle's wait, or else by the next save,
-  /// save_async, load_latest or close.
+  /// Like save, but returns as soon as everything has been copied (into host memory as large as the state, GPU tensors
+  /// included, which the next save reuses). A thread of low priority does the rest, over a communicator that the first
+  /// call splits off. One save runs at a time: a second call waits for the first. An error is logged immediately
+  /// (subsystem "checkpoint"), and thrown by the handle's wait, or else by the next save, save_async, load_latest or
+  /// close.
   CheckpointSave save_async(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                             const TrainingProgress& progress, const RankState& state = {});
 
-  /// Loads the newest checkpoint that is whole; collective. A rank that sees a file compares the file's digest, and
-  /// model and optimizer are sent to all ranks. A damaged checkpoint is skipped with a warning (log subsystem
-  /// "checkpoint") that says what is wrong, and the one before is taken. Returns nullopt if there is no checkpoint;
-  /// throws Corrupt if all existing ones are damaged, InvalidArgument if a newer Cohort saved the newest, or if it does
-  /// not fit the model (missing, unexpected and misshapen tensors are listed) or the optimizer. After these errors
-  /// module, optimizer and random state are as before, on every rank. With `optimizer` nullptr the optimizer's state in
-  /// the checkpoint is ignored. Hyperparameters (learning rate, ...) become the saved ones. Tensors are loaded to the
+  /// Loads the newest checkpoint that is whole; collective. Each rank that sees a file checks the file's digest; model
+  /// and optimizer are sent to all ranks. A damaged checkpoint is skipped with a warning (log subsystem "checkpoint")
+  /// that says what is wrong, and the one before is taken. Returns nullopt if there is no checkpoint; throws Corrupt if
+  /// all existing ones are damaged, InvalidArgument if a newer Cohort saved the newest one, or if that one does not fit
+  /// the model (missing, unexpected and misshapen tensors are listed) or the optimizer. After these errors module,
+  /// optimizer and random state are as before, on every rank. With `optimizer` nullptr the optimizer's state in the
+  /// checkpoint is ignored. Hyperparameters (learning rate, ...) become the saved ones. Tensors are loaded to the
   /// module's devices, wherever they were saved from; an optimizer's tensors to the device of their parameter. Rank r
   /// gets rank r's random state and `state`; ranks that the saved world did not have keep their random state, and so do
   /// GPUs without one in the checkpoint. CheckpointOptions::place may differ from that of the save.
@@ -159,19 +159,19 @@ class CheckpointFolder {
   std::optional<CheckpointInfo> load_best(const ModelShards& model);
 
   /// Saves and loads a model that no rank holds whole; collective. Every rank writes its parts into its own file. Names
-  /// are those of the whole model, so that this checkpoint and one of an unsharded program mean the same: each program
-  /// loads the other's, on any number of ranks that hold any parts. Throws InvalidArgument on all ranks, naming the
-  /// tensor, if no rank has an element, or two have it in different parts; also for optimizers of different types or
-  /// options. A rank needs memory for its parts only; while loading, twice that.
+  /// are those of the whole model, so that sharded and unsharded programs load each other's checkpoints, on any number
+  /// of ranks that hold any parts. Throws InvalidArgument on all ranks, naming the tensor, if an element is on no rank,
+  /// or on two ranks in different parts; also for optimizers of different types or options. A rank needs memory for its
+  /// parts only; while loading, twice that.
   CheckpointInfo save(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
   CheckpointSave save_async(const ModelShards& model, const TrainingProgress& progress, const RankState& state = {});
   std::optional<CheckpointInfo> load_latest(const ModelShards& model);
 
-  /// The `state` saved by the rank of this rank's number, in the checkpoint that load_latest has loaded; empty if that
-  /// world had no such rank. On the CPU. Not collective. Throws InvalidArgument if no checkpoint has been loaded.
+  /// The `state` that the rank with this rank's number saved in the checkpoint that load_latest has loaded; empty if
+  /// that world had no such rank. On the CPU. Not collective. Throws InvalidArgument if no checkpoint has been loaded.
   const RankState& rank_state() const;
-  /// The states of the given saved ranks, as far as these existed, for worlds of another size. Collective; each rank
-  /// may ask for different ones. Throws Corrupt if a part is damaged or missing.
+  /// The states of the given saved ranks, if they existed, for worlds of another size. Collective; each rank may ask
+  /// for other saved ranks. Throws Corrupt if a part is damaged or missing.
   std::map<int, RankState> parts(const std::set<int>& saved_ranks);
   /// The states of all saved ranks, on every rank.
   std::map<int, RankState> parts();

@@ -30,8 +30,8 @@ class PowerSGD;
 
 namespace cohort::nn {
 
-/// Argument of a hook, as torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory; if
-/// samples are declared, they are scaled so that the plain mean is the average by samples (zeros on a rank without).
+/// Argument of a hook, like torch.distributed.GradBucket. The gradients are this rank's, in the bucket's own memory; if
+/// samples are declared, they are scaled so that the plain mean is the average by samples (no samples: zeros).
 class GradBucket {
  public:
   /// A parameter's gradient in the buffer: offset, in elements, and strides.
@@ -62,7 +62,7 @@ class GradBucket {
   /// The parameters' names in the module.
   const std::vector<std::string>& names() const noexcept { return names_; }
   Communicator& communicator() const noexcept { return *communicator_; }
-  /// The trained module, for states that belong to one model: compare owners, since an address may be reused.
+  /// The trained module, by which a state can tell models apart: compare owners, since an address may be reused.
   const std::weak_ptr<const void>& model() const noexcept { return model_; }
 
  private:
@@ -93,10 +93,10 @@ CommHook allreduce_hook();
 CommHook fp16_compress_hook();
 CommHook bf16_compress_hook();
 
-/// State of PowerSGD between steps: see gradients.h. Serves one model: the first step of another model throws
-/// InvalidArgument, even if the first model is destroyed. Another DistributedDataParallel may continue with the same
-/// module. After a step that was refused on all ranks or whose averages are not finite, nothing is kept, of that step
-/// or of earlier ones.
+/// State of PowerSGD between steps: see gradients.h. Serves one model: a step of another model throws InvalidArgument,
+/// even if the first model has been destroyed. Another DistributedDataParallel may continue with the same module. After
+/// a step that was refused on all ranks or whose averages are not finite, the state keeps nothing of that step or of
+/// earlier ones.
 class PowerSGDState {
  public:
   /// Throws InvalidArgument for values without a meaning.
@@ -114,8 +114,8 @@ class PowerSGDState {
   /// "powerSGD.". Throws InvalidArgument, without changing anything, for a state that `state_dict` cannot have
   /// returned. The next step throws it, naming the parameter, if a gradient has another shape or is missing.
   void load_state_dict(const std::map<std::string, at::Tensor>& state);
-  /// Call it if all ranks skip the previous step although its averages were finite: the next step then adds no error of
-  /// it.
+  /// Call it if all ranks skip the previous step although its averages were finite, so that the next step does not add
+  /// that step's error.
   void drop_residuals();
 
   gradients::PowerSGD& core() noexcept { return *core_; }

@@ -36,10 +36,10 @@ struct DistributedSamplerOptions {
   bool shuffle = true;
   std::uint64_t seed = 0;
   Remainder remainder = Remainder::Keep;
-  /// A number for each rank, such as "2,1": its share of every step, which has batch_size times the number of ranks
-  /// samples. "measured": shares follow the ranks' speeds, measured during training; needs a DistributedDataParallel
-  /// with this sampler. "even": equal shares. Empty: as COHORT_SHARES says in a DistributedDataParallel with this
-  /// sampler, else even. Uneven shares need averages by samples, as DistributedDataParallel with a sampler takes them.
+  /// The ranks' shares of a step (of batch_size samples times the number of ranks), a number for each, such as "2,1".
+  /// "measured": shares follow the ranks' speeds, measured during training; needs a DistributedDataParallel with this
+  /// sampler. "even": equal shares. Empty: as COHORT_SHARES says in a DistributedDataParallel with this sampler, else
+  /// even. Uneven shares need averages by samples, as of a DistributedDataParallel with a sampler.
   std::string shares = {};
   int rank = 0;        ///< used where no Communicator is given
   int world_size = 1;  ///< used where no Communicator is given
@@ -94,15 +94,15 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   DistributedSampler(std::int64_t size, const Communicator& comm, DistributedSamplerOptions options = {});
 
   /// This rank's samples of the next step, possibly none; nullopt at the end of the epoch. May draw ahead of `step`:
-  /// batches that were drawn and not stepped over are drawn again after `reset` or a restored state.
+  /// drawn batches whose `step` has not been called are drawn again after `reset` or a restored state.
   std::optional<std::vector<std::int64_t>> next_batch();
-  /// Moves the cursor over the oldest step drawn, which the optimizer has used. With `steps`, moves over that many,
-  /// accumulated in one step of the optimizer: with a DistributedDataParallel they have to have equally many samples,
-  /// or it demands a `step` after each. Throws InvalidArgument for more steps than were drawn, and below 1.
+  /// Moves the cursor past the oldest batch drawn, which the optimizer has used. With `steps`, moves it past that many
+  /// batches, accumulated in one step of the optimizer. A DistributedDataParallel demands that these batches have
+  /// equally many samples, or a `step` after each. Throws InvalidArgument for more steps than were drawn, and below 1.
   void step(std::int64_t steps = 1);
 
-  /// The global batch: samples over all ranks of the oldest step drawn and not stepped over; 0 if there is no such
-  /// step.
+  /// The global batch, that is the samples over all ranks, of the oldest batch drawn whose `step` has not been called;
+  /// 0 if there is none.
   std::int64_t global_batch() const noexcept;
   /// Steps from the cursor to the end of the epoch, the same on all ranks.
   std::int64_t steps_left() const noexcept;
@@ -121,8 +121,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Continues from `state`. Throws InvalidArgument if `state` is of a data set of another size.
   void load_state(const SamplerState& state);
   /// Divides the rest of the epoch over the ranks of another world, in steps of `global_batch` samples over all ranks,
-  /// of which each rank has its share (equal or not). 0: batch_size for each rank. Batches that were drawn and not
-  /// stepped over are drawn again. Throws InvalidArgument for a rank outside the world.
+  /// of which each rank has its share (equal or not). 0: batch_size for each rank. Drawn batches whose `step` has not
+  /// been called are drawn again. Throws InvalidArgument for a rank outside the world.
   void set_world(int rank, int world_size, std::int64_t global_batch = 0);
 
   // For torch's DataLoader. The DataLoader's batch size replaces that of the options; give both the same. The
@@ -158,20 +158,20 @@ std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std
 /// Only the root's values count, except for `root` itself.
 struct ScatterDatasetOptions {
   int root = 0;
-  bool shuffle = false;                    ///< parts of a permutation instead of the samples as they lie
+  bool shuffle = false;                    ///< true: parts of a permutation of the samples
   std::optional<std::uint64_t> seed = {};  ///< seed of the permutation (of epoch 0); default: a new seed each time
   /// True: all ranks get equally many samples, some of which are on two ranks if the number does not divide. False:
   /// each sample is on one rank.
   bool force_equal_length = true;
 };
 
-/// Returns the indices of this rank's part of `n_total_samples` samples (the root's number counts), the same as those
-/// of Python's `scatter_dataset`. Collective, waits. Throws InvalidArgument on every rank if that number is negative.
+/// Returns the indices of this rank's part of `n_total_samples` samples (the root's number counts), the same indices as
+/// from Python's `scatter_dataset`. Collective, waits. Throws InvalidArgument on every rank if that number is negative.
 std::vector<std::int64_t> scatter_index(std::int64_t n_total_samples, Communicator& comm,
                                         const ScatterDatasetOptions& options = {});
 
 /// Returns this rank's part of the root's data, such as {inputs, labels}: the rank's rows of each tensor, on the CPU.
-/// The root sends each rank its part alone. Collective, waits; `tensors` are read on the root only. Throws
+/// The root sends each rank only its part. Collective, waits; `tensors` are read on the root only. Throws
 /// InvalidArgument on every rank unless the tensors are dense and have equally many rows (size(0)).
 std::vector<at::Tensor> scatter_dataset(const std::vector<at::Tensor>& tensors, Communicator& comm,
                                         const ScatterDatasetOptions& options = {});

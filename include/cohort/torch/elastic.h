@@ -21,12 +21,12 @@ enum class BatchPolicy : std::uint8_t {
 
 /// `state.add("model", *net)`. Parameters are the same on all ranks, to the bit, and only optimizers change them.
 /// Buffers, such as the statistics of BatchNorm, and the states of the generators from which this rank draws, are reset
-/// to the end of the last step when a step is repeated.
+/// to their values at the end of the last step when a step is repeated.
 void attach(State& state, const std::string& name, torch::nn::Module& module);
 
-/// `state.add("optimizer", optimizer, *net)`: adds a libtorch optimizer, with the module whose parameters it has. Rates
-/// are multiplied by `scaling`'s factor for the number of ranks, relative to that of the first world. Throws
-/// InvalidArgument for other optimizers.
+/// `state.add("optimizer", optimizer, *net)`: adds a libtorch optimizer, with the module whose parameters it has.
+/// Learning rates are multiplied by `scaling`'s factor for the number of ranks, divided by the first world's factor.
+/// Throws InvalidArgument for other optimizers.
 void attach(State& state, const std::string& name, torch::optim::Optimizer& optimizer, torch::nn::Module& module,
             optim::Scaling scaling = optim::Scaling::None);
 

@@ -1,7 +1,7 @@
-// Training with fewer synchronisations: every rank steps parameters of its own, and every `sync_every` steps all ranks
-// synchronise: they exchange the differences of their parameters from the last synchronised ones. LocalSGD applies the
-// average difference (Stich 2018, arXiv 1805.09767); DiLoCo uses the average as a gradient of an outer optimizer, SGD
-// with Nesterov momentum (Douillard et al. 2023, arXiv 2311.08105), and may synchronise the parameters in fragments, in
+// Training with fewer synchronisations: every rank trains its own copy of the parameters, and every `sync_every` steps
+// all ranks exchange the differences of their parameters from the last synchronised ones. LocalSGD applies the average
+// difference (Stich 2018, arXiv 1805.09767); DiLoCo uses the average as a gradient of an outer optimizer, SGD with
+// Nesterov momentum (Douillard et al. 2023, arXiv 2311.08105), and may synchronise the parameters in fragments, in
 // turns, while training goes on (Streaming DiLoCo, arXiv 2501.18512). Use it without a DistributedDataParallel, or over
 // one with fewer ranks, such as those of one host. One thread per rank.
 //
@@ -28,18 +28,18 @@ namespace cohort::optim {
 
 struct LocalSGDOptions {
   std::int64_t sync_every = 10;    ///< steps from one synchronisation to the next
-  std::int64_t warm_up_steps = 0;  ///< this many first steps are all synchronised
+  std::int64_t warm_up_steps = 0;  ///< number of steps at the beginning that are all synchronised
   /// Format in which the differences from the last synchronised parameters travel between hosts.
   WireFormat wire_format = WireFormat::None;
 };
 
 struct DiLoCoOptions {
   std::int64_t sync_every = 100;     ///< H: steps from one synchronisation of a parameter to the next
-  double outer_learning_rate = 0.7;  ///< with momentum 0 and rate 1: LocalSGD
+  double outer_learning_rate = 0.7;  ///< a rate of 1 with momentum 0 makes this LocalSGD
   double outer_momentum = 0.9;
   bool nesterov = true;
   /// Number of parts of the model, of about the same size and in the order of its parameters, that are synchronised in
-  /// turn: one each `sync_every / fragments` steps, which has to be a whole number.
+  /// turn: one every `sync_every / fragments` steps, which has to be a whole number.
   int fragments = 1;
   /// tau: number of steps during which a synchronisation runs, and after which its result is applied. Less than the
   /// steps between two synchronisations. 0: `step` waits for the result.
@@ -59,13 +59,13 @@ class LocalSteps {
   LocalSteps(const LocalSteps&) = delete;
   LocalSteps& operator=(const LocalSteps&) = delete;
 
-  /// Call it after each step of the optimizer, as often on all ranks. `samples` is the step's weight for this rank's
-  /// part in the next average, such as its batch's size; 0: no samples. Synchronises if due. Throws what all_reduce
-  /// throws; Mismatch if ranks have different options, or if any rank gave a number of samples that is negative or not
-  /// finite since the last synchronisation (InvalidArgument if all did, or there is no other rank); NonFinite on all
-  /// ranks if the average would be NaN or infinite (the last synchronised parameters stay); and InvalidArgument for
-  /// parameters that were unfrozen or replaced since, or that the optimizer steps and the module does not have, since
-  /// they would never be averaged.
+  /// Call it after each step of the optimizer, equally often on all ranks. `samples`, such as the batch's size, is the
+  /// weight of this rank's step in the next average; 0: no samples. Synchronises if due. Throws what all_reduce throws;
+  /// Mismatch if ranks have different options, or if any rank gave a number of samples that is negative or not finite
+  /// since the last synchronisation (InvalidArgument if all did, or there is no other rank); NonFinite on all ranks if
+  /// the average would be NaN or infinite (the last synchronised parameters stay); and InvalidArgument for parameters
+  /// that were unfrozen or replaced since, or that the optimizer steps and the module does not have, since they would
+  /// never be averaged.
   void step(double samples = 1);
   /// Synchronises all fragments immediately: afterwards parameters, and buffers of floating types, are the same on all
   /// ranks, to the bit. Throws as `step`; also InvalidArgument if weights were loaded and no step has been taken since
@@ -128,9 +128,9 @@ class DiLoCo : public LocalSteps {
       : DiLoCo(module, optimizer, Communicator(), options) {}
 };
 
-/// `state.add("diloco", diloco)`, instead of the module and the optimizer: a rank that is new gets the last
-/// synchronised parameters, the outer momentum, the learning rates and the number of steps left until the next
-/// synchronisation. The other ranks lose no step. State::step then synchronises, after the step has ended.
+/// `state.add("diloco", diloco)`, instead of the module and the optimizer. A new rank gets the last synchronised
+/// parameters, the outer momentum, the learning rates and the number of steps left until the next synchronisation. The
+/// other ranks lose no step. State::step then synchronises, after the step has ended.
 void attach(elastic::State& state, const std::string& name, LocalSteps& steps);
 
 }  // namespace cohort::optim

@@ -28,7 +28,7 @@ class Averages {
   /// All ranks give the same names. Throws InvalidArgument if a name is repeated.
   explicit Averages(std::vector<std::string> names);
 
-  /// `mean` over `samples` samples. With 0 samples the value is ignored, NaN too. Throws InvalidArgument for
+  /// Adds a mean over `samples` samples. With 0 samples the value is ignored, NaN too. Throws InvalidArgument for
   /// an unknown name or a negative number.
   void add(const std::string& name, double mean, std::int64_t samples);
   /// Means of this rank's values.
@@ -51,7 +51,7 @@ Mean average(Communicator& comm, double mean, std::int64_t samples);
 
 /// Means over all ranks of each rank's evaluation results, such as Averages::local() or a map of the program's own;
 /// weighted by counts and so exact for uneven parts. Collective, waits. Throws Mismatch on every rank if the ranks'
-/// names differ, or some give plain numbers.
+/// names differ, or if some ranks give plain numbers.
 std::map<std::string, Mean> average(Communicator& comm, const std::map<std::string, Mean>& local);
 /// The same for plain numbers: every rank has the same weight.
 std::map<std::string, double> average(Communicator& comm, const std::map<std::string, double>& local);

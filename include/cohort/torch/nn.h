@@ -99,9 +99,9 @@ class DataParallelCore {
   bool step_without_samples();
 
   /// Declares that this rank has no more input: takes part in the others' steps with weight 0 until all ranks have
-  /// called `join`. Then ranks that missed steps receive parameters and buffers of the lowest of the ranks that took
-  /// the most steps (which all have the same). Call it for each model that the loop trains: it brings no other model's
-  /// replicas together. Optimizer states are not sent: if training goes on afterwards, use
+  /// called `join`. Then ranks that missed steps receive parameters and buffers from the lowest rank among those that
+  /// took the most steps (all of these have the same). Call it for each model that the loop trains: it synchronises no
+  /// other model. Optimizer states are not sent: if training goes on afterwards, use
   /// `step_without_samples` instead. Returns the rank whose model all ranks now have. Blocks as long as the others
   /// train; the communicator's timeout applies to each single wait. (Python's is a context manager around the loop.)
   int join();
@@ -121,8 +121,8 @@ class DataParallelCore {
 
   /// Rounding errors of this rank's gradients, which are added to the next gradients (`error_feedback`): for each
   /// parameter a flat copy, "residual.NAME"; empty without error feedback. Each rank saves its own by
-  /// `CheckpointFolder::save`. Training resumes with the same bits if each host has one rank. (Otherwise the first
-  /// step's buckets, which are those of a new model, are divided differently.)
+  /// `CheckpointFolder::save`. Training resumes with the same bits if each host has one rank. (Otherwise not, since the
+  /// first step's buckets are those of a new model, and are divided over the ranks differently.)
   std::map<std::string, at::Tensor> residuals() const;
   /// Loads this rank's `residuals()`, or a map that contains them (CheckpointFolder::rank_state); ignores other names,
   /// and sets missing residuals to zero. Throws InvalidArgument for sizes that are not the parameter's. Not collective.
@@ -202,17 +202,17 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// Gradients are dropped only on a rank that has declared 0 samples. After a forward in no_sync, backwards stay local
 /// until there is a forward outside of no_sync.
 ///
-/// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over its
-/// place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient as it was,
-/// undefined or not. Sparse gradients are made dense. Double backward (create_graph) through the reduction is not
-/// supported. Until backward() has returned, do not read or write `.grad()`: the reduction may be under way, and
-/// instead of a gradient of 8 MiB or more there usually is still an earlier step's, unless the parameter's own gradient
+/// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over the
+/// gradient's place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient
+/// as it was, undefined or not. Sparse gradients are made dense. Double backward (create_graph) through the reduction
+/// is not supported. Until backward() has returned, do not read or write `.grad()`: the reduction may be under way, and
+/// a `.grad()` of 8 MiB or more usually still holds an earlier step's gradient, unless the parameter's own gradient
 /// accumulator has a hook that runs after it. Hooks on tensors receive the gradients themselves.
 ///
 /// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward that ends
-/// in an exception of this rank alone (of a layer, of the observer, of memory) leaves the ranks out of step: the rank's
-/// next forward, backward or other call throws Aborted, and none of that backward's gradients are averaged with the
-/// others' later ones.
+/// in an exception on this rank only (in a layer, in the observer, for lack of memory) leaves the ranks out of step:
+/// the rank's next forward, backward or other call throws Aborted, and none of that backward's gradients are averaged
+/// with the others' later ones.
 template <class M>
 class DistributedDataParallel : public DataParallelCore {
  public:

@@ -38,7 +38,7 @@ struct WarmupOptions {
 ///   ...  optimizer.step();  schedule.step();
 class WarmupScheduler : public torch::optim::LRScheduler {
  public:
-  /// Throws InvalidArgument for a world below 1 or negative warm-up.
+  /// Throws InvalidArgument for a world_size below 1 or negative warmup_steps.
   WarmupScheduler(torch::optim::Optimizer& optimizer, WarmupOptions options);
 
   /// Number of optimizer steps done; save it, and restore it with `set_step`, which also sets the rate.

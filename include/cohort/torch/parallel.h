@@ -3,11 +3,11 @@
 // an option says that the input is split, and compute the same loss, which counts once. Results are those of one
 // process except for the order of sums (partial sums are folded by ascending rank). One thread per rank.
 //
-//   nn::ColumnParallelLinear up(mesh.along("tp"), nn::ColumnParallelLinearOptions{.in_features = 512, .out_features =
-//   2048}); nn::RowParallelLinear down(mesh.along("tp"), nn::RowParallelLinearOptions{.in_features = 2048,
-//   .out_features = 512}); y = down(at::gelu(up(x)));                                     // one all_reduce forward,
-//   one backward
-//   nn::replicate(mesh.along("tp"), *model);  // once it is made: what the layers above do not cut is the same on all
+//   cohort::Communicator tp = mesh.along("tp");
+//   nn::ColumnParallelLinear up(tp, nn::ColumnParallelLinearOptions{.in_features = 512, .out_features = 2048});
+//   nn::RowParallelLinear down(tp, nn::RowParallelLinearOptions{.in_features = 2048, .out_features = 512});
+//   y = down(at::gelu(up(x)));    // one all_reduce in the forward, one in the backward
+//   nn::replicate(tp, *model);    // once it is made: parameters that the layers above do not cut become the same
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -24,8 +24,8 @@
 
 namespace cohort::nn {
 
-/// A module with parameters of which this rank holds parts. Checkpoints and optimizers look for it (by dynamic_cast) in
-/// each module of a model's tree.
+/// A module that holds only a part of some parameters on this rank. Checkpoints and optimizers look for it (by
+/// dynamic_cast) in each module of a model's tree.
 class HasShards {
  public:
   virtual ~HasShards() = default;
@@ -180,9 +180,9 @@ void sum_gradients(Communicator& comm, torch::nn::Module& module);
 
 /// torch's batch normalization, which in training uses mean and variance of all ranks' batches, of any sizes. A rank
 /// without samples has to call it with an empty batch: DistributedDataParallel::step_without_samples runs no forward,
-/// so the others would wait, or throw Mismatch. Evaluation does not communicate: without running statistics each rank
-/// uses those of its own batch, as torch's. Parameters and buffers have torch's names, so that torch's values can be
-/// loaded. For data parallelism: the gradient is that of the sum over ranks of each rank's loss. The input is (N, C,
+/// so the others would wait, or throw Mismatch. Evaluation does not communicate; without running statistics, a rank
+/// uses the mean and variance of its own batch, like torch. Parameters and buffers have torch's names, so that torch's
+/// values can be loaded. For data parallelism: gradients are those of the sum of all ranks' losses. The input is (N, C,
 /// ...). Throws InvalidArgument if all ranks together have less than two values per channel. Costs one all_gather
 /// forward and one all_reduce backward; no double backward.
 class SyncBatchNormImpl : public torch::nn::Module {

@@ -53,7 +53,7 @@ struct PipelineOptions {
   int micro_batches = 0;
   /// Stages of each rank; more than 1 with Schedule::Interleaved only.
   int chunks = 1;
-  /// Loss of the model's output and the target of a micro-batch; returns a scalar. Needed on the last rank.
+  /// Computes the loss of a micro-batch, a scalar, from the model's output and the target. Needed on the last rank.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss = {};
 
   // Division of the model into comm.size() * chunks stages. Set at most one of these three; without any, all layers
@@ -80,8 +80,8 @@ struct PipelineOptions {
 ///
 /// Stage s is on rank s % comm.size(). A stage passes one tensor of any dense type, in host or GPU memory, to the next,
 /// which moves it to the device of its parameters. Each message carries the tensor's shape and type; receives are
-/// started early with those of the previous step. (If they change, as in the last step of an epoch, each tensor costs
-/// one more message.) Any layer may change its input in place, as in one process.
+/// started early, with the shape and type of the previous step. (If they change, as in the last step of an epoch, each
+/// tensor costs one more message.) Any layer may change its input in place, as in one process.
 ///
 /// Batches whose rows do not divide by the micro-batches are cut into parts that differ by one row; the loss, and the
 /// gradient, is the mean over micro-batches. If a batch has fewer rows than `micro_batches`, each row is a micro-batch;
@@ -90,13 +90,13 @@ struct PipelineOptions {
 /// For data parallelism, wrap each rank's module in DistributedDataParallel, over the ranks that have the same stage:
 /// `{ auto local = ddp.no_sync(); pipeline.step(x, y); } ddp.step_without_samples();`
 ///
-/// An exception of a layer, the loss or autograd ends the step, and the communicator, on all ranks, which throw Aborted
-/// with the stage, the micro-batch and the reason. If a rank dies, the others throw PeerLost, which names it.
+/// An exception of a layer, the loss or autograd ends the step and the communicator. All ranks then throw Aborted, with
+/// the stage, the micro-batch and the reason. If a rank dies, the others throw PeerLost, which names it.
 class Pipeline {
  public:
   /// Keeps this rank's layers; the other layers are destroyed with `model`, unless the caller keeps it.
   Pipeline(const torch::nn::Sequential& model, Communicator comm, const PipelineOptions& options);
-  /// Makes this rank's layers alone, so that no process ever holds the whole model. Layers are named by their numbers.
+  /// Makes only this rank's layers, so that no process ever holds the whole model. Layers are named by their numbers.
   Pipeline(const std::vector<PipelineLayer>& layers, Communicator comm, const PipelineOptions& options);
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;

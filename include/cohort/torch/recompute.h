@@ -31,10 +31,10 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
 ///
 /// Gradients of the inputs, of parameters, and of other tensors that the function uses are to the bit those without
 /// recomputation, with two exceptions. If a tensor is used several times in the function and also outside, the
-/// function's share is one term of the sum. Under autocast, a weight used in several functions is otherwise cast once,
-/// so that its gradients are summed in 16 bits. Each gradient arrives once, so DistributedDataParallel, hooks and
-/// shared parameters work as usual. autograd::grad works, and so do nested checkpoints (with collectives, too, alike on
-/// all ranks). In no_grad mode this is a plain call.
+/// function's share is one term of the sum. Under autocast, a weight used in several functions is cast in each; without
+/// recomputation it is cast once, and its gradients are summed in 16 bits. Each gradient arrives once, so
+/// DistributedDataParallel, hooks and shared parameters work as usual. autograd::grad works, and so do nested
+/// checkpoints (with collectives, too, alike on all ranks). In no_grad mode this is a plain call.
 ///
 /// The function has to do the same in both runs. The second run has the first run's random state (of the CPU's
 /// generator, and those of the GPUs that inputs lie on), so that dropout repeats, and its autocast state. (torch's CPU

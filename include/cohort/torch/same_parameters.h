@@ -29,9 +29,9 @@ struct SameParametersOptions {
 /// same shapes and types in the same order.
 ///
 /// Throws Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
-/// the ranks that differ from most of the others, and of the lowest of them host, first element and both sides' values.
-/// If two ranks, or two halves, differ, both are named, since neither is known to be right. `context().peer` is the
-/// lowest differing rank. The communicator stays usable.
+/// the ranks that differ from most of the others, and, for the lowest of these, its host, the first differing element
+/// and both values. If two ranks, or two halves, differ, both are named, since neither is known to be right.
+/// `context().peer` is the lowest differing rank. The communicator stays usable.
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
                              const SameParametersOptions& options = {});
 

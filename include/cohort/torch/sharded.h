@@ -36,15 +36,15 @@ struct Piece {
   std::string parameter;  ///< its name in the module
   at::Tensor parameter_tensor;
   at::Tensor tensor;       ///< 1-D; the optimizer's parameter; float32 if the model's parameter has 16 bits
-  std::int64_t begin = 0;  ///< in the parameter
+  std::int64_t begin = 0;  ///< offset in the parameter
 };
 
 /// Ranks that share one model's gradients, if ranks hold parts of a model.
 struct ClipOptions {
   /// All ranks: `mesh.comm()`. Empty: the ranks of the DistributedDataParallel.
   Communicator over = {};
-  /// The ranks that divide layers, `mesh.along("tp")`. Each of them has whole every parameter that no HasShards names;
-  /// such a parameter counts once.
+  /// The ranks that divide layers, `mesh.along("tp")`. A parameter that no HasShards names is whole on each of these
+  /// ranks, and counts once.
   Communicator parts = {};
 };
 
@@ -62,7 +62,7 @@ class ShardedCore {
   /// This rank's pieces, by ascending parameter; may be empty.
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   nn::DataParallelCore& model() const noexcept { return model_; }
-  /// Notes that master weights have been written with the parameters, so that they are not recomputed from these.
+  /// Notes that master weights have been written with the parameters, and need not be recomputed from the parameters.
   void masters_written() noexcept;
   /// Between these calls, code other than the optimizer may write to protected parameters (protect_parameters).
   void allow_writes();
@@ -124,8 +124,8 @@ inline constexpr bool works_elementwise =
 /// rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all parameters,
 /// to the bit those of an unsharded `Base` (except after clip_grad_norm, whose norm may differ in its last digits).
 /// `step` throws Mismatch on all ranks, before anything is changed, if their groups or options differ. If gradients are
-/// not divided, it also does if ranks differ in which parameters have a gradient, or if there are gradients of a
-/// no_sync that no backward outside of it has averaged; if gradients are divided, the latter is InvalidArgument.
+/// not divided, it also throws Mismatch if ranks differ in which parameters have a gradient, or if there are gradients
+/// of a no_sync that no backward outside of it has averaged; if gradients are divided, the latter is InvalidArgument.
 /// Parameters of Half or BFloat16 are stepped in float32 ("master weights", kept here) and then rounded; torch::save
 /// does not save master weights, CheckpointFolder does. A parameter without a gradient is not changed, as by `Base`.
 /// The model has to outlive the optimizer.
@@ -154,8 +154,8 @@ class Sharded : public ShardedCore, public Base {
 
   using ShardedCore::zero_grad;
 
-  /// Adds a group of parameters that are in no group yet; call it alike on all ranks. (torch::optim::Optimizer's own
-  /// function would step them whole, which the next step refuses.)
+  /// Adds a group of parameters that are in no group yet; call it in the same way on all ranks.
+  /// (torch::optim::Optimizer's own function would step them whole, which the next step refuses.)
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     Base::add_param_group(divide({group}).front());
   }
