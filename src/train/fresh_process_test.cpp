@@ -1,5 +1,5 @@
-// Each test begins as in a process of its own: what a test before it has written into the process' status page, where
-// checkpoints look whether a loss was no number, is gone.
+// Each test begins with a fresh status page, as in a new process. Otherwise a non-finite loss that an earlier test has
+// logged there would change which checkpoints are kept.
 #include "telemetry/status_page.h"
 
 #include <gtest/gtest.h>

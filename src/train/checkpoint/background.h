@@ -31,7 +31,7 @@ class PendingSave {
   bool done() const;
   /// Waits for the end of the save; returns false if the save is not over after `limit`.
   bool wait_for(std::chrono::nanoseconds limit) const;
-  /// Waits for the end of the save; throws its error, on every call. Collectives have deadlines; disk writes have none.
+  /// Waits for the end of the save; every call throws its error. Collectives have deadlines; disk writes have none.
   formats::StoredCheckpoint wait();
 
  private:
@@ -47,15 +47,15 @@ class PendingSave {
   std::optional<Error> error_;
 };
 
-/// Waits for the background saves into this folder that this rank has begun before, also through other objects, so that
-/// the last save called is the newest checkpoint. (Ranks may be threads of one process.) Returns immediately in the
-/// thread of a background save.
+/// Waits for the background saves into this folder that this rank began earlier, through any object, so that the save
+/// called last is the newest checkpoint. (Ranks may be threads of one process.) Returns immediately in the thread of a
+/// background save.
 void wait_for_earlier_saves(const std::string& folder, int rank);
 
 /// A copy of a bundle's bytes.
 class BundleCopy {
  public:
-  /// Returns the bundle over copies of its bytes. The memory grows as needed, and is reused.
+  /// Returns a bundle of views of the copied bytes. The memory grows as needed, and is reused.
   const Bundle& copy(const Bundle& from);
 
  private:
@@ -81,9 +81,9 @@ class BackgroundSaver {
 
   /// Returns whether `adopt` has to be called before `start`. Collective, like the split that makes the communicator.
   bool needs_communicator(Communicator& comm) const;
-  /// Sets the communicator to use: of the same ranks, and used by nobody else.
+  /// Sets the communicator to use, which has the same ranks, and which nobody else uses.
   void adopt(Communicator side) { side_ = std::move(side); }
-  /// Starts a save, after settle. Returns when the bundle has been copied; throws on all ranks if one lacks the memory.
+  /// Starts a save, after settle. Returns when the bundle has been copied; throws on all ranks if any lacks the memory.
   std::shared_ptr<PendingSave> start(Communicator& comm, const Bundle& bundle);
   /// Ends the save under way with an error on all ranks.
   void abort(std::string_view reason);

@@ -35,7 +35,7 @@ TEST(BackgroundSaver, SavesWhatWasThereWhenItWasCalled) {
     run_on_threads(3, [&](Communicator comm) {
       BackgroundSaver saver(options);
       for (std::int64_t step = 1; step <= 5; ++step) {
-        // Sizes vary: the memory is used again.
+        // Sizes vary, and the memory is reused.
         Brought brought(comm, {.step = step, .own_bytes = std::size_t{1} << (10 + step % 3), .model_bytes = 300'000});
         const auto pending = start(saver, comm, brought.bundle);
         std::fill(brought.model.begin(), brought.model.end(), std::byte{0});
@@ -82,17 +82,17 @@ TEST(BackgroundSaver, TellsOfAnErrorOnceOnAllRanksAndGoesOn) {
   run_on_threads(3, [&](Communicator comm) {
     BackgroundSaver saver({folder / "run"});
     const Brought brought(comm, {.step = 1});
-    // Nobody asks: the next save says it, on all ranks, and does nothing.
+    // Nobody waits for the failed save, so the next one throws its error on all ranks, and saves nothing.
     start(saver, comm, brought.bundle);
     EXPECT_EQ(code_of([&] { start(saver, comm, brought.bundle); }, "ENOTDIR"), ErrorCode::Unavailable);
     saver.settle(comm);
-    // A rank that has asked has been told.
+    // A rank that has waited has got the error.
     const auto pending = start(saver, comm, brought.bundle);
     for (int times = 0; times < 2; ++times)
       EXPECT_EQ(code_of([&] { pending->wait(); }, "ENOTDIR"), ErrorCode::Unavailable);
     EXPECT_TRUE(pending->done());
     saver.close();
-    // Rank 1 alone has asked: the others have not been told, so all are.
+    // Only rank 1 has waited for the save, so the next one throws the error on all ranks.
     const auto other = start(saver, comm, brought.bundle);
     if (comm.rank() == 1) {
       EXPECT_EQ(code_of([&] { other->wait(); }, "ENOTDIR"), ErrorCode::Unavailable);
@@ -117,7 +117,7 @@ TEST(BackgroundSaver, IsEndedByAbortAndTakesAnotherCommunicator) {
       if (comm.rank() == 1) saver.abort("this rank has had enough");
       saver.wait();
       try {
-        pending->wait();  // may have been too quick for it
+        pending->wait();  // the save may have ended before
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::Aborted) << error.what();
       }
@@ -155,7 +155,7 @@ TEST(BackgroundSaver, DestructorWaitsAndForkedChildrenDoNot) {
 namespace cohort {
 namespace {
 
-// A process that follows checkpoints: made by hand here, as a save leaves them.
+// A process that follows checkpoints: the checkpoints are made by hand here.
 
 using namespace std::chrono_literals;
 

@@ -1,7 +1,7 @@
 // One save or load of a checkpoint by all ranks. In a save, the ranks that the place selects write and sync parts in a
 // hidden folder, and send digests to rank 0; the manifest is written last, and the folder is renamed. A load finds the
 // newest checkpoint that is whole, and sends its bytes to the ranks that need them. Each load looks up which rank sees
-// a file: a checkpoint may be loaded by other ranks, on other hosts, and from another place than it was saved. All
+// a file, since other ranks on other hosts than in the save may load the checkpoint, also from another place. All
 // functions are collective and block, and call the communicator only from the calling thread.
 #pragma once
 
@@ -45,7 +45,7 @@ struct TensorFile {
   std::map<std::string, std::string> metadata;
 };
 
-/// A part of a tensor: of "model/fc.weight", named "fc.weight" in model.safetensors, or of "optimizer/...".
+/// A part of a tensor: "model/fc.weight" is the tensor "fc.weight" of model.safetensors; also "optimizer/...".
 struct ShardName {
   std::string tensor;
   Shard shard;
@@ -63,14 +63,14 @@ struct ShardBytes {
 struct Bundle {
   formats::Manifest manifest;     ///< step, epoch, program, sampler, values; only rank 0's is used
   std::vector<TensorFile> files;  ///< files common to all ranks; only rank 0's are used
-  /// The states of this rank's generators: "cpu"; of the GPUs that its model is on, "cuda/0", ..., by ascending index.
+  /// The states of this rank's generators: "cpu", then "cuda/0", ... for the GPUs that its model is on, in this order.
   std::vector<formats::NamedTensor> random;
   std::vector<formats::NamedTensor> state;  ///< the program's tensors that only this rank has
   /// Parts of tensors that no rank has in full: exactly one rank passes each element, and `files` contain none of them.
   std::vector<ShardBytes> shards;
 };
 
-/// Returns, for each of this rank's shards, whether this rank saves it: the lowest rank saves equal ones. Collective.
+/// Returns, for each of this rank's shards, whether this rank saves it. The lowest rank saves equal shards. Collective.
 std::vector<bool> without_replicas(Communicator& comm, const std::vector<ShardName>& shards);
 
 /// A folder of checkpoints as one rank sees it.
@@ -78,7 +78,7 @@ struct FolderOptions {
   std::string path;
   int keep = 3;
   CheckpointPlace place = CheckpointPlace::Rank0;
-  int copies = 2;             ///< in Local: number of hosts on whose disks each file is
+  int copies = 2;             ///< for Local: number of hosts that have each file on their disks
   formats::BestBy best = {};  ///< the same on all ranks
 };
 /// Throws InvalidArgument for options that no folder can have.
@@ -92,7 +92,7 @@ std::string to_string(CheckpointPlace place);
 /// renames its contents. Made collectively.
 struct SharedFolder {
   CheckpointPlace place = CheckpointPlace::Rank0;
-  std::vector<int> keepers;        ///< by rank, the keeper of the folder that the rank sees; -1: it sees none
+  std::vector<int> keepers;        ///< by rank: the keeper of the folder that the rank sees; -1 if it sees none
   std::vector<std::string> hosts;  ///< by rank
   int rank = 0;
 
@@ -114,11 +114,11 @@ SharedFolder probe_shared_folder(Communicator& comm, const FolderOptions& option
 std::string places_of(const SharedFolder& folder, const std::vector<int>& ranks);
 
 /// Returns on every rank when the checkpoint is on the disks of all keepers of a part. If a rank fails (to write, to
-/// see the folder), all ranks get an error, and the folder is unchanged. If no rank or two ranks pass an element of a
-/// tensor, InvalidArgument names the tensor. The bundle's views are not used afterwards.
+/// see the folder), all ranks get an error, and the folder is unchanged. If no rank or two ranks pass an element,
+/// InvalidArgument names its tensor. The bundle's views are not used afterwards.
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle);
 
-/// The tensors of a checkpoint, and which ranks can read what.
+/// The tensors of a checkpoint, and the ranks that can read their files.
 struct StoredTensors {
   formats::StoredCheckpoint stored;              ///< with this rank's path
   formats::CheckpointTensors content;            ///< the same on all ranks
@@ -126,12 +126,12 @@ struct StoredTensors {
   std::map<std::string, std::set<int>> readers;  ///< by file, the ranks that see the same copy
 };
 
-/// The result of a load, the same on all ranks but for `part`. `files` and `part` are assembled if there are shards.
+/// The result of a load, the same on all ranks except for `part`. `files` and `part` are assembled if there are shards.
 struct Found {
   std::optional<formats::StoredCheckpoint> stored;  ///< nullopt: no checkpoint is whole
   std::map<std::string, sys::FileBytes> files;      ///< all but parts, compared with their digests
   std::optional<sys::FileBytes> part;               ///< part of the saved rank with this rank's number
-  std::vector<std::string> passed_over;             ///< what is wrong with newer checkpoints
+  std::vector<std::string> passed_over;             ///< problems of newer checkpoints, which are damaged
   std::shared_ptr<const StoredTensors> tensors;     ///< set if there are shards, or `unwanted` has model.safetensors
 };
 
@@ -158,7 +158,7 @@ void read_shards(Communicator& comm, const StoredTensors& tensors, const std::ve
 /// Returns the error, Corrupt, to throw if checkpoints exist but none is whole.
 Error all_damaged(const FolderOptions& options, const std::vector<std::string>& reasons);
 
-/// Loads parts of saved ranks: each rank passes the ranks whose parts it needs, and gets those that exist.
+/// Loads parts of saved ranks: each rank passes the saved ranks whose parts it needs, and gets the parts that exist.
 std::map<int, sys::FileBytes> load_parts(Communicator& comm, const FolderOptions& options,
                                          const formats::StoredCheckpoint& stored, const std::set<int>& ranks);
 

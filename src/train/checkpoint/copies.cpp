@@ -15,7 +15,7 @@ namespace cohort::checkpoint {
 namespace {
 
 /// Files in pieces, none of which spans two files. The receiver waits for the announced number of bytes, so bytes that
-/// cannot be read are sent as zeros, and the receiver refuses the file for its digest.
+/// cannot be read are sent as zeros, and the receiver then refuses the file because its digest is wrong.
 class Outgoing {
  public:
   Outgoing(std::string folder, std::vector<std::string> files, const Digests& digests)
@@ -69,7 +69,7 @@ class Passage {
   struct Ends {
     int to = 0, from = 0;
   };
-  /// `sizes`: of the files to receive.
+  /// `sizes`: sizes of the files to receive.
   Passage(Communicator& comm, Outgoing outgoing, Ends ends, std::vector<std::uint64_t> sizes)
       : comm_(comm), outgoing_(std::move(outgoing)), ends_(ends), sizes_(std::move(sizes)) {}
 
@@ -121,7 +121,7 @@ class Passage {
   Work received_, sent_;         // declared last, since they use the buffers above
 };
 
-/// Receives one file. Takes all of its bytes even if they cannot be written, since the sender does not know.
+/// Receives one file. Takes all of its bytes even if they cannot be written, since the sender does not learn of that.
 void receive_file(Passage& passage, const std::string& hidden, const std::string& name,
                   const formats::FileDigest& expected, std::optional<Error>& error) {
   std::uint64_t left = expected.bytes;

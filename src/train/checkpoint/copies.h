@@ -1,5 +1,5 @@
-// Copies files to the disks of other hosts, so that a host may be lost: the keeper of a folder sends its files to the
-// next keepers in the order of ranks, which form a ring. One thread per communicator.
+// Copies files to the disks of other hosts, so that a host may be lost: the keepers of folders form a ring in the order
+// of ranks, and each sends its files to the next ones. One thread per communicator.
 #pragma once
 
 #include "train/checkpoint/checkpoint.h"
@@ -37,7 +37,7 @@ class Copies {
   std::vector<std::string> files_of(std::size_t seat, const Digests& digests) const;
 
   std::vector<int> keepers_;                  // the ring, in the order of ranks
-  std::map<std::string, std::size_t> seats_;  // by part's file, the folder to which it is written
+  std::map<std::string, std::size_t> seats_;  // by file of a part: the seat to which it is written
   std::size_t first_ = 0;                     // seat to which all other files are written
   std::size_t seat_ = 0;                      // seat of this rank's folder
   std::size_t further_ = 0;                   // number of seats along the ring to which each file is copied

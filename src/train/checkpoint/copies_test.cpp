@@ -43,7 +43,7 @@ class CheckpointCopies : public ::testing::Test {
     });
   }
 
-  /// The step that all ranks have loaded, whole; 0 if there is none. `reasons`: what was passed over.
+  /// The step that all ranks have loaded, whole; 0 if there is none. `reasons`: why newer ones were skipped.
   std::int64_t loaded_step(std::vector<std::string>* reasons = nullptr) const {
     std::int64_t step = 0;
     run_on_threads(kRanks, [&](Communicator comm) {
@@ -126,7 +126,7 @@ TEST_F(CheckpointCopies, AreKeptUntilNewerOnesAreOnAllDisks) {
   save_step(1, 2);
   save_step(2, 2);
   ASSERT_TRUE(sys::remove_tree(disk(1)));
-  save_step(3, 2);  // 2 are to be kept; of those that all disks have there is one
+  save_step(3, 2);  // two are to be kept, but only one is on all disks
   EXPECT_EQ(names_of(disk(0)).size(), 3u);
   EXPECT_EQ(names_of(disk(1)).size(), 1u);
   save_step(4, 2);
@@ -148,7 +148,7 @@ TEST_F(CheckpointCopies, HaveToBeAskedForByAllRanksAlike) {
   for (std::size_t host = 0; host < 3; ++host) EXPECT_TRUE(!fs::exists(disk(host)) || fs::is_empty(disk(host)));
 }
 
-/// A change or loss of one host's files between their writing and their copying is everybody's error.
+/// If one host's files change or vanish between writing and copying, all ranks get an error.
 TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
   for (const bool missing : {false, true}) {
     run_on_threads(kRanks, [&](Communicator comm) {
@@ -178,7 +178,7 @@ TEST_F(CheckpointCopies, RefuseWhatIsNotAsItWasWritten) {
       const Copies copies(folder, 2);
       EXPECT_EQ(code_of([&] { copies.make(comm, own.path, digests); }, missing ? "cannot open" : "differs from what"),
                 missing ? ErrorCode::Unavailable : ErrorCode::Corrupt);
-      comm.barrier().wait();  // and it can be used for the next thing
+      comm.barrier().wait();  // the communicator is still usable
     });
     for (std::size_t host = 0; host < 3; ++host) ASSERT_TRUE(sys::remove_tree(disk(host)));
   }
@@ -292,7 +292,7 @@ TEST(CheckpointPlaces, LocalKeepsEachHostsPartsOnItsDisk) {
   EXPECT_EQ(loaded_step(false), 2);
   EXPECT_EQ(loaded_step(true), 2) << "the ranks have moved to the other host";
 
-  // One host's disk is lost, all of the newest or the whole folder: what is missing is named.
+  // One host's disk has lost the newest checkpoint, or the whole folder. The error names what is missing.
   ASSERT_TRUE(sys::remove_tree(two / name));
   run_on_threads(4, [&](Communicator comm) {
     const Found found = load_newest(comm, {path_of(comm.rank()), 3, CheckpointPlace::Local}, {});
@@ -307,7 +307,7 @@ TEST(CheckpointPlaces, LocalKeepsEachHostsPartsOnItsDisk) {
   EXPECT_EQ(names_of(two.path()), (std::vector<std::string>{"checkpoint-000001-step-1", "checkpoint-000003-step-3"}));
   EXPECT_EQ(loaded_step(false), 3);
 
-  // Both disks' files in one folder: any place will do.
+  // With both disks' files in one folder, the checkpoint loads in any place.
   for (const auto& entry : fs::directory_iterator(two / "checkpoint-000003-step-3"))
     fs::copy(entry.path(), one / "checkpoint-000003-step-3", fs::copy_options::overwrite_existing);
   run_on_threads(3, [&](Communicator comm) {
@@ -333,7 +333,7 @@ TEST(CheckpointPlaces, KeepTheBestBesideTheNewest) {
     const auto save_with = [&](const std::map<std::string, formats::ManifestValue>& values,
                                BestMode mode = BestMode::Min) {
       ++step;
-      // (Each time as after a restart.)
+      // (Each run stands for a restarted job.)
       run(
           [&](Communicator& comm, const FolderOptions& options) {
             Brought brought(comm, {.step = step});

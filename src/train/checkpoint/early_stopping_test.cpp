@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInfinite = std::numeric_limits<double>::infinity();
 
-/// How many values were asked for until the answer was yes; 0: it never was.
+/// Returns the number of values after which `should_stop` returned true; 0: it never did.
 std::size_t asked(EarlyStopping& early, const std::vector<double>& values, Communicator comm = {}) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (early.should_stop(comm, values[i])) return i + 1;
@@ -43,7 +43,7 @@ TEST(EarlyStopping, AllRanksEndInTheStepOfRankZero) {
   std::mutex mutex;
   std::vector<std::size_t> ends;
   run_on_threads(3, [&](Communicator comm) {
-    // Other ranks see other values, and one has other options and another past.
+    // The other ranks have other values; rank 2 has other options, rank 1 another state.
     EarlyStopping early({.patience = comm.rank() == 2 ? 1 : 3});
     if (comm.rank() == 1) early.load_state("mode=min best=-1 waited=2");
     const double mine = comm.rank() == 0 ? 1 : kNan;

@@ -1,7 +1,7 @@
 // Messages about checkpoints between ranks: texts of different lengths, and errors; all ranks continue or all throw.
 // Every function is collective and waits; one thread per communicator. An empty communicator stands for a world of one.
-// Transfer of bytes between two ranks, in pieces, so that neither needs memory for all of them. Both ranks know the
-// number of bytes. One thread per communicator; the buffers live as long as the objects.
+// Transfers bytes between two ranks in pieces, so that neither needs memory for all bytes. Both ranks know the number
+// of bytes. One thread per communicator; the buffers live as long as the objects.
 #pragma once
 
 #include <cohort/communicator.h>

@@ -36,7 +36,7 @@
 namespace cohort::checkpoint {
 namespace {
 
-// Holders: finds which ranks have each file of a checkpoint, and whose copy is whole. Collective.
+// Finds which ranks have each file of a checkpoint, and whose copy is whole. Collective.
 
 /// Returns the saved rank to which a part belongs; -1 for files of all ranks.
 int saved_rank_of(const std::string& file, const formats::StoredCheckpoint& stored);
@@ -49,17 +49,17 @@ class Holders {
   Holders(Communicator& comm, const SharedFolder& folder, const formats::StoredCheckpoint& stored,
           const std::set<std::string>& files);
 
-  /// Has one holder of each file read and compare the file, and another holder if that one finds damage. A part is
+  /// Lets one holder of each file read and compare the file, and the next holder if the first finds damage. A part is
   /// preferably read by the rank with the saved rank's number, so that ranks read in parallel. If `keeps` returns true
   /// for a sound file, the rank that read it passes its bytes to `keep`. Returns what is wrong with files of which no
-  /// rank has a whole copy; empty if all are whole. Throws Io on all ranks if no rank has found a file whole and some
-  /// rank could not read it: that is not damage.
+  /// rank has a whole copy; empty if all are whole. Throws Io on all ranks if no rank has found a file whole, but some
+  /// rank could not read it, which is no damage.
   std::vector<std::string> verify(const std::function<bool(const std::string& file)>& keeps,
                                   const std::function<void(const std::string& file, sys::FileBytes bytes)>& keep);
 
   /// Returns the rank that has found the file whole.
   int owner(const std::string& file) const { return owners_.at(file); }
-  /// Returns which rank owns, and which ranks can read, each of the files.
+  /// Returns the owner of each of the files, and the ranks that can read it.
   StoredTensors readers_of(const std::vector<std::string>& files) const;
 
  private:
@@ -192,7 +192,7 @@ struct Candidate {
 
 struct Listed {
   int lister = 0;                  ///< the lowest rank that lists the checkpoint
-  std::optional<double> standing;  ///< by options.best
+  std::optional<double> standing;  ///< the number by which options.best orders checkpoints
 };
 
 struct Listing {
@@ -250,7 +250,7 @@ Listing list_all(Communicator& comm, const FolderOptions& options, const SharedF
   return all;
 }
 
-/// Returns the candidate as this rank sees it: with the common manifest and this rank's path.
+/// Returns the candidate as this rank sees it: with the manifest that all ranks share, and this rank's path.
 formats::StoredCheckpoint open_candidate(Communicator& comm, const FolderOptions& options, const Listing& listing,
                                          const Candidate& candidate) {
   const int lister = listing.candidates.at(candidate).lister;
@@ -274,7 +274,7 @@ std::set<std::string> names_of(const formats::StoredCheckpoint& stored) {
   return names;
 }
 
-/// Sends a file from its owner to the ranks that want it. `bytes`: the owner's bytes, if it has kept them.
+/// Sends a file from its owner to the ranks that want it. `bytes`: the file's bytes, if the owner has kept them.
 void hand_over(Communicator& comm, const formats::StoredCheckpoint& stored, const std::string& file, int owner,
                const std::vector<int>& wanted_by, std::optional<sys::FileBytes>& bytes) {
   const int rank = rank_of(comm);
@@ -301,7 +301,7 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
   if (options.best.value.empty())
     raise(ErrorCode::InvalidArgument, "cannot load the best checkpoint of {} -- best_by has not said what is the best",
           options.path);
-  // A newer Cohort's checkpoint may be better, which cannot be known here.
+  // A checkpoint of a newer Cohort may be the best one, but cannot be judged here.
   if (listing.newer > 0) return all;
   std::set<std::pair<double, Candidate>> by_standing;
   for (const auto& [candidate, listed] : listing.candidates) {
@@ -542,7 +542,7 @@ CheckpointFollower::Look CheckpointFollower::next_within(milliseconds limit) {
   State& state = *state_;
   const auto end = Clock::now() + limit;
   while (true) {
-    // Read before looking, so that checkpoints saved before the training's end are found after it.
+    // Read before the folder is listed, so that no checkpoint saved before the training's end is missed.
     const bool over = training_is_over();
     if (over || Clock::now() >= state.look_at) {
       state.look_at = Clock::now() + state.options.look_every;

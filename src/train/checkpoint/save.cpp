@@ -132,7 +132,7 @@ Result<void> put(const TensorFile& file, const formats::Sink& sink) {
   return formats::write_safetensors(sink, file.tensors, file.metadata);
 }
 
-/// Returns the file's size; throws the error with which writing it would fail.
+/// Returns the file's size; throws the error that writing the file would throw.
 std::uint64_t size_of(const TensorFile& file) {
   std::uint64_t size = 0;
   value_or_throw(put(file, [&](std::span<const std::byte> bytes) -> Result<void> {
@@ -204,7 +204,7 @@ class Save {
  private:
   bool shared_folder() const { return options_.place != CheckpointPlace::Local; }
 
-  /// Runs before anything is written, so that content that cannot be saved does not fill the disk first.
+  /// Runs before anything is written, so that a save that has to fail does not fill the disk first.
   void agree_on_content() {
     enum : std::int64_t { OneFile, Parts, Shards };
     const bool own = options_.place != CheckpointPlace::Rank0 || !bundle_.state.empty();
@@ -259,7 +259,7 @@ class Save {
     if (in_parts_ && options_.place == CheckpointPlace::Rank0) sizes_ = gather(comm_, std::to_string(size));
   }
 
-  /// A value that is text is never the best: it is an error rather than ignored.
+  /// Throws if the value is no number, since it could never be the best.
   void require_number(const formats::Manifest& manifest) const {
     const auto found = manifest.values.find(options_.best.value);
     if (options_.best.value.empty() || found == manifest.values.end() ||
@@ -269,7 +269,7 @@ class Save {
           "cannot save a checkpoint -- its value '{}', by which the best is kept, is no number", options_.best.value);
   }
 
-  /// Warns once per folder: a value that is never saved would be noticed only when the best checkpoint is gone.
+  /// Warns, once per folder, if the value is not saved, before somebody misses the best checkpoint.
   void warn_without_best(const formats::Manifest& manifest) const {
     const std::string& name = options_.best.value;
     if (name.empty() || manifest.values.empty() || manifest.values.contains(name)) return;
@@ -368,7 +368,7 @@ class Save {
               options_.path, *of_others_.rbegin());
   }
 
-  /// Checks that this rank sees the hidden folder, whose name is random: then it sees rank 0's folder.
+  /// Checks that this rank sees the hidden folder. Its name is random, so the rank then sees rank 0's folder.
   void require_shared() {
     const auto deadline = std::chrono::steady_clock::now() + kSeenWithin;
     struct stat status {};
@@ -472,15 +472,15 @@ class Save {
     }
     formats::remember_own(options_.path, manifest_.generation);
     prune();
-    // All ranks report rank 0's folder, which the others may not have.
+    // All ranks report rank 0's path, although the other ranks may not see that folder.
     stored.folder = share(comm_, stored.folder);
     stored.manifest = manifest_;
     return stored;
   }
 
-  /// Removes old checkpoints. On several disks, one is complete if all have its manifest, and some has each file.
+  /// Removes old checkpoints. A checkpoint is complete if all disks have its manifest, and some disk each file.
   void prune() {
-    // After rank 0 has logged a non-finite loss, new checkpoints may be useless: those from before the loss stay.
+    // After rank 0 has logged a non-finite loss, new checkpoints may be useless, so earlier ones are kept.
     const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
     formats::Spared spared;
     if (lost.state.load(std::memory_order_acquire) == status::NotFiniteStatus::Written) {
@@ -557,8 +557,8 @@ class Save {
   TensorFile part_;
   std::vector<std::string> sizes_;  // sizes of the parts, by rank
   SharedFolder shared_folder_;
-  std::optional<Copies> copies_;                     // if there are several disks
-  std::optional<formats::CheckpointWriter> writer_;  // on keepers of a folder
+  std::optional<Copies> copies_;                     // set if there are several disks
+  std::optional<formats::CheckpointWriter> writer_;  // set on keepers of a folder
   std::set<std::int64_t> of_others_;                 // checkpoints of another job
   std::string hidden_;
   formats::Manifest manifest_;

@@ -43,7 +43,7 @@ namespace {
 
 // Ranges of bytes, from files that a rank sees or from the rank that has them.
 
-/// Function that returns the copies that a rank takes from a file, ascending; for other ranks, without addresses.
+/// Function that returns the copies that a rank makes from a file, ascending; without addresses for other ranks.
 using CopiesOf = std::function<std::vector<formats::Copy>(const std::string& file, int rank)>;
 
 /// Sends a file's bytes to another rank, which waits for all of them, even after an error here.
@@ -148,7 +148,7 @@ namespace {
 struct FileToMake {
   std::string head;
   std::uint64_t bytes = 0;
-  std::vector<std::pair<std::string, std::uint64_t>> places;  ///< by tensor, its offset
+  std::vector<std::pair<std::string, std::uint64_t>> places;  ///< by tensor: its offset
 
   static FileToMake of(const std::vector<formats::NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
@@ -168,7 +168,7 @@ struct FileToMake {
   }
 };
 
-/// Describes a part as saved without shards: with the rank's random state and other state only.
+/// Describes a part as it is saved without shards, with only the rank's random state and other state.
 FileToMake small_part(const formats::SafetensorsHeader& header) {
   std::vector<formats::NamedTensor> tensors;
   for (const auto& entry : header.entries) {

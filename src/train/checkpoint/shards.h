@@ -17,7 +17,7 @@ namespace cohort::checkpoint {
 
 using Headers = std::map<std::string, formats::SafetensorsHeader>;
 
-/// Sends the files' bytes up to the end of their headers from the owners to all ranks: all get the same.
+/// Sends the files' bytes up to the end of their headers from the owners to all ranks, so that all have the same.
 std::map<std::string, std::string> heads_of(Communicator& comm, const StoredTensors& tensors);
 
 /// Sends parts, without their shards of tensors, to the ranks that want them; keys are file names.

@@ -16,7 +16,7 @@ namespace {
 using formats::ElementType;
 using formats::TestFolder;
 
-constexpr std::size_t kRows = 2000;  // so that a part is more than a piece that travels
+constexpr std::size_t kRows = 2000;  // so that a part is sent in several pieces
 
 /// Whole tensors: all bytes follow from the step and the name.
 struct Whole {
@@ -57,7 +57,7 @@ struct Whole {
 enum class Cut { Rows, Columns, Ranges, ColumnsAndRanges, Owners };
 constexpr Cut kCuts[] = {Cut::Rows, Cut::Columns, Cut::Ranges, Cut::ColumnsAndRanges, Cut::Owners};
 
-/// Shard that one of so many ranks has of the tensor; nothing: others have it all.
+/// Shard of the tensor that rank `rank` of `ranks` has; nullopt: other ranks have all of it.
 std::optional<Shard> cut(const std::string& name, const std::vector<std::int64_t>& sizes, Cut how, int rank,
                          int ranks) {
   Shard shard = formats::whole_shard(sizes);
@@ -124,7 +124,7 @@ class CheckpointShards : public ::testing::TestWithParam<CheckpointPlace> {
       save(comm, options(comm.rank()), brought.bundle);
     });
   }
-  /// By each rank its parts, equal to the bit; the step that was found.
+  /// Loads each rank's parts and compares them to the bit; returns the step that was found.
   std::int64_t load(Cut how, int ranks) const {
     std::int64_t step = 0;
     run_on_threads(ranks, [&](Communicator comm) {

@@ -1,4 +1,4 @@
-// For tests of this component: bundles whose bytes all follow from step and rank, so that a mixture of two would show.
+// For tests of this component: bundles whose bytes all follow from step and rank, so that a mixture is detected.
 #pragma once
 
 #include "base/result.h"

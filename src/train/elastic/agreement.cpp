@@ -22,7 +22,7 @@ bool is_in(const std::vector<int>& ranks, int rank) {
 
 std::string ranks_text(const std::vector<int>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
-/// Returns an error if all ranks are new although others had, or may have, trained.
+/// Returns an error if all ranks are new although other ranks had, or may have, trained.
 std::optional<Error> lost_to(const std::vector<Standing>& standings) {
   const Standing& first = standings.front();
   if (!std::ranges::all_of(standings, &Standing::came_anew)) return std::nullopt;
@@ -246,14 +246,14 @@ class Sequence {
   std::size_t size_ = 0;
 };
 
-/// The range [begin, end) of the sequence, which one rank sends to another.
+/// A range [begin, end) of the sequence that one rank sends to another.
 struct Slice {
   int from = 0, to = 0;
   std::size_t begin = 0, end = 0;
 };
 
 struct Slices {
-  std::vector<Slice> first, then;  ///< sent by sources; passed on within a host
+  std::vector<Slice> first, then;  ///< first: sent by sources; then: passed on within a host
 };
 
 Slices plan_slices(const Agreement& agreement, const std::vector<std::string>& hosts, std::size_t bytes) {

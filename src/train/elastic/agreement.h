@@ -30,8 +30,8 @@ struct Standing {
   std::vector<std::string> names = {};  ///< names of the parts and values of its state
   bool came_anew = true;                ///< the rank's process has never had a state of this job
   std::int64_t reached =
-      -1;  ///< step reached by others in this attempt of the job, looked up by a new rank 0; -1: none
-  std::string checkpoint = {};  ///< the others' last checkpoint, for messages
+      -1;  ///< step that earlier ranks reached in this attempt of the job, as a new rank 0 looked up; -1: none
+  std::string checkpoint = {};  ///< last checkpoint of these earlier ranks, for messages
   std::string not_asked = {};   ///< why `reached` could not be looked up
 };
 
@@ -46,7 +46,7 @@ struct Agreement {
 
 /// Finds the furthest step whose whole state some rank has. An error is the same on all ranks: Mismatch if the states
 /// consist of different parts; Unavailable if no rank's state is whole, if a state that is not whole is further, or if
-/// all ranks are new although others had trained.
+/// all ranks are new although earlier ranks had trained.
 Result<Agreement> agree_on_step(const std::vector<Standing>& standings);
 
 using Parts = std::map<std::string, std::shared_ptr<Part>>;
@@ -60,7 +60,7 @@ std::vector<int> majority(const std::map<int, std::vector<Digest>>& digests);
 
 /// Compares the sources' states: sources that differ from the majority become takers, and a warning names them. If no
 /// rank has trained yet, sources that differ from the first one become takers. `mine`: this rank's digests if it is a
-/// source. Collective. Throws Mismatch, naming tensor and ranks, if no more than half of them are equal.
+/// source. Collective. Throws Mismatch, naming tensor and ranks, if at most half of the sources are equal.
 void compare_sources(Communicator& comm, Agreement& agreement, const PartContents& contents,
                      const std::vector<Digest>& mine);
 
@@ -77,8 +77,8 @@ struct Supply {
   const std::vector<Digest>& digests;
 };
 
-/// Sends the state to all takers. Each taker gets an equal slice from every source of its host, or from all sources if
-/// its host has none; then the host's first taker passes the state on to the others. Received data is compared with the
+/// Sends the state to all takers. Each taker gets an equal slice from every source of its host (from all sources if it
+/// has none); then the host's first taker passes the state on to the others. Received data is compared with the
 /// digests. Collective; returns the state on takers, and uses `mine` on sources. Throws Corrupt if bytes changed.
 Received send_state(Communicator& comm, const Agreement& agreement, const std::vector<std::string>& hosts,
                     const Supply& mine, const DigestKey& key);

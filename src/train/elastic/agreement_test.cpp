@@ -1,4 +1,4 @@
-// From which step ranks go on: each rule, and many random schedules of ranks that are lost and come at any moment.
+// Tests from which step ranks go on: each rule, and many random schedules of ranks that are lost or join at any moment.
 #include "train/elastic/agreement.h"
 
 #include "base/permutation.h"
@@ -33,10 +33,10 @@ TEST(ElasticAgreement, WhoComeAnewWhereOthersHadTrainedDoNotBegin) {
   EXPECT_NE(said.find("the state after step 4 -- go on from the last checkpoint, checkpoint 6 in /c: "),
             std::string::npos)
       << said;
-  first.steps = 8;  // of a checkpoint
+  first.steps = 8;  // as after loading a checkpoint
   EXPECT_TRUE(value_or_throw(agree_on_step({first, Standing{}})).begins);
   first.steps = 4;
-  Standing second{.came_anew = false};  // it trains a second time in one process, and so do the others
+  Standing second{.came_anew = false};  // all ranks train a second time in one process
   EXPECT_TRUE(value_or_throw(agree_on_step({first, second})).begins);
   EXPECT_EQ(value_or_throw(agree_on_step({trained(9), first})).steps, 9);
   first.reached = kSomeSteps;
@@ -87,8 +87,8 @@ TEST(ElasticAgreement, MoreThanHalfAreRight) {
   EXPECT_TRUE(majority({{0, a}, {1, b}}).empty());
 }
 
-// Ranks that train in lockstep, as the contract of State::step has it: a step's reduction needs all members, nothing
-// else stands between it and `step`. What a model is depends on every step and on the world that made it.
+// Ranks that train in lockstep, as State::step demands: a step's reduction needs all members, and nothing else comes
+// between the reduction and `step`. A model depends on every step and on the world that made it.
 class Schedule {
  public:
   explicit Schedule(std::uint64_t seed) : random_(seed) {
@@ -126,7 +126,7 @@ class Schedule {
     standings[0].reached = reached_;
     const bool nobody_knows = std::ranges::all_of(ranks_, &Rank::fresh);
     if (nobody_knows && reached_ >= 0 && ranks_[0].steps < reached_) {
-      // All that had the state are lost.
+      // All ranks that had the state are lost.
       const auto lost = agree_on_step(standings);
       ASSERT_FALSE(lost);
       ASSERT_EQ(lost.error().code(), ErrorCode::Unavailable);
@@ -152,7 +152,7 @@ class Schedule {
         ASSERT_EQ(ranks_[static_cast<std::size_t>(one)].model, source.model);
       }
     }
-    // Some have taken it when others, who are to, are lost: then the next world sees both.
+    // Some takers have received the state when others are lost; the next world then has both kinds.
     const bool lost_meanwhile = pick(0, 4) == 0;
     std::vector<Rank> left;
     for (Rank& rank : ranks_) {
@@ -180,7 +180,7 @@ class Schedule {
   }
 
   void torn_step() {
-    // Whether all had come to the reduction before some were lost. If so, each of them may have seen its end or not.
+    // True if all ranks reached the reduction before some were lost. Then each rank may or may not have seen its end.
     const bool all_came = pick(0, 1) == 1;
     std::vector<Rank> left;
     for (Rank& rank : ranks_) {
@@ -198,8 +198,8 @@ class Schedule {
   std::mt19937_64 random_;
   std::vector<Rank> ranks_;
   std::uint64_t world_ = 0;
-  std::int64_t reached_ = -1;  ///< as the job's store has it
-  std::int64_t ended_ = 0;     ///< by anybody
+  std::int64_t reached_ = -1;  ///< as recorded in the job's store
+  std::int64_t ended_ = 0;     ///< the furthest step that any rank has ended
 };
 
 TEST(ElasticAgreement, NoEndedStepIsLostInRandomSchedules) {

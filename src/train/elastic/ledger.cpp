@@ -48,7 +48,7 @@ void Ledger::close(const std::string& name, Sampler& sampler) {
 }
 
 void Ledger::move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step) {
-  // Another epoch begins between steps, at its first sample.
+  // A new epoch begins between two steps, at its first sample.
   if (to.epoch != sampler.position.epoch || to.cursor < sampler.position.cursor) {
     close(name, sampler);
     sampler.position = {to.epoch, 0};

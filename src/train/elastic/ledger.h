@@ -1,5 +1,5 @@
-// Records which samples a training has used, as JSON lines written by rank 0, from which an auditor can check that each
-// was used exactly once. Every rank counts, since rank 0 may be lost at any moment. One thread.
+// Records which samples a training has used, as JSON lines written by rank 0, with which an auditor can check that each
+// sample was used exactly once. Every rank counts, since rank 0 may be lost at any moment. One thread.
 //
 //   {"world": 2, "size": 3, "step": 128, "samplers": {"sampler": [0, 4096]}}      this world begins after that step;
 //                                                  what worlds before it did beyond these positions counts for nothing
@@ -28,8 +28,8 @@ class Ledger {
  public:
   using Positions = std::map<std::string, SamplePosition>;
 
-  /// Writes all steps that have ended. To be called before another rank gets the state: if this rank is lost later,
-  /// nobody else knows the samples. `file`: empty on all ranks but 0, or if no ledger is wanted. Throws Io.
+  /// Writes all steps that have ended. Call it before another rank gets the state, since no other rank knows these
+  /// samples if this rank is lost later. `file`: empty on all ranks but 0, or if no ledger is wanted. Throws Io.
   void open(const std::filesystem::path& file);
   /// Begins a world after `step`, at these positions.
   void enter(std::uint64_t world, int size, std::int64_t step, const Positions& positions);
@@ -47,7 +47,7 @@ class Ledger {
   struct Sampler {
     SamplePosition position;
     std::optional<Range> open;
-    std::vector<Range> closed;  ///< in the latest two steps: rank 0 may not have written them
+    std::vector<Range> closed;  ///< closed in the latest two steps, so rank 0 may not have written them
   };
   void move(const std::string& name, Sampler& sampler, const SamplePosition& to, std::int64_t step);
   void close(const std::string& name, Sampler& sampler);

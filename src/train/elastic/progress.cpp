@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kBetweenWrites = std::chrono::seconds(1);
 constexpr auto kConnect = std::chrono::seconds(5);
-/// Timeout of the writing thread, for which the end of the process waits.
+/// Timeout of the writing thread. The process waits for that thread when it ends.
 constexpr auto kReconnect = std::chrono::seconds(1);
 constexpr std::size_t kLongestText = 8192;
 
@@ -89,7 +89,7 @@ void Progress::write_when_told() {
       if (!store) store = store::connect_job_store(net::deadline_in(kReconnect));
       failed = false;
       store->set(key(), codec::encode(Reached{steps, formats::last_own_checkpoint().substr(0, kLongestText)}));
-    } catch (const std::exception& error) {  // the supervisor may be gone, and its agents then end this process
+    } catch (const std::exception& error) {  // the supervisor may be gone; its agents then end this process
       failed = true;
       log::debug("elastic", "the job is not told that step {} has ended: {}", steps, error.what());
       store = nullptr;

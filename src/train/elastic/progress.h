@@ -1,6 +1,6 @@
 // Records in the job's store how far an attempt of an elastic job has trained. If all ranks that had the state are
-// lost, their successors learn here that others had trained, and do not start over. A restart (`--max-restarts`) is
-// another attempt.
+// lost, new ranks learn here that others had trained, and do not start over. A restart (`--max-restarts`) is another
+// attempt.
 #pragma once
 
 #include <cohort/error.h>
@@ -27,7 +27,7 @@ struct Reached {
 std::optional<Reached> reached();
 
 /// For new ranks, which hold the state after `steps` steps, as from a checkpoint; -1: unknown. Returns Unavailable if
-/// that is less than others had reached: their state is lost.
+/// earlier ranks had reached a later step, whose state is lost.
 std::optional<Error> lost_state(const Reached& reached, std::int64_t steps);
 
 /// Sends the writing rank's reports to the store, from a thread of its own, so that no step waits for the store.

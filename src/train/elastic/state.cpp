@@ -41,13 +41,13 @@ enum Notice : std::int32_t {
   kEnd,     ///< the job was told to end
 };
 
-/// Time for which a rank that was told to end waits to learn whether all were: a signal may reach ranks before agents.
+/// Time that a rank that was told to end waits to learn whether all were, since a signal may reach ranks before agents.
 constexpr auto kToldApart = std::chrono::seconds(1);
-/// The supervisor counts a host as lost after 3 s: after a longer wait, the job has too few members.
+/// Wait after which the job has too few members; longer than the 3 s after which the supervisor counts a host as lost.
 constexpr auto kUntilSaved = std::chrono::seconds(10);
 /// Exit status of a process that was told to end and has no function to save: a restart would find no checkpoint.
 constexpr int kToldToEnd = 128 + SIGTERM;
-/// Time in which the remaining ranks report how far they are.
+/// Time that the remaining ranks have to report how far they are.
 constexpr auto kChoice = std::chrono::seconds(1);
 
 }  // namespace
@@ -55,7 +55,7 @@ constexpr auto kChoice = std::chrono::seconds(1);
 struct State::Impl {
   struct Kept {
     Value value;
-    std::string copy;  ///< serialised at the last step's end
+    std::string copy;  ///< the value, serialised at the last step's end
   };
 
   Parts parts;
@@ -64,7 +64,7 @@ struct State::Impl {
   std::vector<std::function<void(const World&)>> on_change;
   std::vector<std::function<void()>> on_step, after_step;
   std::int64_t steps = 0;     ///< number of steps and of advances
-  std::int64_t advances = 0;  ///< those of `steps` that are advances
+  std::int64_t advances = 0;  ///< number of advances among `steps`
   bool fresh = true;
   bool interrupted = false;
   bool whole = true;
@@ -75,15 +75,15 @@ struct State::Impl {
   std::uint64_t version = 0;  ///< sum of the parts' versions at the last step's end
   std::int64_t entered_at = -1;
   DigestKey key{};
-  std::vector<Digest> digests;  ///< with `key`, at step `entered_at`
+  std::vector<Digest> digests;  ///< digests with `key`, as of step `entered_at`
 
   // State of the current world.
   std::optional<std::uint64_t> epoch;
   int rank = 0, size = 1;  ///< of the current world
-  int broken = 0;          ///< worlds in a row, of this epoch, that ended by a lost peer, see gives_up
-  std::optional<std::uint64_t> broken_epoch;  ///< of `broken`
-  std::optional<std::uint64_t> told_epoch;    ///< in which this rank has told whom it has lost
-  std::int64_t broken_at = -1;                ///< steps at the last of them
+  int broken = 0;  ///< number of successive worlds of `broken_epoch` that ended because a peer was lost; see gives_up
+  std::optional<std::uint64_t> broken_epoch;  ///< epoch of the worlds that `broken` counts
+  std::optional<std::uint64_t> told_epoch;    ///< epoch in which this rank has reported the peer it lost
+  std::int64_t broken_at = -1;                ///< steps at the end of the last of these worlds
   bool leads = false;                         ///< this rank reports the job's progress
   Communicator notices;                       ///< a separate communicator, since the program orders its own operations
   using Heard = std::array<std::int32_t, 2>;  ///< the highest notice, and the negated lowest
@@ -95,7 +95,7 @@ struct State::Impl {
   std::optional<Preemption> preemption;
   std::optional<Clock::time_point> told_at;
   std::optional<std::uint64_t> chose_in;  ///< the epoch after which this rank asked who saves
-  std::filesystem::path ledger_file;      ///< of this rank, where it records
+  std::filesystem::path ledger_file;      ///< the ledger that this rank writes; empty: none
 
   /// Steps as the caller counts them, without advances.
   std::int64_t own_steps() const noexcept { return steps - advances; }
@@ -343,7 +343,7 @@ void State::Impl::exchange_notices() {
   std::int32_t mine = notice();
   Heard heard{mine, -mine};
   if (notices) {
-    // A notice sent at one step's end takes effect at the next step's end, when the exchange is likely to be over.
+    // A notice sent at a step's end takes effect at the next step's end. The exchange is likely to be over by then.
     heard = {};
     if (saying) {
       saying->wait();
@@ -386,13 +386,13 @@ void State::advance() {
   impl_->keep();
 }
 
-/// Members that cannot reach each other would form worlds of their epoch for ever: the one that most others have lost
-/// has to end, and among equals the latest, so that the others go on. Returns true if it is this rank.
+/// Members that cannot reach each other would form worlds of their epoch for ever. So the member that most others have
+/// lost has to end (of several, the highest rank), and the others go on. Returns true if this rank is that member.
 bool State::Impl::gives_up(const Error& error) {
   constexpr int kMostBroken = 5;
   const ErrorContext& context = error.context();
   if (error.code() != ErrorCode::PeerLost || context.peer < 0 || context.peer >= size) return false;
-  const bool lost_one = context.cause == error.what();  // (the others' errors quote it)
+  const bool lost_one = context.cause == error.what();  // (other ranks' errors only quote it)
   if (!lost_one && context.peer != rank) return false;
   if (broken_epoch != epoch || broken_at != own_steps()) broken = 0;
   broken_epoch = epoch;
@@ -437,7 +437,7 @@ bool State::leave(const Error& error) {
   return true;
 }
 
-// Returns true on exactly one of the ranks that wait after an epoch: that with most steps; among equals, the oldest.
+// Returns true on one of the ranks that wait after an epoch: the one with most steps, the oldest of several.
 bool State::Impl::is_furthest() {
   const auto store = store::connect_job_store(net::deadline_in(std::chrono::seconds(2)));
   const std::string place = fmt::format("elastic/saves-after/{}", *epoch);
@@ -451,7 +451,7 @@ bool State::Impl::is_furthest() {
   return store->try_get(place) == mine;
 }
 
-/// Decides whether this rank, which is in no world, saves its state. `told`: the job ends.
+/// Decides whether this rank, which is in no world, saves its state. `told`: true if the job ends.
 State::Wait State::Impl::choose(bool told) {
   chose_in = epoch;
   const auto saves = [this] {
@@ -459,12 +459,12 @@ State::Wait State::Impl::choose(bool told) {
     return Wait::Save;
   };
   try {
-    // Those that go on without this rank have its state, and save a later one.
+    // The ranks that go on without this rank have its state, and save a later one.
     if (rendezvous::is_removed(status::StatusPage::own().announced_epoch())) return told ? Wait::End : Wait::Over;
     return is_furthest() ? saves() : told ? Wait::End : Wait::Over;
   } catch (const Error& error) {
     if (!told) throw;
-    // Ranks that cannot reach their launcher do not know who else saves: the first of their last world does.
+    // Ranks that cannot reach their launcher do not know which rank saves, so the first rank of their last world does.
     if (leads && whole) return saves();
     log::warn("elastic",
               "step {} is not saved by this rank but by the first of its world, if that is there: the job's launcher "
@@ -480,7 +480,7 @@ bool State::ends_without_world(const Error& error) {
   if (error.code() != ErrorCode::Unavailable && error.code() != ErrorCode::PeerLost &&
       error.code() != ErrorCode::Timeout)
     return false;
-  // The store is gone with the launcher some moments before ranks are told.
+  // The store vanishes with the launcher, shortly before ranks are told to end.
   const auto ends = [&self] { return self.preemption->received() != 0 && status::StatusPage::own().job_ends(); };
   for (const auto until = Clock::now() + kToldApart; !ends() && Clock::now() < until;)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -506,7 +506,7 @@ State::Wait State::await_members() {
   while (self.epoch && page.fd() >= 0) {
     const bool told = self.preemption->received() != 0 && page.job_ends();
     if (!told && !waits()) break;
-    if (told) page.note_preemption(self.preemption->received());  // it ends because the job does
+    if (told) page.note_preemption(self.preemption->received());  // this rank ends because the job does
     const bool late = Clock::now() - since > kUntilSaved;
     if ((told || late) && self.chose_in != self.epoch) {
       if (const Wait chosen = self.choose(told); chosen != Wait::Over) return chosen;
@@ -570,7 +570,7 @@ int run(State& state, const std::function<void(World&)>& train, const Options& o
       state.enter(world, ledger);
       train(world);
       state.finish();  // before the others can learn that this rank has ended
-      // If a rank is lost here, nobody has to wait for it: the others have ended the last step, too.
+      // If a rank is lost here, nobody has to wait for it, since all ranks have ended the last step.
       world.communicator().barrier().wait();
       return 0;
     } catch (const Error& error) {

@@ -1,4 +1,4 @@
-// States on ranks that are threads: who lacks the furthest step gets it, to the bit, and who differs is named.
+// States on ranks that are threads: ranks that lack the furthest step get it, to the bit; ranks that differ are named.
 #include "base/permutation.h"
 #include "base/unique_fd.h"
 #include "train/elastic/agreement.h"
@@ -98,7 +98,7 @@ TEST(ElasticState, WhoLacksAStepOrIsNewGetsTheFurthest) {
       Training& mine = *trainings[static_cast<std::size_t>(comm.rank())];
       enter(mine, comm, 0);
       mine.step();
-      // The reduction of the second step has ended on rank 1 alone; rank 2 has not yet said so when it is lost.
+      // The reduction of the second step has ended on rank 1 only; rank 2 is lost before it has called `step`.
       if (comm.rank() > 0) mine.train();
       if (comm.rank() == 1) mine.state.step();
     });
@@ -234,9 +234,9 @@ TEST(ElasticState, TheLedgerSaysWhichSamplesStepsHaveUsed) {
     World world(comm, 0);
     mine.state.enter(world, comm.rank() == 0 ? folder.path / "first" : std::filesystem::path());
     for (int step = 0; step < 65; ++step) mine.step();
-    comm.barrier().wait();  // who leaves lets nobody wait for it, also in what it has said before
+    comm.barrier().wait();  // a rank that leaves keeps nobody waiting, also for notices it has sent before
     positions[static_cast<std::size_t>(comm.rank())] = {1, 0};
-    if (comm.rank() == 0) mine.step();  // is lost then, with what it has written
+    if (comm.rank() == 0) mine.step();  // this rank is then lost, after it has written the ledger
     (void)mine.state.leave(lost());
   });
   run_on_threads(1, [&](Communicator comm) {

@@ -78,8 +78,8 @@ Result<sys::UniqueFd> lock_folder(const std::string& folder) {
 
 bool is_missing(int error_number) noexcept { return error_number == ENOENT || error_number == ENOTDIR; }
 
-/// Returns Corrupt for a path that is missing or is not a file. A file that cannot be read now (permissions, a failing
-/// file system, no memory, too many open files) may be whole.
+/// Returns Corrupt for a path that is missing or is no file, else Io: a file that cannot be read now (permissions, a
+/// failing file system, no memory, too many open files) may be whole.
 Error unread(const std::string& path, const Error& error) {
   struct stat status {};
   const bool seen = ::stat(path.c_str(), &status) == 0;
@@ -111,7 +111,7 @@ struct FoundDamaged {
 
 std::string plain(const std::string& folder) { return std::filesystem::absolute(folder).lexically_normal().string(); }
 
-/// This process's last checkpoint in each folder, and those that others have saved there since.
+/// This process's last checkpoint in each folder, and the checkpoints that others have saved there since.
 struct OwnCheckpoints {
   struct Seen {
     std::int64_t newest = 0;
@@ -468,7 +468,7 @@ Result<void> compare(const Written& file, const FileDigest& found) {
     return fail(ErrorCode::Corrupt, "{}: damaged{}{} -- its SHA-256 is {} where {} was written", path,
                 where.empty() ? "" : " in ", where, found.sha256, written.sha256);
   }
-  // With equal SHA-256 they differ only if the manifest's writer was faulty: such a file is refused, too.
+  // If the SHA-256 is equal, CRCs differ only if the manifest's writer was faulty. Such a file is refused, too.
   if (!written.crc32.empty() && found.crc32 != written.crc32) {
     return fail(ErrorCode::Corrupt, "{}: damaged in {} -- its CRC-32 is another than was written", path,
                 differing_bytes(written, found));

@@ -48,7 +48,7 @@ class Sha256 {
 
 std::string sha256(std::span<const std::byte> bytes);
 
-/// Size of a block with a CRC-32 of its own; a file's last block may be shorter.
+/// Size of a block, which has its own CRC-32; a file's last block may be shorter.
 inline constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 
 struct FileDigest {
@@ -91,7 +91,7 @@ struct SamplerPosition {
   std::int64_t size = 0;
 };
 
-/// The newest known version, that of checkpoints with shards; other checkpoints have the version before.
+/// The newest known version, which checkpoints with shards have; other checkpoints have the version before.
 inline constexpr int kManifestVersion = 3;
 
 struct Manifest {
@@ -147,7 +147,7 @@ class CheckpointWriter {
   /// Returns the highest generation in the folder, including damaged checkpoints; 0 if there is no checkpoint.
   std::int64_t newest() const noexcept { return newest_; }
   /// Makes the hidden folder. Its name has the generation, the step and a random part, so that a writer that was
-  /// stopped for long cannot change another writer's checkpoint.
+  /// suspended cannot change another writer's checkpoint.
   Result<void> begin(std::int64_t generation, std::int64_t step);
   /// Returns the folder in which the files are written, and which only writers read.
   const std::string& hidden() const noexcept { return hidden_; }
@@ -179,7 +179,7 @@ struct CheckpointList {
   std::optional<Error> unjudged_above(std::int64_t generation) const;
 };
 
-/// Lists the checkpoints of a folder; empty if the folder does not exist.
+/// Lists the checkpoints of a folder; the list is empty if the folder does not exist.
 Result<CheckpointList> list_checkpoints(const std::string& folder);
 /// Reads one checkpoint's manifest, by the checkpoint's own path.
 Result<StoredCheckpoint> read_checkpoint(const std::string& folder);
@@ -190,8 +190,8 @@ Result<sys::FileBytes> read_checkpoint_file(const StoredCheckpoint& checkpoint, 
 Result<void> check_checkpoint_file(const StoredCheckpoint& checkpoint, const std::string& name);
 /// Checks all files; returns the error of the first file that is not as it was written.
 Result<void> check_checkpoint_files(const StoredCheckpoint& checkpoint);
-/// Selects the best checkpoints: those with the best number of this name among their values. A checkpoint without such
-/// a number, or with NaN or an infinity, is never selected; of equal checkpoints the older one is better.
+/// Selects the checkpoints with the best number named `value` among their values. A checkpoint without such a number,
+/// or with NaN or an infinity, is never selected; of equal checkpoints the older one is better.
 struct BestBy {
   std::string value;  ///< empty: no checkpoint is selected
   BestMode mode = BestMode::Min;
@@ -200,18 +200,18 @@ struct BestBy {
 /// Returns the number by which checkpoints are ordered, the lowest first; nullopt if it has none.
 std::optional<double> standing(const Manifest& manifest, const BestBy& best);
 
-/// Older checkpoints to keep: the newest `count` below `below_step`, the best, and those that cannot be judged.
+/// Older checkpoints to keep: the newest `count` below `below_step`, the best ones, and those that cannot be judged.
 struct Spared {
   std::int64_t below_step = std::numeric_limits<std::int64_t>::min();
   int count = 0;
   std::set<std::int64_t> best = {};      ///< by generation
   std::set<std::int64_t> unjudged = {};  ///< by generation
 };
-/// Records whether a load found the checkpoint damaged: a damaged one is neither kept nor among the best for this
-/// process's saves. By the checkpoint's folder; any thread.
+/// Records whether a load found the checkpoint damaged: this process's saves then neither keep it nor count it among
+/// the best. `folder`: the checkpoint's own; any thread.
 void remember_damage(const std::string& folder, bool is_damaged);
-/// Records that this process's training has saved or loaded in the folder, whose newest generation was then `newest`.
-/// Any thread.
+/// Records that this process's training has saved or loaded in the folder, which then had `newest` as newest
+/// generation. Any thread.
 void remember_own(const std::string& folder, std::int64_t newest);
 /// Returns the last recorded checkpoint, "checkpoint 7 in /folder", for messages; empty if there is none. Any thread.
 std::string last_own_checkpoint();

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint whose bytes all follow from its step, so that a mixture of two would show.
+/// A checkpoint whose bytes all follow from its step, so that a mixture is detected.
 Result<StoredCheckpoint> save(const std::string& folder, std::int64_t step, std::size_t size, int keep = 3) {
   Manifest manifest;
   manifest.step = step;
@@ -57,7 +57,7 @@ Result<StoredCheckpoint> save(const std::string& folder, std::int64_t step, std:
   return stored;
 }
 
-/// True if all its files are whole and of its step.
+/// True if all files of the checkpoint are whole, and written in its step.
 ::testing::AssertionResult is_whole(const StoredCheckpoint& checkpoint) {
   for (const auto& [name, digest] : checkpoint.manifest.files) {
     const auto bytes = read_checkpoint_file(checkpoint, name);
@@ -83,7 +83,7 @@ TEST(CheckpointFolder, KeepsTheNewestAndTheirOrder) {
   }
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"checkpoint-000003-step-30", "checkpoint-000004-step-40",
                                                                "checkpoint-000005-step-50"}));
-  // A run that goes on from an older checkpoint saves steps that were there before: the newest is what was saved last.
+  // A run that resumes from an older checkpoint saves steps again; the newest checkpoint is the one saved last.
   ASSERT_TRUE(save(folder.path(), 20, 100));
   const auto list = list_checkpoints(folder.path());
   ASSERT_TRUE(list);
@@ -355,7 +355,7 @@ TEST(CheckpointFolder, SparesWhatWasSavedBeforeAStep) {
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"checkpoint-000004-step-4"}));
 }
 
-/// Nobody can read it, not even root, and yet it is not missing.
+/// Makes a file that nobody can read, not even root, and that is not missing.
 void make_unreadable(const fs::path& file) {
   fs::remove(file);
   fs::create_symlink(file.filename(), file);

@@ -82,7 +82,7 @@ TEST(Idx, NeverTakesDamagedGzipDataForOtherData) {
     const auto array = parse_idx(damaged, "damaged");
     if (!array) {
       ++found;
-    } else {  // the padding between the data and the checksum means nothing
+    } else {  // the padding between the data and the checksum is ignored
       EXPECT_EQ(array->data, right->data) << "bit " << bit;
       EXPECT_EQ(array->shape, right->shape) << "bit " << bit;
     }

@@ -14,8 +14,8 @@
 namespace cohort::formats::unpickling {
 namespace {
 
-// Values on the stack while a pickle is read, and the functions and classes that a pickle may name: the reader's
-// allow-list. Plain data; a Node belongs to the machine that made it. find_global: any thread may call.
+// Values on the stack while a pickle is read, and the reader's allow-list of functions and classes that a pickle may
+// name. Plain data; a Node belongs to the machine that made it. find_global: any thread may call.
 
 enum class Kind : std::uint8_t { Scalar, List, Tuple, Dict, Global, Storage };
 
@@ -95,7 +95,7 @@ class Machine {
   bool count_links(std::size_t more);
   bool push_scalar(PtValue value);
   bool push_kind(Kind kind, std::vector<Index> children = {});
-  /// Returns the number of values above the last mark; those below cannot be reached, as in Python.
+  /// Returns the number of values above the last mark; values below the mark cannot be reached, as in Python.
   std::size_t available() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
   bool pop(Index& index);
   bool top(Index& index);

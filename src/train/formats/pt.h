@@ -1,9 +1,9 @@
 // `.pt` files, which Python's torch.save writes and `torch.load(path, weights_only=True)` opens. The reader is a small
 // machine that knows tensors, numbers, text, lists, tuples and dicts and cannot call anything; the writer uses plain
 // opcodes that torch 1.13 and later accept. Values: any thread may use them, as long as nobody changes them. Format:
-// torch/serialization.py and Python's pickletools; the set of opcodes follows torch/_weights_only_unpickler.py.
-// Pickles of tensors, without the rest of pickle. The reader is a machine with a stack of plain values. It constructs
-// only such values, and knows by name the few functions that stand for tensors. Pure functions; any thread may call.
+// torch/serialization.py and Python's pickletools; the set of opcodes follows torch/_weights_only_unpickler.py. Also
+// reads pickles, but only of tensors. The reader is a machine with a stack of plain values. It constructs only such
+// values, and knows by name the few functions that stand for tensors. Pure functions; any thread may call.
 #pragma once
 
 #include "base/result.h"
@@ -62,7 +62,7 @@ struct PtDict {
 };
 
 PtValue pt_dict(PtDict dict);
-/// Returns a contiguous tensor as a value.
+/// Wraps a contiguous tensor as a value.
 PtValue pt_tensor(const TensorView& tensor);
 
 struct PtLimits {

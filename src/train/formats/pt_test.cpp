@@ -148,7 +148,7 @@ TEST(Pt, NeverTakesAFlippedBitForOtherValues) {
     damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
     const auto back = parse_pt(damaged, "damaged");
     if (!back) continue;
-    ++harmless;  // time stamps, versions and padding mean nothing
+    ++harmless;  // time stamps, versions and padding are ignored
     ASSERT_EQ(show(*back), show(value)) << "bit " << bit;
   }
   EXPECT_LT(harmless, static_cast<int>(bytes.size() * 8 / 2));

@@ -89,7 +89,7 @@ std::vector<Run> common_runs(const Shard& from, const Shard& to) {
   const std::int64_t line =
       std::accumulate(extent.begin() + dimension, extent.end(), std::int64_t{1}, std::multiplies<>());
   const auto from_strides = strides_of(from), to_strides = strides_of(to);
-  std::int64_t a = -from.begin, b = -to.begin;  // beginning of the line in both ranges
+  std::int64_t a = -from.begin, b = -to.begin;  // offsets of the line's beginning in both ranges
   for (std::size_t i = 0; i < dimensions; ++i) {
     a += (start[i] - from.start[i]) * from_strides[i];
     b += (start[i] - to.start[i]) * to_strides[i];
@@ -150,7 +150,7 @@ std::optional<std::string> coverage_problem(const std::string& name, const Parte
     return fmt::format("elements of tensor '{}' are there twice: in {} and in {}", name, a->holder, b->holder);
   };
   for (const TensorPart* part : parts) elements += part->shard.count;
-  // Checked first, so that the work below is bounded by the elements present, not by the sizes that a file claims.
+  // Checked first, so that the elements present bound the work below, and not the sizes that a file claims.
   if (const std::int64_t all = element_count(tensor.sizes()).value_or(0); elements < all)
     return fmt::format("of the {} elements of tensor '{}' {} only {} are there", all, name, shape_text(tensor.sizes()),
                        elements);
@@ -235,7 +235,7 @@ bool holds_tensors(const Manifest& manifest, std::string_view file) {
   return manifest.version >= kManifestVersion && file.starts_with(kPartPrefix);
 }
 
-/// Adds the tensors of one file; returns the problem with them, if any.
+/// Adds the tensors of one file; returns the problem with these tensors, if any.
 std::optional<std::string> add_file(PartedTensors& tensors, const std::string& file, const SafetensorsHeader& header) {
   const bool is_part = file.starts_with(kPartPrefix);
   std::size_t shards = 0;

@@ -37,18 +37,18 @@ std::vector<std::int64_t> shape_of(const Shard& shard);
 /// Returns what is wrong with the shard by itself; nullopt if it is valid.
 std::optional<std::string> problem_of(const Shard& shard);
 
-/// Elements that two shards of one tensor have in common, and that are contiguous in both.
+/// A run of elements that two shards of one tensor have in common, contiguous in both.
 struct Run {
-  std::int64_t from = 0;  ///< position of the first in the one shard's range
-  std::int64_t to = 0;    ///< position of the first in the other shard's range
+  std::int64_t from = 0;  ///< position of the first element in the `from` shard's range
+  std::int64_t to = 0;    ///< position of the first element in the `to` shard's range
   std::int64_t count = 0;
 };
-/// Returns the common elements. Both shards have to be valid, and of tensors of the same sizes.
+/// Returns the common elements. Both shards have to be valid, and their tensors of the same sizes.
 std::vector<Run> common_runs(const Shard& from, const Shard& to);
 
 /// Location of a part of a tensor.
 struct TensorPart {
-  std::string holder;  ///< a file's name, or the rank, when ranks exchange their parts
+  std::string holder;  ///< name of the file, or the rank if ranks exchange their parts
   Shard shard;
   std::uint64_t offset = 0;  ///< offset of its bytes in the file
 };
@@ -59,7 +59,7 @@ struct PartedTensor {
   const std::vector<std::int64_t>& sizes() const { return parts.front().shard.sizes; }
 };
 
-/// By name: "model/fc.weight", "optimizer/state/fc.weight/exp_avg".
+/// Tensors by name: "model/fc.weight", "optimizer/state/fc.weight/exp_avg".
 using PartedTensors = std::map<std::string, PartedTensor>;
 
 inline constexpr std::string_view kModelPrefix = "model/", kOptimizerPrefix = "optimizer/";
@@ -124,7 +124,7 @@ class TensorReader {
  public:
   TensorReader(const StoredCheckpoint& checkpoint, CheckpointTensors tensors)
       : checkpoint_(checkpoint), tensors_(std::move(tensors)) {}
-  /// Compares all files that have tensors with their digests, then reads their headers.
+  /// Checks the digest of each file that has tensors, then reads the headers of these files.
   static Result<TensorReader> open(const StoredCheckpoint& checkpoint, bool with_optimizer);
 
   const CheckpointTensors& all() const noexcept { return tensors_; }

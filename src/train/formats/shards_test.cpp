@@ -17,7 +17,7 @@ std::vector<std::int64_t> random_sizes() {
   return sizes;
 }
 
-/// Cuts a box along dimensions until there are up to eight, and each into ranges: together all of the tensor, once.
+/// Cuts a box along dimensions into up to eight, and each into ranges, which together cover the tensor exactly once.
 std::vector<Shard> random_cut(const std::vector<std::int64_t>& sizes) {
   std::vector<Shard> boxes = {whole_shard(sizes)}, all;
   for (int i = *rc::gen::inRange(0, 8); i > 0 && !sizes.empty(); --i) {
@@ -114,7 +114,7 @@ TEST(Shards, SayWhatIsWrongWithThem) {
   EXPECT_TRUE(add_part(tensors, "w", ElementType::Float32, {"a", whole_shard({2})}));
 }
 
-/// A checkpoint of version 3 with one part, of a tensor of 6 floats, whose metadata say this of it.
+/// A checkpoint of version 3 with one part, of a tensor of 6 floats that has these metadata.
 Result<CheckpointTensors> read_with(const std::map<std::string, std::string>& metadata,
                                     const std::vector<std::int64_t>& shape = {2, 3}) {
   const std::vector<std::byte> bytes(24);

@@ -47,7 +47,7 @@ const ElementTypeInfo* find_torch_storage(std::string_view name) noexcept {
 }
 
 std::optional<std::int64_t> element_count(std::span<const std::int64_t> shape) noexcept {
-  // An overflow is refused for empty tensors, too, as by torch, which multiplies all of their dimensions.
+  // An overflow is refused for empty tensors, too, like in torch, which multiplies all dimensions.
   std::int64_t count = 1;
   for (const std::int64_t dimension : shape) {
     if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) return std::nullopt;

@@ -73,7 +73,7 @@ inline std::vector<std::byte> idx_bytes(const IdxArray& array, int type = 0x08) 
   return bytes;
 }
 
-/// Returns the interpreters, of the active one and Debian's, that can import torch.
+/// Returns the interpreters that can import torch; tries the active one and Debian's.
 inline std::vector<std::string> pythons_with_torch() {
   static const std::vector<std::string> kFound = [] {
     std::vector<std::string> found;

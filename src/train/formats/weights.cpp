@@ -97,7 +97,7 @@ Result<Weights> weights_of_pt(std::span<const std::byte> bytes, const std::strin
     }
     std::span<const std::byte> content = tensor->bytes();
     if (!tensor->is_contiguous()) {
-      // An expanded tensor repeats a few bytes; a hostile one would repeat them until memory is full.
+      // An expanded tensor repeats a few bytes; a hostile one could repeat them until memory is full.
       if (byte_count(tensor->type, tensor->shape).value_or(0) / 64 > tensor->storage.size() + kSmall) {
         return fail(ErrorCode::Corrupt, "{}: tensor '{}' {} repeats {} bytes far too often", name, *tensor_name,
                     shape_text(tensor->shape), tensor->storage.size());
@@ -146,7 +146,7 @@ Result<Weights> read_weights(const std::string& path, const WeightsOptions& opti
 
 namespace {
 
-// optimizer.safetensors of a checkpoint as what Python's torch.optim.Optimizer.state_dict() returns. Any thread.
+// Converts a checkpoint's optimizer.safetensors to what Python's torch.optim.Optimizer.state_dict() returns.
 
 /// Returns {"state": {NUMBER: {"exp_avg": ...}}, "param_groups": [{"lr": ..., "params": [NUMBER...]}]}, with parameters
 /// numbered in the order of the groups, and views of `tensors`. Returns Corrupt, naming `name`, if the input does not
@@ -267,7 +267,7 @@ Result<PtValue> torch_optimizer(const std::vector<NamedTensor>& tensors,
   for (const auto& [key, value] : metadata) {
     if (const auto [to, field] = place_of(key); to != nullptr) (*to)[field] = value;
   }
-  // Values added to groups in Python, by a schedule or by the program.
+  // Values that a schedule or the program added to groups in Python.
   const auto added = parse_json_or_discard(text("group_values"));
   if (!text("group_values").empty() && !added.is_array())  // JSON has no infinity
     return fail(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- its 'group_values' are no JSON", name);
@@ -341,7 +341,7 @@ Result<void> write(const ExportOptions& options, Target target, const PtValue& v
   return write_safetensors(options.to, tensors, {{"format", "pt"}});
 }
 
-/// The tensors of a checkpoint, one of which is in memory at a time; the others have reserved addresses without memory.
+/// The tensors of a checkpoint. One is in memory at a time; the others have reserved addresses without memory.
 class LazyTensors {
  public:
   explicit LazyTensors(TensorReader reader) : reader_(std::move(reader)) {}
@@ -358,7 +358,7 @@ class LazyTensors {
       if (!name.starts_with(prefix)) continue;
       NamedTensor view{name.substr(prefix.size()), {tensor.type, tensor.sizes(), {}}};
       const auto size = static_cast<std::size_t>(byte_count(tensor.type, tensor.sizes()).value_or(0));
-      if (tensor.sizes().empty()) {  // the values of numbers are read
+      if (tensor.sizes().empty()) {  // numbers are read immediately
         std::vector<std::byte>& number = numbers_.emplace_back(size);
         if (auto done = reader_.read(name, number); !done) return tl::unexpected(done.error());
         view.tensor.bytes = number;

@@ -35,7 +35,7 @@ Result<Weights> read_weights(const std::string& path, const WeightsOptions& opti
 
 enum class ExportContent : std::uint8_t {
   Weights,     ///< a dict of tensors, for model.load_state_dict
-  Everything,  ///< all of a checkpoint, to a .pt: {"model", "optimizer", ...}, state_dicts, "sampler", "step", ...
+  Everything,  ///< a whole checkpoint, as a .pt: the state_dicts "model", "optimizer", ..., "sampler", "step", ...
 };
 
 struct ExportOptions {

@@ -118,7 +118,7 @@ Result<ZipReader> ZipReader::parse(std::span<const std::byte> bytes, std::string
   const auto directory_begin = static_cast<std::size_t>(directory->begin);
   const std::span<const std::byte> all = bytes.first(directory_begin + static_cast<std::size_t>(directory->size));
   std::size_t at = directory_begin;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;  // local header to end of data
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;  // from the local header to the end of the data
   for (std::uint64_t i = 0; i < directory->entries; ++i) {
     if (all.size() - at < kCentralSize || number_at<std::uint32_t>(all, at) != kCentral) {
       return corrupt_zip(file, fmt::format("entry {} of its directory is damaged", i));

@@ -1,6 +1,6 @@
 // Zip archives of stored (not compressed) entries, the only kind that torch writes. No library is used: torch wants
-// each entry's data aligned to 64 bytes, and a strict reader of one method is smaller than a check of what a lenient
-// reader accepts. Zip64 from 4 GiB on. Format: PKWARE's APPNOTE 6.3. Not thread-safe; owns no bytes.
+// each entry's data aligned to 64 bytes, and a strict reader of one method is smaller than checks around a lenient one.
+// Zip64 from 4 GiB on. Format: PKWARE's APPNOTE 6.3. Not thread-safe; owns no bytes.
 #pragma once
 
 #include "base/result.h"

@@ -9,7 +9,7 @@ void Accumulation::add_forward(std::optional<std::int64_t> declared) noexcept {
   if (fresh_ == Fresh::None) {
     fresh_ = Fresh::Alike;
   } else if (declared == kUnknown) {
-    return;  // its output may not be trained on
+    return;  // its output may never get a backward
   } else if (fresh_samples_ != kUnknown && declared != fresh_samples_) {
     fresh_ = Fresh::Conflicting;
   }

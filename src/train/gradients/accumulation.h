@@ -14,11 +14,11 @@ class Accumulation {
   void enter_no_sync() noexcept { ++no_sync_depth_; }
   void leave_no_sync() noexcept { --no_sync_depth_; }
 
-  /// Number of samples of a forward whose sampler cannot tell it: an error if the backward is for that forward alone.
+  /// Number of samples of a forward whose sampler does not know it; an error if a backward is for that forward only.
   static constexpr std::int64_t kUnknown = -1;
 
   /// Notes a forward with gradients on. `declared`: its number of samples, if it is known. All forwards before one
-  /// backward have to declare the same number: a backward does not tell which forward it is for.
+  /// backward have to declare the same number, since a backward does not tell which forward it is for.
   void add_forward(std::optional<std::int64_t> declared) noexcept;
 
   /// Begins a backward. A backward that follows no new forward (a second one through a retained graph, a penalty) has
@@ -26,14 +26,14 @@ class Accumulation {
   void begin() noexcept;
   /// Ends the backward: its gradients have been reduced, or wait for the next backward that reduces.
   void end() noexcept;
-  /// Begins a reduction without a backward: this rank has no samples but those accumulated.
+  /// Begins a reduction without a backward, when this rank has only the samples accumulated before.
   void begin_without() noexcept { sync_ = true; }
 
   // State of the backward under way, or of the last one.
 
-  /// True if the backward reduces: it is outside of no_sync, and not only for forwards within no_sync.
+  /// True if the backward reduces: it is outside of no_sync, and so was a forward, if any.
   bool sync() const noexcept { return sync_; }
-  /// True if this rank has declared that it has no samples: the backward's gradients are dropped.
+  /// True if this rank has declared 0 samples, so that the backward's gradients are dropped.
   bool discards() const noexcept { return samples_ == 0; }
   /// True if there has been a forward since the last reduction.
   bool has_forward() const noexcept { return forwards_ != Forwards::None; }
@@ -48,7 +48,7 @@ class Accumulation {
  private:
   /// Kind of the forwards since the last reduction.
   enum class Forwards : std::uint8_t { None, Local, Synchronising };
-  /// Forwards since the last backward: with one number of samples, or with several.
+  /// Forwards since the last backward: all with the same number of samples, or not.
   enum class Fresh : std::uint8_t { None, Alike, Conflicting };
   /// Backwards since the last reduction: all with a number of samples (even 0), or at least one without.
   enum class Backwards : std::uint8_t { None, Counted, Undeclared };
@@ -58,9 +58,9 @@ class Accumulation {
   Fresh fresh_ = Fresh::None;
   std::optional<std::int64_t> fresh_samples_;
   std::optional<std::int64_t> samples_;  // samples of the backward under way, or of the last one
-  bool sync_ = false;                    // whether the same backward reduces
+  bool sync_ = false;                    // true if that backward reduces
   Backwards backwards_ = Backwards::None;
-  bool conflict_ = false;   // in a backward since the last reduction
+  bool conflict_ = false;   // true if forwards of a backward since the last reduction conflicted
   std::int64_t total_ = 0;  // samples declared for the next reduction
 };
 

@@ -16,7 +16,7 @@ namespace cohort::gradients {
 class Autograd {
  public:
   virtual ~Autograd() = default;
-  /// Puts the gradients that exist into their places in new buckets.
+  /// Moves existing gradients to their places in new buckets.
   virtual void take_places() = 0;
   /// Puts the parameter's gradient into its place if it lies elsewhere. Returns false if the parameter has no gradient.
   virtual bool put_in_place(std::size_t parameter) = 0;
@@ -33,7 +33,7 @@ class Autograd {
   virtual void drop_kept() = 0;
   /// Moves the gradients of pieces aside, since the next reductions write to their memory.
   virtual void put_aside() {}
-  /// Calls Reducer::finish at the end of the backward under way. `pass` is released then, or when the backward fails.
+  /// Calls Reducer::finish at the end of the backward under way. Releases `pass` then, or when the backward fails.
   virtual void call_at_end(std::shared_ptr<void> pass) = 0;
 
   // Parameter values, which are compared over the ranks.

@@ -35,7 +35,7 @@ BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const i
       bucket = Open{.members = {}, .bytes = 0, .first = false};
     }
   }
-  // A bucket that is still open is complete when its last parameter's gradient is.
+  // A bucket that is still open is complete when its last parameter has its gradient.
   std::vector<std::size_t> rank_in_order(parameters.size());
   for (std::size_t at = 0; at < order.size(); ++at) rank_in_order[static_cast<std::size_t>(order[at])] = at;
   for (auto& [kind, bucket] : open) {

@@ -1,8 +1,8 @@
-// Which gradients are reduced together (pure), and where they lie: buckets of several gradients each, in communicator
-// memory or in GPU memory. A bucket is [large gradients | small gradients], all of one type and device, each gradient
-// aligned. Each large gradient is reduced on its own: the reduction reads it where autograd made it and writes the
-// average to its place in the bucket, so that most of the gradient is never copied. Small gradients are first written
-// to their places, and are reduced together. A bucket and the tensors over it share its memory. One thread at a time.
+// Decides which gradients are reduced together (pure), and places them in buckets, in communicator or GPU memory. A
+// bucket is [large gradients | small gradients], all of one type and device, each gradient aligned. Each large gradient
+// is reduced on its own: the reduction reads it where autograd made it and writes the average to its place in the
+// bucket, so that most of the gradient is never copied. Small gradients are first written to their places, and are
+// reduced together. A bucket and the tensors over it share its memory. One thread at a time.
 #pragma once
 
 #include <cohort/buffer.h>
@@ -41,9 +41,9 @@ struct PlanOptions {
   std::size_t bucket_bytes = 0;
 };
 
-/// Fills buckets with the parameters in the order in which their gradients are expected. A bucket is closed by the
-/// parameter with which it reaches its size. The first bucket of each type and device is the small one. Buckets are
-/// ordered by when they are complete.
+/// Fills buckets with the parameters in the order in which their gradients are expected. The parameter with which a
+/// bucket reaches its size is its last. The first bucket of each type and device is smaller. Buckets are ordered by the
+/// time at which they are complete.
 BucketPlan plan_buckets(std::span<const Parameter> parameters, std::span<const int> order, const PlanOptions& options);
 
 struct BucketLayout {
@@ -98,12 +98,12 @@ class Bucket {
   std::size_t bytes_ = 0;
 };
 
-/// Reports buckets: to the observer when they are full, and in the rank's timeline from then until they are reduced.
+/// Reports buckets to the observer when they are full, and to the rank's timeline from then until they are reduced.
 class BucketTimes {
  public:
   explicit BucketTimes(Observer* observer) : observer_(observer) {}
   void note_ready(std::size_t number, const std::vector<Bucket>& buckets);
-  /// `work`: a reduction of this many bytes of the bucket, which has been started.
+  /// `work`: a started reduction of `bytes` bytes of the bucket.
   void note_reduction(Work& work, std::size_t number, std::size_t bytes) const;
 
  private:

@@ -10,7 +10,7 @@ namespace cohort::gradients {
 
 namespace {
 
-// Size of a piece: small enough to stay in the cache, with its gradient and averages, for an optimizer's dozen passes.
+// Size of a piece. With its gradient and averages, a piece stays in the cache for the dozen passes of an optimizer.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
 
 std::size_t padded(std::size_t bytes) { return (bytes + kShardUnit - 1) / kShardUnit * kShardUnit; }
@@ -133,7 +133,7 @@ Division::Part Division::next() {
 }
 
 void* Division::nothing(step::Ranks& ranks) {
-  if (!nothing_) {  // allocated once, for the largest region: earlier reductions may still use it
+  if (!nothing_) {  // allocated once, for the largest region, since earlier reductions may still use it
     std::size_t most = 0;
     for (const Region& each : regions_) most = std::max(most, each.values.bytes());
     nothing_ = ranks.allocate(most);

@@ -26,7 +26,7 @@ class Division {
   const std::shared_ptr<Shards>& shards() const noexcept { return shards_; }
   /// True if each gradient is divided as soon as it arrives; it may then have no place in a bucket.
   bool divides_gradients() const noexcept { return shards_ != nullptr && shards_->divides_gradients(); }
-  /// Regions that are reduced together, in the order of reductions. The framework moves the parameters to their memory.
+  /// Regions that are reduced together, in the order of reductions. The framework moves parameters to their memory.
   const std::vector<Region>& regions() const noexcept { return regions_; }
   /// This rank's pieces, by ascending parameter.
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
@@ -39,7 +39,7 @@ class Division {
   const Memory& averages() const noexcept { return average_memory_; }
   bool averages_are_finite() const;
 
-  /// Forbids writes to parameters from now on. Called when the parameters have been moved to their memory.
+  /// Forbids writes to parameters from now on. Called when the parameters have been moved to the regions' memory.
   void protect(std::span<const Parameter> parameters, int rank);
   /// Allows writes for a step of the optimizer.
   void allow_writes();
@@ -63,12 +63,12 @@ class Division {
   std::vector<Region> regions_;
   std::vector<Piece> pieces_;
   std::vector<Buffer> homes_;  // of the parameters
-  // Offsets in bytes: of regions and parameters in their memory, and of this rank's parts in the memory of averages.
+  // Offsets in bytes: of regions and parameters in parameter_memory_, and of this rank's parts in average_memory_.
   std::vector<std::size_t> region_offsets_, home_offsets_, own_averages_;
   std::size_t bytes_ = 0, average_bytes_ = 0;
   Memory parameter_memory_;
   Memory average_memory_;
-  std::unique_ptr<WriteProtection> protection_;  // of the memory of parameters
+  std::unique_ptr<WriteProtection> protection_;  // protects the parameters' memory
   Memory nothing_;
   std::size_t next_region_ = 0;
 };

@@ -44,7 +44,7 @@ double value_at(const void* data, std::int64_t index, DType dtype) {
   }
 }
 
-/// A dimension of more than one element: the distance of its elements in memory, and in row-major order.
+/// The distance between consecutive elements of a dimension in memory, and in row-major order.
 struct Stride {
   std::int64_t in_memory = 1;
   std::int64_t in_order = 1;
@@ -93,7 +93,7 @@ std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& 
       first = index;
       lies_at = offset;
     }
-    if (in_order || index == 0) break;  // no element comes before; otherwise all have to be checked
+    if (in_order || index == 0) break;  // no earlier element is possible; otherwise all have to be checked
     begin = offset + 1;
   }
   if (!first) return std::nullopt;
@@ -174,7 +174,7 @@ void FiniteSearch::look(std::size_t number, const step::Ranks& ranks) {
   note(number, static_cast<std::size_t>(bucket.members()[position]), bucket.place(position).data, options);
 }
 
-// The host waits for the GPU's result. Values that would be infinite only in the wire format are not searched for.
+// The host waits for the GPU's result. Does not search for values that would be infinite only in the wire format.
 void FiniteSearch::look_on_gpu(std::size_t number) {
   const Bucket& bucket = buckets_[number];
   if (autograd_.are_finite(bucket.members())) return;

@@ -1,4 +1,4 @@
-// The first gradient that is not finite: its position, how a rank searches for it, and how all ranks learn of it. One
+// Finds the first gradient that is not finite, and its position, on each rank, and then on all ranks together. One
 // thread per rank.
 #pragma once
 
@@ -28,8 +28,8 @@ struct LocalNonFinite {
 std::optional<NonFiniteElement> first_in(const void* gradient, const Parameter& parameter,
                                          const FiniteOptions& options);
 
-/// Collective; waits. Returns the finding in the lowest bucket, and within that of the lowest rank; empty if no rank
-/// has one. Ranks that have joined take part automatically.
+/// Collective; waits. Returns the finding in the lowest bucket, and of several ranks' that of the lowest rank; empty if
+/// no rank has found one. Ranks that have joined take part automatically.
 std::optional<NonFiniteGradient> first_of_all_ranks(step::Ranks& ranks, std::span<const Parameter> parameters,
                                                     const std::optional<LocalNonFinite>& mine, std::int64_t step);
 
@@ -40,7 +40,7 @@ std::string text_of(const NonFiniteGradient& gradient, std::span<const std::int6
 /// further message is needed as long as nothing is found.
 class FiniteSearch {
  public:
-  /// `unread`: by parameter, the address at which the reduction reads its gradient; null if that is the place.
+  /// `unread`: by parameter, the address at which the reduction reads its gradient; null: its place in the bucket.
   FiniteSearch(std::span<const Parameter> parameters, const std::vector<Bucket>& buckets,
                const std::vector<const void*>& unread, const nn::DistributedDataParallelOptions& options,
                Autograd& autograd)
@@ -52,14 +52,14 @@ class FiniteSearch {
   void set_looks_at_averages(bool looks) noexcept { looks_at_averages_ = raises() && looks; }
   bool looks_at_averages() const noexcept { return looks_at_averages_; }
 
-  /// Forgets what was found: a backward begins, or is abandoned.
+  /// Forgets the finding, when a backward begins or is abandoned.
   void clear() noexcept { found_.reset(); }
   bool found() const noexcept { return found_.has_value(); }
   /// Searches a bucket; called right before its reduction, which reads the same memory next.
   void look(std::size_t bucket, const step::Ranks& ranks);
   /// Searches the gradients that `look` left out, because an average is not finite.
   void look_again(const step::Ranks& ranks);
-  /// Collective: called when flags or averages, which are the same on all ranks, show that a gradient may be
+  /// Collective; called when flags or averages, which are the same on all ranks, show that a gradient may be
   /// non-finite. Throws NonFiniteError on all ranks, unless only an average is not finite.
   void raise(step::Ranks& ranks, nn::ReducerStats& stats, std::int64_t step);
 

@@ -1,5 +1,5 @@
-// The one list of the options of DistributedDataParallel: their comparison between ranks, their checks and Python's
-// form of them follow from it. Pure functions; any thread.
+// The one list of the options of DistributedDataParallel, from which their comparison between ranks, their checks and
+// their Python form follow. Pure functions; any thread.
 #pragma once
 
 #include "train/step/agreement.h"
@@ -12,11 +12,11 @@
 
 namespace cohort::gradients {
 
-/// Calls visit(name, option) for each option that has a value in both languages. Does not compile with an option that
-/// is not listed.
+/// Calls visit(name, option) for each option that has a value in C++ and in Python. Does not compile with an option
+/// that is not listed.
 template <class Options, class Visit>
 void visit_options(Options& options, Visit&& visit) {
-  // Wrappers compare `sampler` and `samples`, the weights, in their own words. Each rank has an `observer` of its own.
+  // `sampler` and `samples` are not visited: wrappers compare them. Each rank has its own `observer`.
   auto& [bucket_bytes, first_bucket_bytes, broadcast_buffers, wire_format, error_feedback, non_finite,
          compare_parameters_every, sampler, samples, check_replicas, sharding, protect_parameters, observer] = options;
   visit("bucket_bytes", bucket_bytes);
@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 4> names_of(nn::Sharding) noexcept {
   return {"none", "optimizer", "gradients", "parameters"};
 }
 
-/// The options, all of which have to be the same on all ranks. Throws InvalidArgument for values that cannot be.
+/// Returns the options, which all have to be the same on all ranks. Throws InvalidArgument for impossible values.
 std::vector<step::Option> agreed(const nn::DistributedDataParallelOptions& options);
 
 }  // namespace cohort::gradients

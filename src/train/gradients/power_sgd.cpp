@@ -70,7 +70,7 @@ bool are_finite(const float* values, std::int64_t count) {
 
 float* at(std::vector<float>& values, std::size_t begin) { return values.data() + begin; }
 
-// Share of its norm below which a column counts as a combination of earlier columns: float32 has seven digits.
+// Share of its norm below which a column counts as a combination of earlier columns, since float32 has seven digits.
 constexpr double kDependent = 1e-6;
 
 // A larger epsilon shrinks P, and the averages with it, until nothing is learnt. Torch's default is 0; 1e-8 is usual.
@@ -153,7 +153,7 @@ void PowerSGD::make_q(const Compressed& one, float* q) {
   }
   if (warm) std::copy(last.begin(), last.end(), q);
   orthogonalize(q, rows, one.rank, options_.orthogonalization_epsilon);
-  // A gradient of lower rank than ours leaves zero columns, which would stay zero.
+  // A gradient of lower matrix rank than P leaves zero columns, which would stay zero.
   bool refilled = false;
   for (std::int64_t column = 0; column < one.rank; ++column) {
     if (!is_zero(q + column * rows, rows)) continue;
@@ -256,7 +256,7 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
   float* const result = static_cast<float*>(step.bucket.data) + matrix.offset;
   const float* const p = at(*step.p, one.p);
   const float* const q = at(*step.q, one.q);
-  // A rank's contribution was not finite.
+  // Some rank's contribution was not finite.
   if (!are_finite(p, matrix.rows * one.rank) || !are_finite(q, matrix.columns * one.rank)) {
     std::fill(result, result + count, std::numeric_limits<float>::quiet_NaN());
     return;
@@ -273,7 +273,7 @@ void PowerSGD::average_and_keep(const Compressed& one, const Step& step, bool ac
   }
   if (keeps_error) {
     add(kept.error.data(), -1, result, count);
-    if (!are_finite(kept.error.data(), count)) kept.error.clear();  // only this rank's error overflows
+    if (!are_finite(kept.error.data(), count)) kept.error.clear();  // then only this rank's error has overflowed
   }
   if (accepted && options_.warm_start) kept.q.assign(q, q + matrix.columns * one.rank);
 }
@@ -315,7 +315,7 @@ void PowerSGD::finish_all(step::Ranks& ranks) {
     }
     step.q_work = average(ranks, Buffer(std::span<float>(*step.q)), step.q);
   }
-  for (const Step& step : steps) {  // before any state changes: a failed step leaves the state of the step before
+  for (const Step& step : steps) {  // before any state changes, so that a failed step leaves the old state
     if (step.rest_work) step.rest_work->wait();
     if (step.q_work) step.q_work->wait();
   }

@@ -25,21 +25,21 @@ class PowerSGD {
   /// Throws InvalidArgument for options out of range.
   explicit PowerSGD(const nn::PowerSGDOptions& options);
 
-  /// Part of a bucket: a parameter's gradient as a matrix, row by row. State kept between steps is found by `name`, or,
-  /// if that is empty, by `parameter`, the parameter's identity.
+  /// Part of a bucket: a parameter's gradient as a matrix, row by row. State kept between steps is found by `name`; if
+  /// that is empty, by `parameter`, which identifies the parameter.
   struct Matrix {
     const void* parameter = nullptr;
-    std::int64_t offset = 0;  ///< in the bucket, in elements
+    std::int64_t offset = 0;  ///< offset in the bucket, in elements
     std::int64_t rows = 1, columns = 1;
     std::string name = {};
   };
   /// Starts the reduction of a bucket; called in the order of buckets. `finish` writes the average to the bucket. If
   /// `finish` is not called or fails, the bucket holds no gradient any more, and the kept state is that of the step
-  /// before. Holds `keep` until the reduction is over. Only float32 is compressed. Ranks that differ in options, steps
+  /// before. Holds `keep` until the reduction is over. Only float32 is compressed. Ranks with different options, steps
   /// done or Q get Mismatch. Throws InvalidArgument if a matrix has another shape than its parameter's restored state.
   void start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients, std::shared_ptr<const void> keep);
   /// Waits until all buckets have their averages; called after the step's last bucket. Does nothing if called again. If
-  /// an average is not finite, which all ranks see alike, no state is kept, as after `drop_residuals`. Throws
+  /// an average is not finite, which is so on all ranks, no state is kept, as after `drop_residuals`. Throws
   /// InvalidArgument if state was restored for a parameter that has no gradient in this step.
   void finish(step::Ranks& ranks);
 
@@ -48,14 +48,15 @@ class PowerSGD {
     steps_.clear();
     q_ = 0;
   }
-  /// Drops the kept state, so that no part of the step before, which all ranks refused or skipped, enters the next.
+  /// Drops the kept state, so that nothing of a step that all ranks refused or skipped enters the next step.
   void drop_residuals() { kept_->drop(); }
 
   const nn::PowerSGDOptions& options() const noexcept { return options_; }
   /// Returns the number of elements before compression, and of elements sent, over all compressed steps.
   std::pair<std::int64_t, std::int64_t> compression_stats() const noexcept { return {before_, after_}; }
 
-  /// State of this rank between steps, for a checkpoint. Its key is the parameter's name, or "#N" for the Nth without.
+  /// State of this rank between steps, for a checkpoint. Its key: the parameter's name, or "#N" for the Nth without
+  /// one.
   struct Kept {
     std::int64_t rows = 0, columns = 0;
     std::vector<float> error;  ///< error of the last step, with M's shape; empty: none
@@ -89,7 +90,7 @@ class PowerSGD {
   void make_q(const Compressed& one, float* q);
   static bool is_finite(const Step& step);
   void average_and_keep(const Compressed& one, const Step& step, bool accepted);
-  // Averages, with a tag of options, steps done and `same`.
+  // Starts an average, with a tag made of the options, the steps done and `same`.
   std::unique_ptr<step::Pending> average(step::Ranks& ranks, const Buffer& values, std::shared_ptr<const void> keep,
                                          std::uint64_t same = 0);
   void finish_all(step::Ranks& ranks);

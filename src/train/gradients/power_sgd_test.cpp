@@ -1,5 +1,5 @@
-// PowerSGD on ranks that are threads: what it promises of bits, bytes and what it keeps. Trainings are in tests with a
-// framework.
+// PowerSGD on ranks that are threads: its results to the bit, the bytes it sends and the state it keeps. Tests with a
+// framework train models.
 #include "train/gradients/power_sgd.h"
 
 #include <cohort/error.h>
@@ -24,7 +24,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// In [-1, 1], the same everywhere.
+// Returns values in [-1, 1], the same on every machine.
 Floats pattern(std::int64_t count, int salt) {
   Floats values;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -83,7 +83,7 @@ TEST(PowerSGD, FullRankIsTheAverage) {
   });
 }
 
-// Values sent at rank r: (n + m) r, and whole gradients where that is not worth it.
+// With rank r, (n + m) r values are sent for a matrix, and whole gradients if that saves nothing.
 TEST(PowerSGD, LosesNothingOverStepsAndSendsWhatTheFormulaSays) {
   run_on_threads(2, [](Communicator comm) {
     Model model;
@@ -128,10 +128,10 @@ TEST(PowerSGD, LowerRanksThanItsOwnAreExact) {
   });
 }
 
-// Also of the matrices beside it, which may be as large as what overflowed.
+// Nothing is kept of the other matrices either, which may be as large as the one that overflowed.
 TEST(PowerSGD, NothingIsKeptOfAStepThatIsNotFinite) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  // In a matrix, in what is too small for one, and where P Q' alone overflows.
+  // The bad value is in a matrix, in a gradient too small for one, or where only P Q' overflows.
   for (const auto& [where, value] : {std::pair(77, kInfinity), std::pair(962, kInfinity), std::pair(77, 3e38F)}) {
     run_on_threads(2, [&, at = static_cast<std::size_t>(where), bad = value](Communicator comm) {
       Model model;
@@ -206,7 +206,7 @@ TEST(PowerSGD, GoesByNamesWhereThereAreSome) {
   });
 }
 
-// As a library does that was made for speed, when it is loaded.
+// Some libraries that are made for speed change this mode when they are loaded.
 TEST(PowerSGD, DoesNotDependOnHowAThreadTreatsDenormals) {
 #if defined(__x86_64__)
   run_on_threads(2, [](Communicator comm) {
@@ -241,7 +241,7 @@ TEST(PowerSGD, GoesOnFromWhatItKept) {
     }
     again.gradients[0].rows = 40;
     again.gradients[0].columns = 24;
-    run(other, comm, again, pattern(Model::kCount, 1));  // another shape, in training: what is kept does not fit
+    run(other, comm, again, pattern(Model::kCount, 1));  // a shape changes in training, and the kept state does not fit
   });
 }
 

@@ -112,10 +112,10 @@ void Reducer::use_hook(Hook hook) {
 
 namespace {
 
-// Size from which a divided gradient counts as large: every rank holds the buckets of small gradients in full.
+// Size from which a divided gradient counts as large. It is low because every rank holds all small gradients in full.
 constexpr std::size_t kLargeOfDivided = std::size_t{1} << 20;
 
-// Elements that share a scale always belong to one parameter: this is the longest block of a WireFormat.
+// Bytes of the longest block of a WireFormat. Elements that share a scale then belong to one parameter.
 constexpr std::size_t kScaleUnit = 256 * sizeof(float);
 static_assert(kScaleUnit % kShardUnit == 0);
 
@@ -156,7 +156,7 @@ void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
     }
   }
   if (residuals_) residuals_->lay_out(buckets_);
-  // The values of existing gradients, in their old places or from before the model was wrapped, are preserved.
+  // Existing gradients keep their values, whether they are in their old places or from before the model was wrapped.
   autograd_.take_places();
 }
 
@@ -199,7 +199,7 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
     return comm.all_gather(ConstBuffer(span.template first<1>()), span.subspan(1));
   });
   steps.erase(steps.begin());
-  // The rank that joined last is not used: which one that is depends on timing.
+  // The rank that joined last is not used, since it depends on timing which rank that is.
   const auto most = std::max_element(steps.begin(), steps.end());
   const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
   return {static_cast<int>(most - steps.begin()), all_equal ? std::nullopt : std::optional(*most)};
@@ -408,7 +408,7 @@ void Reducer::launch_next() {
     }
     divide(view);
     await_room(view.values.bytes());
-    launch(view, std::exchange(states_[parameter].keep, nullptr));  // nobody needs the gradient after its reduction
+    launch(view, std::exchange(states_[parameter].keep, nullptr));  // the gradient is not needed after its reduction
     if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
   }
   view.check_finite = keeps_losses() && !divides_gradients();
@@ -421,7 +421,7 @@ void Reducer::launch_next() {
   launch(view, nullptr);
 }
 
-// Bounds memory: a rank that is ahead of the others would otherwise queue gradients as large as all gradients together.
+// Bounds memory: otherwise a rank that is ahead of the others might queue all of its gradients.
 void Reducer::await_room(std::size_t bytes) {
   for (Launched& launched : works_) bytes += launched.held;
   for (Launched& launched : works_) {
@@ -456,7 +456,7 @@ void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
 }
 
 // Handles a parameter without a gradient in this backward. Gradients accumulated before still count. A gradient left
-// from an earlier step is the same on all ranks, and averages to itself.
+// from an earlier step is the same on all ranks, so its average is itself.
 void Reducer::complete_unused(std::size_t parameter) {
   State& state = states_[parameter];
   const bool has_gradient = autograd_.put_in_place(parameter);
@@ -465,7 +465,7 @@ void Reducer::complete_unused(std::size_t parameter) {
     if (accumulation_.weight() > 0) autograd_.clear(parameter);
     return;
   }
-  // The average of equal values may differ in the last bit: the values are restored if no rank uses the parameter.
+  // The average of equal values may differ in the last bit, so the values are restored if no rank uses the parameter.
   if (state.used) return;
   autograd_.keep(parameter);
   state.kept = true;
@@ -501,14 +501,14 @@ bool Reducer::wait_for_all() {
     finite = averages_are_finite();
     exchange_message(finite);  // not earlier: after an error nothing more may be started
   } catch (const Error&) {
-    in_backward_ = hook_ != nullptr;  // all ranks have a collective's error; a hook's may be this rank's only
+    in_backward_ = hook_ != nullptr;  // a collective fails on all ranks, a hook perhaps on this rank only
     throw;
   }
   works_.clear();
   return finite;
 }
 
-// Returns whether rounding between hosts may cause errors that are kept for the next step.
+// Returns whether the step keeps errors from rounding between hosts for the next step.
 bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
 
 // Returns whether all averages that were checked are finite.

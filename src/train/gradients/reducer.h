@@ -1,8 +1,8 @@
 // Reduction of gradients, for any framework: autograd makes a gradient, it is written once into its bucket, a full
-// bucket is reduced while backward goes on, and the end of backward waits for the rest. The design follows PyTorch's
-// c10d Reducer (Li et al. 2020, arXiv 2006.15704). It differs by buckets in communicator memory, by writing before
-// AccumulateGrad, and by declared weights. A language adds an Autograd, for access to its gradients, and hooks that
-// call the Reducer. One thread per rank calls it.
+// bucket is reduced while the backward goes on, and the end of the backward waits for all reductions. The design
+// follows PyTorch's c10d Reducer (Li et al. 2020, arXiv 2006.15704). It differs in three ways: buckets lie in
+// communicator memory, gradients are written before AccumulateGrad, and weights are declared. A language adds an
+// Autograd, for access to its gradients, and hooks that call the Reducer. One thread per rank calls it.
 #pragma once
 
 #include "train/gradients/accumulation.h"
@@ -32,13 +32,13 @@ namespace cohort::gradients {
 /// Unit of a reduction: the small gradients of a bucket, or one large gradient of it.
 struct BucketView {
   std::size_t bucket = 0;  ///< the bucket's number in the plan, the same on all ranks
-  ConstBuffer values;      ///< this rank's values: at `result`, or where autograd made the gradient
+  ConstBuffer values;      ///< this rank's values, at `result` or where autograd made the gradient
   Buffer result;           ///< gets the average over ranks
   double weight = 0;       ///< weight of this rank's values; 0: the values must not be read
   std::uint32_t tag = 0;   ///< identifies this bucket of this reducer, the same on all ranks
   WireFormat wire_format = WireFormat::None;
   float* residual = nullptr;  ///< residuals of `values`; null without error feedback
-  bool check_finite = false;  ///< whether the reduction has to set Work::finite
+  bool check_finite = false;  ///< true if the reduction has to set Work::finite
   /// Number of elements by rank, for a divided gradient: each rank's `result` gets its own part of the average.
   std::span<const std::int64_t> counts = {};
 };
@@ -51,8 +51,8 @@ Work reduce_by_average(Communicator& comm, const BucketView& view);
 
 /// Argument of a user's hook: a whole bucket, in host memory, with all of its gradients at their places.
 struct HookedBucket {
-  std::size_t number = 0;          ///< in the plan, the same on all ranks
-  bool last = false;               ///< whether this is the backward's last bucket
+  std::size_t number = 0;          ///< the bucket's number in the plan, the same on all ranks
+  bool last = false;               ///< true for the backward's last bucket
   bool last_step_refused = false;  ///< see Transaction::last_refused
   const Bucket& bucket;            ///< gets the result; the gaps between gradients are cleared afterwards
   /// Factor by which the hook first multiplies the values, so that the plain mean is the weighted average. 1 if all
@@ -83,7 +83,7 @@ class Reducer {
   Division& division() noexcept { return division_; }
   const Division& division() const noexcept { return division_; }
   bool divides_gradients() const noexcept { return division_.divides_gradients(); }
-  /// Forbids writes to parameters, which have been moved to their memory, from now on, if the options ask for that.
+  /// Forbids writes to parameters from now on, if the options ask for that. The parameters have been moved before.
   void protect_parameters();
   Buffer place_of(std::size_t parameter) const;
   std::size_t parameter_count() const noexcept { return parameters_.size(); }
@@ -94,7 +94,7 @@ class Reducer {
   /// `batch`: if `wants_batch`, a digest of the forward's tensors.
   void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
                    std::optional<std::uint64_t> batch = std::nullopt);
-  /// True if the next forward is the first of one of the first steps, whose batches are compared.
+  /// True if the next forward begins one of the first steps, in which the ranks' batches are compared.
   bool wants_batch() const noexcept;
   /// True while a backward is under way, also during a forward within the backward (activation checkpointing).
   bool in_backward() const noexcept { return in_backward_ && !pass_.expired(); }
@@ -105,13 +105,13 @@ class Reducer {
 
   // --- a backward, as the hooks see it ---
 
-  /// Begins a backward, when it reaches an output of the wrapped module or a parameter. Does nothing if it has begun.
+  /// Begins a backward when autograd reaches an output of the wrapped module, or a parameter. Does nothing if begun.
   void begin_backward();
-  /// Notes a gradient of the backward. Returns false if it has to be dropped: this rank declared no samples.
+  /// Notes a gradient of the backward. Returns false if it has to be dropped because this rank declared 0 samples.
   bool receive(std::size_t parameter);
-  /// Returns whether the reduction may read a gradient, if it has the strides of its place, from where it is.
+  /// Returns whether the reduction may read a gradient where it is, provided that it has the strides of its place.
   bool can_read(std::size_t parameter) const;
-  /// Has the reduction read the parameter's gradient from `gradient`, which lives as long as `keep`.
+  /// Makes the reduction read the parameter's gradient from `gradient`, which lives as long as `keep`.
   void read_from(std::size_t parameter, const void* gradient, std::shared_ptr<const void> keep);
   /// True if `read_from` has named a gradient to read from in this backward.
   bool reads(std::size_t parameter) const { return unread_[parameter] != nullptr; }
@@ -121,8 +121,8 @@ class Reducer {
   bool is_local(std::size_t parameter) const { return !in_backward() && states_[parameter].used; }
   /// Notes that the gradient has been accumulated, and is in its place or at the address given to `read_from`.
   void arrive(std::size_t parameter);
-  /// Ends the backward: reduces the remaining buckets and waits. For GPU averages it is autograd's current stream that
-  /// waits. Throws NonFiniteError on all ranks if the options ask for it, and Mismatch on all ranks if they are at
+  /// Ends the backward: reduces the remaining buckets and waits. For GPU averages, autograd's current stream waits
+  /// instead. Throws NonFiniteError on all ranks if the options ask for it, and Mismatch on all ranks if ranks are at
   /// different places of the program or their parameters have drifted apart (step_checks.cpp).
   void finish();
 
@@ -134,9 +134,10 @@ class Reducer {
   /// Replaces another Reducer of the same model, and takes over its accumulated counts and its residuals.
   void go_on_from(const Reducer& before);
 
-  /// Returns the number of synchronised steps of the world that this rank has taken part in or been told of.
+  /// Returns the number of the world's synchronised steps that this rank has taken part in or learned of.
   std::int64_t progress() const noexcept { return progress_; }
-  /// Collective; called when all have joined. Returns the lowest rank with the most steps; the number if ranks differ.
+  /// Collective; called when all have joined. Returns the lowest rank with most steps, and their number if ranks
+  /// differ.
   std::pair<int, std::optional<std::int64_t>> most_advanced();
   /// Collective. All ranks take over the bucket order of rank `source`, and `progress`, its progress.
   void take_plan_of(int source, std::int64_t progress);
@@ -157,14 +158,14 @@ class Reducer {
     std::size_t bucket = 0;
     std::size_t position = 0;
     bool received = false;             // in this backward: a gradient has arrived
-    bool ready = false;                // in this backward: nothing more will come
-    bool used = false;                 // since the last reduction
+    bool ready = false;                // in this backward: the gradient is complete
+    bool used = false;                 // true if the gradient was used since the last reduction
     std::shared_ptr<const void> keep;  // owns the gradient, if the reduction does not read it at its place
     bool kept = false;                 // its earlier gradient is saved, in case no rank uses the parameter
   };
   struct Launched {
     std::unique_ptr<step::Pending> work;
-    Device device;  // device of the result
+    Device device;  // the result's device
     // Bytes of the gradient that the operation reads where autograd made it, if nobody needs that gradient afterwards.
     std::size_t held = 0;
   };
@@ -217,7 +218,7 @@ class Reducer {
   StepMessage message_;
   StepChecks checks_;
   FiniteSearch finite_;
-  std::uint32_t number_ = 0;        // among the reducers of these ranks
+  std::uint32_t number_ = 0;        // this reducer's number among the reducers of these ranks
   std::int64_t shown_samples_ = 0;  // samples of the next reduction, for the status page
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_ is set: the backward failed

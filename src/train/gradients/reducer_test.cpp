@@ -1,4 +1,4 @@
-// The core without a framework, on ranks that are threads: the one exit, flags as a message of their own, new members.
+// Tests the core without a framework, on ranks that are threads: the end of a step, the flags' message, new members.
 #include "train/gradients/reducer.h"
 
 #include "base/result.h"
@@ -19,7 +19,7 @@ Parameter vector_of(const std::string& name, std::int64_t count) {
   return {.name = name, .dtype = DType::Float32, .sizes = {count}, .strides = {1}};
 }
 
-/// Gradients that are there or not; a backward is made of calls.
+/// Gradients that exist or not. A test makes a backward by calls of these functions.
 class Fake final : public Autograd {
  public:
   Fake(Communicator comm, std::vector<Parameter> parameters, const nn::DistributedDataParallelOptions& options = {},
@@ -40,7 +40,7 @@ class Fake final : public Autograd {
   }
   void put_back(std::size_t parameter) override { std::ranges::copy(kept_.at(parameter), gradient(parameter).begin()); }
   void drop_kept() override { kept_.clear(); }
-  // All is in the host's memory here.
+  // All memory is the host's here.
   Memory allocate(const Device& /*gpu*/, std::size_t /*bytes*/) override { return {}; }
   void* stream_of(const Device& /*gpu*/) override { return nullptr; }
   bool are_finite(std::span<const int> /*parameters*/) override { return true; }
@@ -150,7 +150,7 @@ TEST(GradientReducer, AUsersHookGetsWholeBucketsAndMeansAreByWeights) {
       if (hooked.last) last.push_back(hooked.number);
       const std::span<float> values(static_cast<float*>(bucket.memory().data()), bucket.bytes() / sizeof(float));
       for (float& value : values) value = share == 0 ? 0 : value * static_cast<float>(share) + 0;
-      values[gap_in(bucket)] += 1000;  // as a hook over the whole leaves something there
+      values[gap_in(bucket)] += 1000;  // a hook over the whole bucket may write into the gaps
       return std::make_unique<Later>(comm.all_reduce(Buffer(values), {.op = ReduceOp::Average}));
     });
     for (const bool equal : {false, true}) {
@@ -199,7 +199,7 @@ TEST(GradientReducer, HooksAreRegisteredOnceBeforeTraining) {
     Fake model(comm, {vector_of("a", 5)});
     model.core.use_hook(hook);
     refused(model, "there is one already");
-    Parameter elsewhere = vector_of("b", 5);  // also where the first is in the host's memory
+    Parameter elsewhere = vector_of("b", 5);  // on a GPU, unlike the first parameter
     elsewhere.device = {DeviceType::CUDA, 0};
     Reducer mixed(step::ranks_of(comm), {vector_of("a", 5), elsewhere}, {}, model);
     refused_by(mixed, "are not for hooks");
@@ -322,7 +322,7 @@ TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTur
       EXPECT_GE(step, 3);
       EXPECT_LT(step, 3 + 3) << "three turns of 8 parameters";
     }
-    // One that one rank cannot read is passed over, and the others are compared on. Another size on one rank is drift.
+    // A parameter that one rank cannot read is skipped, and the others are compared. Another size on one rank is drift.
     for (const std::size_t left : {0U, 1U}) {
       Fake resized(comm, parameters);
       const auto change = [&](int step) {
@@ -333,7 +333,7 @@ TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTur
       EXPECT_GE(found, from);
       EXPECT_LT(found, from + 3);
     }
-    // In the last digits: told in the log, and no error. Not at all where it is switched off.
+    // A difference in the last digits is logged, and is no error. Nothing is compared if the check is switched off.
     Fake rounding(comm, parameters);
     EXPECT_EQ(first_error(rounding, 20, changes(0, 1e-6F)(rounding)).first, 20);
     nn::DistributedDataParallelOptions off;
@@ -388,12 +388,12 @@ TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
   });
 }
 
-// Two models of one shape, trained in an order that differs by rank.
+// Runs ranks that are threads, as if on two hosts.
 void run_on_two_hosts(const std::function<void(Communicator)>& body) {
   comm::run_on_threads_of(comm::form_on_threads(comm::usual_backend(true), {0, 1}, 2, {}), body);
 }
 
-/// A step whose parameter 0 has gradients up to `most` on one rank, and parameter 1 has `other` there.
+/// Runs a step: on one rank, parameter 0 has gradients up to `most`, and parameter 1 has `other`.
 void step_with(Fake& model, int rank, float most, float other) {
   model.drop_all();
   model.begin(1);
@@ -415,7 +415,7 @@ double size_of_losses(const Fake& model) {
   return most;
 }
 
-// Its averages are finite but for one, and what rounding has lost of them is as large as they are.
+// All averages of the step except one are finite, and their rounding errors are as large as the averages.
 TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
   for (const nn::NonFinite mode : {nn::NonFinite::Raise, nn::NonFinite::Ignore}) {
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {

@@ -6,7 +6,7 @@
 
 namespace cohort::gradients {
 
-// Zeroed pages that are never written take no memory: a rank has rounding errors only of its part of the host's sum.
+// Zeroed pages that are never written take no memory, and a rank writes only the errors of its part of the host's sum.
 void Residuals::clear() {
   memory_.reset(static_cast<float*>(std::calloc(count_ + 1, sizeof(float))), std::free);
   if (memory_ == nullptr) throw std::bad_alloc();

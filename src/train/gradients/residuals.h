@@ -1,6 +1,6 @@
-// Rounding errors of this rank's gradients between hosts, which are added to the next gradients (error feedback; Seide
-// et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of the buckets. One thread per
-// rank.
+// Errors from rounding this rank's gradients between hosts, which are added to the next gradients (error feedback;
+// Seide et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of the buckets. One thread
+// per rank.
 #pragma once
 
 #include "train/gradients/buckets.h"
@@ -16,7 +16,7 @@ namespace cohort::gradients {
 
 class Residuals final : public step::Kept {
  public:
-  /// Lays the residuals out for new buckets. Each float32 parameter keeps its residuals, which are zero at first.
+  /// Lays the residuals out for new buckets. Each float32 parameter keeps its residuals, initially zero.
   void lay_out(const std::vector<Bucket>& buckets);
   /// Returns the residuals of a bucket's small gradients and of the gaps between them. Valid as long as `memory()`.
   float* of_small(std::size_t bucket) const { return memory_.get() + small_[bucket]; }

@@ -108,7 +108,7 @@ void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
       step::gather_rows(*ranks_, {std::bit_cast<std::uint64_t>(rate), static_cast<std::uint64_t>(drawn.first),
                                   static_cast<std::uint64_t>(drawn.second)});
   std::vector<double> rates;
-  StepPlace from = drawn;  // the first step that no rank has drawn yet
+  StepPlace from = drawn;  // becomes the first step that no rank has drawn yet
   for (const auto& row : rows) {
     rates.push_back(row.empty() ? 0 : std::bit_cast<double>(row[0]));
     if (!row.empty())
@@ -151,7 +151,7 @@ std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int
       again = true;
     }
   }
-  std::vector<std::pair<double, std::size_t>> remainders;  // the largest first; among equal ones, the lower rank
+  std::vector<std::pair<double, std::size_t>> remainders;  // the largest first; equal ones by ascending rank
   std::int64_t left = divided;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (counts[i] != 0) continue;

@@ -1,4 +1,4 @@
-// Shares of each step's samples by rank, if they are not equal: given, or by measured speed. The shares of a step
+// Shares of each step's samples by rank, which are equal, given, or follow the measured speeds. The shares of a step
 // depend only on its place in the epoch, and are the same on all ranks, also if a rank draws ahead. If shares are
 // measured, all ranks change them together, from a step that no rank has drawn yet. One thread at a time.
 #pragma once
@@ -38,16 +38,16 @@ class SampleShares {
   void bind(std::shared_ptr<step::Ranks> ranks) { ranks_ = std::move(ranks); }
   /// Prepares for a new world, which has even shares until it has measured.
   void reset();
-  /// Begins a step of at most `global` samples; `drawn`: the next step that this rank draws. If shares are measured,
-  /// collective after every kEvery steps. The exchange is not within a step, where an elastic job could not recover
-  /// from a lost rank. Rank 0 logs changes.
+  /// Begins a step of at most `global` samples; `drawn`: the next step that this rank draws. Collective after every
+  /// kEvery steps, if shares are measured. The exchange is not within a step, since an elastic job could not recover
+  /// from a lost rank there. Rank 0 logs changes.
   void begin_step(std::int64_t global, StepPlace drawn);
   /// Ends a step in which this rank had `own` samples.
-  /// `seconds`: the computing time. If not given, it is measured from the end of the step before, without the time that
-  /// the program waited for collectives.
+  /// `seconds`: the computing time. By default, measured from the end of the step before, without the time that the
+  /// program waited for collectives.
   void end_step(std::int64_t own, std::optional<double> seconds = {});
 
-  static constexpr int kEvery = 10;      ///< steps
+  static constexpr int kEvery = 10;      ///< steps from one exchange to the next
   static constexpr double kGain = 0.05;  ///< share of a step's time; changes that gain less are not made
 
  private:
@@ -67,7 +67,7 @@ class SampleShares {
 };
 
 /// Divides `global` samples by these weights into whole numbers with the exact sum. Left-over samples go to the largest
-/// remainders, and among equal ones to lower ranks. With `each`, every rank gets at least 1 if there are enough.
+/// remainders (if equal, to lower ranks). With `each`, every rank gets at least 1 if there are enough.
 std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int64_t global, bool each);
 
 /// Warns, once in a process, that shares were requested but all ranks have the same part of a step.

@@ -57,7 +57,7 @@ TEST(SampleShares, WhatIsNoShareIsRefused) {
   EXPECT_NO_THROW(SampleShares("measured").require_world(3));
 }
 
-// Ranks draw ahead as loaders do, each its own number of steps, and all change their shares at the same one.
+// Ranks draw ahead like loaders, each by its own number of steps, and all change their shares at the same step.
 TEST(SampleShares, MeasuredOnesBalanceAndUseEachSampleOnce) {
   constexpr std::int64_t kSize = 1000, kGlobal = 60, kEpochs = 6;
   constexpr double kFixed = 0.002, kEach[] = {0.001, 0.002, 0.004};  // seconds of a step, and of a sample

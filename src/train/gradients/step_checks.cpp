@@ -14,13 +14,13 @@ namespace cohort::gradients {
 
 namespace {
 
-// Number of parameters compared in a step, and of bytes of each. Steps take turns through all parameters.
+// Number of parameters compared in a step, and number of bytes of each. Over the steps, all parameters are compared.
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
 // Number of first steps whose batches are compared.
 constexpr std::int64_t kComparedBatches = 2;
-// Steps until the next comparison after a difference that may come from rounding, which would be found again.
+// Steps without comparisons after a difference that may come from rounding, which would be found again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;
 
 template <class T>
@@ -88,7 +88,7 @@ void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::in
     message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
     message.say(reduced.has_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
     if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
-    // Shown in the last of the first steps. A rank that has not seen all batches shows a word that differs from all.
+    // Shown in the last of these steps. A rank that has not seen all batches shows a word that differs from all others.
     if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
       message.show(StepMessage::Batches, batches_);
     } else if (step == kComparedBatches - 1) {

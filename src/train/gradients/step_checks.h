@@ -18,7 +18,7 @@
 namespace cohort::gradients {
 
 struct StepMessage final : step::Message {
-  /// Flags. All but the last two are set only by ranks that have samples.
+  /// Flags. Only ranks that have samples set them, except the last two.
   enum Flag : std::size_t {
     Samples,
     NonFinite,
@@ -37,7 +37,7 @@ struct StepMessage final : step::Message {
 
 class StepChecks {
  public:
-  /// `replicas`: whether parameter values are compared.
+  /// `replicas`: true if parameter values are compared.
   StepChecks(std::span<const Parameter> parameters, Autograd& autograd, bool replicas)
       : parameters_(parameters), autograd_(autograd), replicas_(replicas) {}
 
@@ -69,7 +69,7 @@ class StepChecks {
   bool told_of_rows_ = false;
   std::uint64_t batches_ = 0;  // digest of the first batches of the first steps
   int batches_seen_ = 0;
-  std::vector<int> sampled_;                  // parameters whose values are compared in this step,
+  std::vector<int> sampled_;                  // the parameters whose values are compared in this step,
   std::vector<std::uint64_t> sampled_words_;  // equally many words of bytes of each, then the size of each,
   std::optional<std::uint64_t> digest_;       // and the digest of these words, from the step's first forward
   std::int64_t compare_values_from_ = 0;      // first step to compare values in; moved after a rounding difference

@@ -72,7 +72,7 @@ void tell(std::uintptr_t address) noexcept {
 void on_fault(int number, siginfo_t* info, void* context) {
   tell(reinterpret_cast<std::uintptr_t>(info->si_addr));
   if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(number, info, context);
-  // Restores the previous handler: the instruction runs again, and faults again under that handler.
+  // Restores the previous handler. The instruction then runs again, and its fault goes to that handler.
   (void)::sigaction(number, &before, nullptr);
 }
 

@@ -82,8 +82,8 @@ std::vector<Action> actions_of(const Layout& layout, int rank) {
   auto forward = forwards.begin();
   std::vector<Action> actions;
   for (int i = 0; i < warm_up(layout, rank); ++i) actions.push_back(*forward++);
-  // The backwards of parameters are delayed by as many micro-batches as there are ranks before this one: the ranks
-  // before have their gaps at the end, and less memory left than this rank.
+  // The backwards of parameters are delayed by as many micro-batches as there are ranks before this one: those ranks
+  // have their gaps at the end, and less memory left than this rank.
   auto weights = backwards.begin();
   const auto behind = static_cast<std::ptrdiff_t>(rank);
   const auto weight = [&] {
@@ -175,8 +175,8 @@ Expectation expect(const Layout& layout, std::span<const StageCost> stages) {
 
 namespace {
 
-/// Scales the costs to at most 1, by a power of two, which rounds nothing: sums and squares of the largest numbers
-/// would not be finite. If no layer costs anything, all count the same.
+/// Scales the costs to at most 1, since sums and squares of the largest numbers would not be finite. The factor is a
+/// power of two, so nothing is rounded. If all costs are 0, all layers count the same.
 std::vector<double> scaled(std::span<const double> costs) {
   int exponent = 0;
   const double largest = costs.empty() ? 0 : *std::max_element(costs.begin(), costs.end());
@@ -202,8 +202,8 @@ std::vector<std::int64_t> cut_by_cost(std::span<const double> layers, int stages
   }
   const std::vector<double> costs = scaled(layers);
   for (std::size_t i = 0; i < n; ++i) before[i + 1] = before[i] + costs[i];
-  // best[i]: the cost of the slowest stage when the first i layers are split into the current number of stages; among
-  // equal splits, the most even one, by the sum of squares. from[s][i]: where the last of s + 1 stages then begins.
+  // best[i]: the best split of the first i layers into the current number of stages, as (cost of the slowest stage, sum
+  // of the stages' squared costs, lower if more even). from[s][i]: first layer of the last of its s + 1 stages.
   using Best = std::pair<double, double>;
   constexpr Best kNone{INFINITY, INFINITY};
   std::vector<Best> best(n + 1, kNone);

@@ -14,7 +14,7 @@ namespace cohort::pipeline {
 enum class Kind : std::uint8_t {
   Forward,
   Backward,        ///< both parts
-  BackwardInput,   ///< the gradient of the stage's input, for which the stage before waits
+  BackwardInput,   ///< the gradient of the stage's input; the stage before waits for it
   BackwardWeight,  ///< the gradients of the stage's parameters
 };
 std::string_view to_string(Kind kind) noexcept;
@@ -28,17 +28,17 @@ struct Action {
 
 /// Returns the actions of a rank. `layout` has to have been checked.
 std::vector<Action> actions_of(const Layout& layout, int rank);
-/// Returns the forwards alone.
+/// Returns only the forwards.
 std::vector<Action> forwards_of(const Layout& layout, int rank);
 
 /// Result of a simulation of all ranks.
 struct Played {
-  bool whole = true;         ///< false: a rank waits for ever, and the times are those until then
+  bool whole = true;         ///< false: a rank waits for ever; the times end there
   double end = 0;            ///< time when the last action ends
   std::vector<double> busy;  ///< busy time by rank
 };
 using Duration = std::function<double(int rank, const Action& action)>;
-/// Simulates the ranks' actions. `delay`: time that the message takes for which the action waits.
+/// Simulates the ranks' actions. `delay`: time that the message takes for which an action waits.
 Played play(const std::vector<std::vector<Action>>& ranks, int stages, const Duration& duration,
             const Duration& delay = {});
 

@@ -1,5 +1,5 @@
-// Schedules of pipelines over random ranks, micro-batches, chunks and delays: nobody waits for ever, each action comes
-// once, memory and idle time are what is promised.
+// Schedules of pipelines with random ranks, micro-batches, chunks and delays. Tests that no rank waits for ever, that
+// each action comes once, and that memory and idle time are as documented.
 #include "train/pipeline/schedule.h"
 
 #include <cohort/error.h>
@@ -78,7 +78,7 @@ TEST(PipelineSchedule, NeverWaitsForEverOverRandomDelays) {
     const Played played = play(all_ranks(layout), layout.stages(), anything,
                                [&](int, const Action&) { return round % 3 == 0 ? 0 : 5 * time(random); });
     ASSERT_TRUE(played.whole) << text(layout);
-    // Forwards alone, as an evaluation has them.
+    // Only forwards, as in an evaluation.
     std::vector<std::vector<Action>> forwards;
     for (int rank = 0; rank < layout.ranks; ++rank) forwards.push_back(forwards_of(layout, rank));
     ASSERT_TRUE(play(forwards, layout.stages(), anything, anything).whole) << text(layout);
@@ -97,7 +97,7 @@ TEST(PipelineSchedule, IdlesAsTheorySays) {
         for (int v = 1; v <= (schedule == Schedule::Interleaved ? 4 : 1); ++v) {
           const Layout layout{.schedule = schedule, .ranks = p, .micro_batches = m, .chunks = v};
           if (schedule == Schedule::Interleaved && m % p != 0) continue;
-          if (schedule == Schedule::ZeroBubble && m < p) continue;  // nothing to fill all gaps with
+          if (schedule == Schedule::ZeroBubble && m < p) continue;  // there are too few micro-batches to fill all gaps
           const std::vector<StageCost> costs(static_cast<std::size_t>(layout.stages()));
           const int work = schedule == Schedule::ZeroBubble ? 3 * m : v * m;
           const double theory = (p - 1.0) / (work + p - 1);
@@ -132,7 +132,7 @@ TEST(PipelinePlan, CutsSoThatTheSlowestStageIsAsFastAsCanBe) {
   }
   EXPECT_THROW(static_cast<void>(cut_by_cost(even, 10)), Error);
   EXPECT_THROW(static_cast<void>(cut_by_cost(std::vector<double>{1, -1}, 2)), Error);
-  // Against all cuts there are.
+  // Compares with all possible cuts.
   std::mt19937 random(3);
   std::exponential_distribution<double> cost(1);
   for (int round = 0; round < 200; ++round) {

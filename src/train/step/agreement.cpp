@@ -101,7 +101,7 @@ void Agreement::explain(Ranks& ranks, const Error& error) const {
   if (named) throw Error(*named);
 }
 
-// Uses sums, in which ranks that have joined take part automatically. `sizes`: each text's digest and length.
+// Uses sums, in which ranks that have joined take part automatically. `sizes`: by rank, digest and length of its text.
 std::optional<Error> Agreement::exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes,
                                          const std::string& text, const char* where) const {
   std::uint64_t longest = 0;

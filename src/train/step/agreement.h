@@ -1,5 +1,5 @@
-// Agreement of ranks that train together: the options that have to be equal on all of them, each with owner, name and
-// value. A digest of the options travels in messages that are sent anyway. Only if the digests differ, the lists are
+// Agreement of ranks that train together on the options that have to be equal on all ranks, each with owner, name and
+// value. A digest of the options travels in messages that are sent anyway. If the digests differ, the lists are
 // exchanged, and the error on all ranks names the option, both values and both ranks. One thread at a time.
 #pragma once
 
@@ -47,8 +47,8 @@ class Agreement {
   using Sums = std::array<double, 6>;
   Sums sums() const;
 
-  /// Collective. Throws Mismatch on all ranks if these sums over the ranks show that options differ. `where` replaces
-  /// Difference::where in the error.
+  /// Collective. Throws Mismatch on all ranks if `sums`, which are sums over the ranks, show that options differ.
+  /// `where` replaces Difference::where in the error.
   void require(Ranks& ranks, std::span<const double> sums, const char* where = "") const;
   /// Collective. Compares the options now, for methods that send no message in which the digest could travel.
   void require(Ranks& ranks) const;

@@ -1,5 +1,5 @@
-// The outcome of a step, which all ranks decide alike from what they exchanged in it; and the message that is exchanged
-// beside the gradients of a step. One thread at a time.
+// The outcome of a step, which all ranks decide in the same way from what they exchanged in the step. Also the message
+// that is exchanged beside a step's gradients. One thread at a time.
 #pragma once
 
 #include "train/step/ranks.h"
@@ -17,7 +17,7 @@ enum class Outcome : std::uint8_t {
   NoSamples,  ///< no rank had samples: everything stays as it was
   NotFinite,  ///< averages are not finite: programs that check skip the step, so no state is kept
   Refused,    ///< all ranks have an error: no rank has the step's averages, and no state is kept
-  Lost,       ///< the step has failed on this rank: state that it has not written to stays
+  Lost,       ///< the step has failed on this rank; kept state stays if the step has not written to it
 };
 
 /// An outcome, and the source from which all ranks know it: no rank decides alone.
@@ -29,7 +29,7 @@ class Decision {
   static Decision by_averages(Outcome outcome) noexcept { return {outcome, "averages"}; }
   /// Decided from an error. If a collective or a comparison has failed, the other ranks have the error, too.
   static Decision by_error(Outcome outcome) noexcept { return {outcome, "error"}; }
-  /// For methods whose every step counts.
+  /// For methods that never refuse or skip a step.
   static Decision none() noexcept { return {Outcome::Accepted, ""}; }
 
   Outcome outcome() const noexcept { return outcome_; }
@@ -42,8 +42,8 @@ class Decision {
   std::string_view by_;
 };
 
-/// A bit for each parameter that a rank used, then flags, then words that have to be the same on all ranks, each with
-/// its complement: a bitwise "or" over the ranks shows which words differ.
+/// A bit for each parameter that a rank used, then flags, then words that have to be the same on all ranks. Each word
+/// comes with its complement, so that a bitwise "or" over the ranks shows which words differ.
 class Message {
  public:
   Message(std::size_t parameters, std::size_t flags, std::size_t words)
@@ -62,7 +62,7 @@ class Message {
               [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::BitOr}); });
   }
 
-  // Values over all ranks, valid after `exchange`.
+  // Results over all ranks, valid after `exchange`.
 
   bool used(std::size_t parameter) const { return (bits_[parameter / 64] >> (parameter % 64) & 1U) != 0; }
   bool said(std::size_t flag) const { return used(parameters_ + flag); }

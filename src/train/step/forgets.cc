@@ -1,4 +1,4 @@
-// Compiles unless FORGETS_... leaves out a part of a method, or an option: a test runs the compiler on it.
+// Compiles unless a FORGETS_... macro leaves out a part of a method, or an option. A test runs the compiler on it.
 #include "train/gradients/options.h"
 #include "train/step/method.h"
 
@@ -25,7 +25,7 @@ void look(cohort::nn::DistributedDataParallelOptions options) {
   cohort::gradients::visit_options(options, [](const char*, auto&) {});
 }
 #ifdef FORGETS_OPTION
-struct More {  // an option more than the list of options.h has
+struct More {  // has one option more than the list in options.h
   int a, b, c, d, e, f, g, h, i, j, k, l, m, added;
 };
 void look(More more) {

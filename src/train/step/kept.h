@@ -25,7 +25,7 @@ class Kept {
     prepared_ = false;
     clear();
   }
-  /// Drops the state if the failed step has written to it; otherwise the state is still that of the step before.
+  /// Drops the state if the failed step has written to it; otherwise the state of the step before is still valid.
   void lose() {
     if (prepared_) drop();
   }

@@ -1,7 +1,7 @@
-// A method of training, and the step as a transaction, which makes sure that a method forgets no part of a step. A
-// method declares four parts, or why it lacks one: what is trained, what must agree, how a step is decided, what is
-// kept. Code that leaves out a part does not compile. A method that declares a part and does not use it gets an error
-// with its name in its first step. One thread at a time.
+// A method of training, and the step as a transaction, which ensures that a method forgets no part of a step. A method
+// declares four parts, or why it lacks one: what is trained, what must agree, how a step is decided, what is kept. Code
+// that leaves out a part does not compile. A method that declares a part and does not use it gets an error with its
+// name in its first step. One thread at a time.
 #pragma once
 
 #include "train/step/agreement.h"
@@ -48,7 +48,7 @@ class Transaction {
   /// Ends a step: kept state is committed, dropped or left alone. Throws Internal, naming method and part, if the first
   /// accepted step has not used a part that the method declares.
   void end(Decision decision);
-  /// Notes that a step which another process began, and whose averages all ranks have, ends here: it is not the first.
+  /// Notes that a step that another process began, and whose averages all ranks have, ends here; it is not the first.
   void resume() noexcept { resumed_ = true; }
   /// True if the last step ended in an error that all ranks have, so that no rank has its averages.
   bool last_refused() const noexcept { return last_ == Outcome::Refused; }

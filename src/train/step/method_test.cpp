@@ -1,4 +1,4 @@
-// A method of training in the fewest lines, on ranks that are threads; and what becomes of it where it forgets a part.
+// A small method of training, on ranks that are threads; and the errors that it gets if it forgets a part.
 #include "train/step/method.h"
 
 #include "base/result.h"
@@ -21,7 +21,7 @@ using Floats = std::vector<float>;
 
 enum class Forgets : std::uint8_t { Nothing, Trained, Agreement, Decision, Kept };
 
-/// Averages gradients that are rounded to whole numbers, with what that loses added to the next ones.
+/// Averages gradients that are rounded to whole numbers, and adds the rounding errors to the next gradients.
 class Rounding {
  public:
   Rounding(const Communicator& comm, float rate, Forgets forgets = Forgets::Nothing)
@@ -189,7 +189,7 @@ TEST(Agreement, AMismatchIsExplainedWhereAllRanksHadBroughtATag) {
     const auto ranks = ranks_of(comm);
     Agreement agreement({"X", "options", "do the same"});
     agreement.set("group 0", "lr", comm.rank() == 1 ? "2" : "1");
-    for (const bool other : {true, false}) {  // the third rank does something else, and would exchange nothing
+    for (const bool other : {true, false}) {  // the third rank runs another operation, and would exchange nothing
       AllReduceOptions options;
       if (!other || comm.rank() != 2) options.tag = agreement.tag();
       float value = 1;

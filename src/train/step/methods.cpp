@@ -6,7 +6,7 @@ Method data_parallel(bool divided) {
   using enum Meaning;
   const Meaning change = divided ? Refused : TakenIn;
   return {.name = std::string("DistributedDataParallel"),
-          .trained = Meanings{.frozen = Rebased,  // a frozen parameter is treated as one that nobody uses
+          .trained = Meanings{.frozen = Rebased,  // a frozen parameter is treated like one that no rank uses
                               .thawed = change,
                               .added = change,
                               .removed = change,
@@ -46,7 +46,7 @@ Method local_steps() {
                               .added = Refused,
                               .removed = Refused,
                               .replaced = Refused,
-                              .cast = Rebased,  // the values that are equal on all ranks keep the first type
+                              .cast = Rebased,  // the values that all ranks share keep the first type
                               .moved = Rebased},
           .agreed = Difference{"DiLoCo, LocalSGD", "options", "give the same on all ranks"},
           .decided = DecidedBy{"averages"},

@@ -80,8 +80,8 @@ namespace {
 
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 
-// Compared values are exchanged by minima, sums and broadcasts, in which ranks that have joined take part
-// automatically. All ranks reach the same decisions, since they see the same numbers.
+// Ranks compare values by minima, sums and broadcasts only. Ranks that have joined take part in these automatically.
+// All ranks then see the same numbers, and so decide in the same way.
 
 // Returns, for each word, whether it is the same on all ranks: by a minimum of the words and of their complements.
 std::vector<bool> same_on_all_ranks(Ranks& ranks, const std::vector<std::uint64_t>& words) {
@@ -95,7 +95,7 @@ std::vector<bool> same_on_all_ranks(Ranks& ranks, const std::vector<std::uint64_
 }
 
 struct Sides {
-  std::vector<int> most;  // the largest group of ranks that agree; among equals, that with the lowest rank
+  std::vector<int> most;  // the largest group of ranks that agree; if several, that with the lowest rank
   std::vector<int> odd;   // all others
   bool is_majority = false;
 };

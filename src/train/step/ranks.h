@@ -1,4 +1,4 @@
-// Interface through which training reaches the other ranks: a Communicator, and what a language needs around its
+// Interface through which training reaches the other ranks: a Communicator, and what a language has to do around its
 // operations (Python releases the interpreter lock while it waits, and keeps an operation's memory alive when nobody
 // waits any more). Also a collective check that all ranks hold the same values, to the bit. One thread at a time.
 #pragma once
@@ -56,8 +56,8 @@ class Ranks {
   ErrorContext where(const char* operation) const;
 };
 
-/// Returns all ranks' words: row r has those of rank r, and is empty if the rank has joined. All ranks pass equally
-/// many words. Collective; waits. Implemented as a sum, in which ranks that have joined take part automatically.
+/// Returns all ranks' words: row r has rank r's, and is empty if rank r has joined. All ranks pass equally many words.
+/// Collective; waits. Implemented as a sum, in which ranks that have joined take part automatically.
 std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine);
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);

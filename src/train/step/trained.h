@@ -28,7 +28,7 @@ struct Change {
 };
 
 enum class Meaning : std::uint8_t {
-  TakenIn,  ///< the parameter is trained as it is from this step on, after it has been compared over the ranks
+  TakenIn,  ///< the parameter is compared over the ranks, and trained as it is from this step on
   Rebased,  ///< nothing has to be done: the parameter's kept state stays valid
   Refused,  ///< the change is an InvalidArgument error, which names the parameter
 };

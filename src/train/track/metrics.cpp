@@ -46,7 +46,7 @@ class SharedValues {
   /// called after an error or after done().
   std::vector<MetricLine> round(Wish wish);
   bool done() const noexcept { return done_; }
-  /// Removes and returns the logged values that no round has taken yet, marked as values of this rank alone.
+  /// Removes and returns the logged values that no round has taken yet, marked as values of this rank only.
   std::vector<MetricLine> take_rest();
 
  private:
@@ -54,7 +54,7 @@ class SharedValues {
 
   Communicator group_;
   bool done_ = false;
-  std::string mismatch_;  ///< rank 0's, which tells the others in the next round that it is the last
+  std::string mismatch_;  ///< set on rank 0, which then announces to the others that the next round is the last
   std::mutex mutex_;
   std::deque<SharedEntry> entries_;
 };
@@ -172,7 +172,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Limit on lines that are kept while the disk is full.
 constexpr std::size_t kMostLinesKept = 100'000;
-/// Interval of rounds while some ranks wait for the others' end.
+/// Interval of rounds while some ranks have ended and wait for the others.
 constexpr auto kLastRounds = std::chrono::milliseconds(20);
 
 }  // namespace

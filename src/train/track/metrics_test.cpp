@@ -176,7 +176,7 @@ TEST_F(MetricsTest, ARankThatDoesNotEndIsNotWaitedForForLong) {
         MetricsOptions{.communicator = comm, .interval = milliseconds(5), .patience = milliseconds(1000)});
     metrics->log(1, {{"v", 1}}, Reduce::Sum);
     comm.barrier().wait();                  // both have
-    if (comm.rank() == 0) metrics.reset();  // the other has not ended its own, and does so only after this barrier
+    if (comm.rank() == 0) metrics.reset();  // the other rank ends its Metrics only after this barrier
     comm.barrier().wait();
   });
   ASSERT_EQ(metrics().size(), 1U);
@@ -201,7 +201,7 @@ TEST_F(MetricsTest, AFullDiskIsNoErrorOfTheTraining) {
     for (int step = 1; step <= 20; ++step) metrics.log(step, {{"some value", step}});
     std::this_thread::sleep_for(milliseconds(50));
     const rlimit wide{RLIM_INFINITY, RLIM_INFINITY};
-    ::setrlimit(RLIMIT_FSIZE, &wide);  // somebody has made room
+    ::setrlimit(RLIMIT_FSIZE, &wide);  // the disk has space again
     metrics.close();
     ::_exit(0);
   }
@@ -248,7 +248,7 @@ TEST(Progress, PlainLinesOffATerminal) {
   progress.update(11, 0.5, 64);
   progress.line("epoch 1: done");
   progress.finish();
-  progress.update(12, 0.25, 64);  // after the end: nothing
+  progress.update(12, 0.25, 64);  // after the end: prints nothing
   const std::string text = content(file.get());
   EXPECT_EQ(text.find('\x1b'), std::string::npos) << text;
   EXPECT_EQ(text.find('\r'), std::string::npos) << text;

@@ -286,7 +286,7 @@ struct Progress::Impl {
 
   std::int64_t step = 0;
   double loss = 0;
-  // The interval under measurement: training time only, without skipped time.
+  // The interval whose speed is measured: training time only, without skipped time.
   std::int64_t samples = 0;
   double busy = 0;
   Clock::time_point resumed = Clock::now(), last_drawing = resumed;
@@ -296,7 +296,7 @@ struct Progress::Impl {
   double speed = 0;
 
   std::int64_t per_epoch() const { return std::max<std::int64_t>(options.steps_per_epoch, 1); }
-  /// Returns the offset for which step + shift() is the position if all epochs have this run's number of steps.
+  /// Returns the offset such that step + shift() is the position if all epochs have this run's number of steps.
   std::int64_t shift() const {
     if (!options.steps_left_in_first_epoch) return 0;
     return (options.first_epoch + 1) * per_epoch() - *options.steps_left_in_first_epoch - options.first_step;

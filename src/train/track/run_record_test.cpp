@@ -188,7 +188,7 @@ TEST_F(RunRecordTest, FolderThatCannotBeMadeIsNamed) {
 TEST_F(RunRecordTest, AddsUpWhatItObservesFromSeveralThreads) {
   using std::chrono::milliseconds;
   RunRecord record(file_);
-  record.write_communication();  // nothing seen: no line
+  record.write_communication();  // no events, so no line
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&record] {
@@ -209,7 +209,7 @@ TEST_F(RunRecordTest, AddsUpWhatItObservesFromSeveralThreads) {
   record.on_step({.step = 1, .samples = 64, .seconds = 0.5, .exposed_communication_seconds = 0.125});
   record.on_bucket_ready({});
   record.write_communication();
-  record.write_communication();  // since the last one: nothing
+  record.write_communication();  // no events since the last line
 
   const RecordLines lines = read_record(file_);
   ASSERT_EQ(lines.events.size(), 2U);
