@@ -52,7 +52,7 @@ at::Tensor linear(const at::Tensor& x, const Map& map, const Map& adjoint) {
   return Linear::apply(x, map, adjoint);
 }
 
-// Waits; for GPU tensors, the GPU's current stream waits instead.
+// Waits for the Work; for GPU tensors, the GPU's current stream waits instead.
 void complete(Work work, const at::Tensor& input, const at::Tensor& output) {
   work.on_done([input, output] {});
   work.synchronize(buffer_device(output));
@@ -85,7 +85,7 @@ at::Tensor gathered(Communicator& comm, const at::Tensor& x, std::int64_t dim) {
   sizes[0] *= comm.size();
   at::Tensor output = at::empty(sizes, input.options());
   complete(comm.all_gather(to_buffer(input), to_buffer(output)), input, output);
-  return output.movedim(0, dim).detach();  // no view, which autograd would not let be changed in place
+  return output.movedim(0, dim).detach();  // detached, since autograd forbids to change this view in place
 }
 
 at::Tensor scattered_sum(Communicator& comm, const at::Tensor& x, std::int64_t dim) {
@@ -94,7 +94,7 @@ at::Tensor scattered_sum(Communicator& comm, const at::Tensor& x, std::int64_t d
   sizes[0] /= comm.size();
   at::Tensor output = at::empty(sizes, input.options());
   complete(comm.reduce_scatter(to_buffer(input), to_buffer(output)), input, output);
-  return output.movedim(0, dim).detach();  // no view, which autograd would not let be changed in place
+  return output.movedim(0, dim).detach();  // detached, since autograd forbids to change this view in place
 }
 
 at::Tensor own_part(const Communicator& comm, const at::Tensor& x, std::int64_t dim) {
@@ -253,7 +253,7 @@ at::Tensor received(Peer& peer, int tag) {
   return data;
 }
 
-// An input that makes autograd run the backward of a function whose other inputs require no gradient.
+// Returns an input that makes autograd run a function's backward even if no other input requires a gradient.
 at::Tensor anchor() { return at::zeros({}).requires_grad_(at::GradMode::is_enabled()); }
 
 class Send : public torch::autograd::Function<Send> {

@@ -1,5 +1,5 @@
-// Differentiable collectives, on ranks that are threads: gradients and second derivatives against differences of the
-// sum of all ranks' losses, and against one process.
+// Differentiable collectives, on ranks that are threads: compares gradients and second derivatives with finite
+// differences of the sum of all ranks' losses, and with one process.
 #include <cohort/error.h>
 #include <cohort/torch/autograd.h>
 #include <cohort/torch/tensor.h>
@@ -54,7 +54,7 @@ void expect_gradient(Communicator& comm, const at::Tensor& values, const Functio
   }
 }
 
-// First and second derivatives.
+// Expects the first and second derivatives.
 void expect_gradients(Communicator& comm, const at::Tensor& values, const Function& function, const std::string& what) {
   const double salt = comm.rank() + 1;
   const Function loss = [&](const at::Tensor& x) {
@@ -121,7 +121,7 @@ TEST(Autograd, ResultsAreThoseOfTheCollectives) {
     expect_equal({autograd::scatter_to(comm, x, 0)}, {x.narrow(0, comm.rank(), 1)});
     expect_equal({x}, {pattern({3, 2}, comm.rank())});
     EXPECT_FALSE(autograd::all_reduce(comm, x).requires_grad());
-    // Integers have no gradient, and no need of one.
+    // Integers have no gradient, and need none.
     expect_equal({autograd::all_reduce(comm, at::ones({2}, at::kLong))}, {at::full({2}, 3, at::kLong)});
   });
 }
@@ -150,7 +150,7 @@ TEST(Autograd, ResultsMayBeChangedInPlace) {
   });
 }
 
-// A layer cut in two, and its parts put together again, as one process does it; second derivatives too.
+// A layer is cut into two parts, which together give the results of one process; second derivatives too.
 TEST(Autograd, OneLossForAllIsCountedOnce) {
   const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
     const at::Tensor loss = at::sin(y).sum();
@@ -179,8 +179,8 @@ TEST(Autograd, OneLossForAllIsCountedOnce) {
   }
 }
 
-// Rank r passes its value on, changed, to rank r + 1; the last rank has the loss. And a ring, in which all send first,
-// more than is buffered.
+// Rank r changes its value and sends it to rank r + 1; the last rank has the loss. Also a ring in which all ranks first
+// send more than is buffered.
 TEST(Autograd, SendAndRecvSendGradientsBack) {
   run_on_threads(3, [](Communicator comm) {
     const at::Tensor x = pattern({50}, comm.rank()).requires_grad_(true);
@@ -213,7 +213,7 @@ TEST(Autograd, SendAndRecvSendGradientsBack) {
       expect_close({came, mine.grad()}, {2 * pattern({kMany}, before), 8 * mine.detach()}, 1e-14);
     }
     {
-      const at::NoGradGuard no_grad;  // nothing comes back
+      const at::NoGradGuard no_grad;  // no gradient comes back
       const at::Tensor sent = autograd::send(comm, mine, next);
       const at::Tensor came = autograd::recv(comm, before, {.sizes = {kMany}, .options = at::kDouble});
       expect_equal({came}, {pattern({kMany}, before)});
@@ -244,7 +244,7 @@ TEST(Autograd, WhatDiffersIsRefusedOnAllRanksAndTheWorldGoesOn) {
     EXPECT_EQ(refused([&] { (void)autograd::all_to_all(comm, x); }), ErrorCode::Mismatch);
     EXPECT_EQ(refused([&] { (void)autograd::all_reduce(comm, typed); }), ErrorCode::Mismatch);
     EXPECT_EQ(refused([&] { (void)autograd::gather_from(comm, typed, 1); }), ErrorCode::Mismatch);
-    // In the backward: a rank that uses another function.
+    // The ranks' functions differ only in the backward.
     const at::Tensor y = odd ? autograd::reduce_from(comm, x.narrow(0, 0, 3)) : autograd::all_reduce(comm, x);
     EXPECT_EQ(y.sum().item<double>(), 18);
 

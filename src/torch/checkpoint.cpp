@@ -27,7 +27,7 @@ namespace ck = checkpoint;
 using ck::generators_of;
 using ck::state_of;
 
-/// Generators whose states are known, each with its state, the CPU's first.
+/// Returns the generators whose states `state` has, each with its state; the CPU's first.
 std::vector<std::pair<at::Generator, at::Tensor>> known(const torch::nn::Module& module, const RankState& random,
                                                         const std::string& folder) {
   std::vector<std::pair<at::Generator, at::Tensor>> all;
@@ -91,7 +91,7 @@ std::map<std::string, Shard> shards_of(const torch::nn::Module& module) {
   return all;
 }
 
-/// Throws for a module of parts, of which rank 0's would be taken for the whole.
+/// Throws for a module that has only parts of tensors, since rank 0's parts would be saved as if they were whole.
 void require_whole(const torch::nn::Module& module) {
   for (const auto& [name, shard] : shards_of(module)) {
     if (shard != formats::whole_shard(shard.sizes)) {
@@ -142,7 +142,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const torch::nn::Module& modu
   return all;
 }
 
-// Models that no rank holds whole.
+// Functions for models that no rank holds whole.
 
 Shard shard_of(const ModelShards& model, const std::string& name, const at::Tensor& tensor) {
   const auto found = model.tensors.find(name);
@@ -188,7 +188,7 @@ ck::ParameterNames numbers_of(const std::vector<Stepped>& all) {
   return names;
 }
 
-/// Converts groups of such indices to groups of the parameters' names, each once.
+/// Converts groups of such indices to groups of parameter names, in which each name occurs once.
 std::vector<std::vector<std::string>> parameters_of(std::vector<std::vector<std::string>> groups,
                                                     const std::vector<Stepped>& all) {
   for (auto& group : groups) {
@@ -254,7 +254,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, con
                                const RankState& state) {
   auto all = std::make_unique<Brought>();
   std::vector<ck::ShardName> names;
-  std::vector<std::pair<at::Tensor, formats::TensorView>> values;  // a tensor still to be read, or a view
+  std::vector<std::pair<at::Tensor, formats::TensorView>> values;  // a tensor to be read, or a view
   std::vector<std::vector<std::string>> groups;
   ck::TensorFile options{ck::kOptimizerFile, {}, {}};
   std::string options_text;
@@ -340,7 +340,7 @@ struct CheckpointFolder::State {
   const ck::FolderOptions options;
   ck::BackgroundSaver saver{options};
   std::optional<formats::StoredCheckpoint> loaded = {};
-  RankState rank_state = {};  // of `loaded`
+  RankState rank_state = {};  // the state in `loaded`
 
   using Bring = std::function<std::unique_ptr<Brought>(Communicator&)>;
   CheckpointInfo save(const Bring& bring_all) {
@@ -425,7 +425,7 @@ struct Changes {
   }
 
   void apply() {
-    // The only step that may still fail (the CPU generator's state of another libtorch) comes first.
+    // Comes first, since only this may still fail (the state of another libtorch's CPU generator).
     for (auto& [generator, saved] : generators) {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator.set_state(saved);
@@ -481,7 +481,7 @@ class Asked {
   std::vector<ck::WantedShard> wanted_;
 };
 
-/// Throws on all ranks if the model's tensors are not those of the checkpoint, over all ranks.
+/// Throws on all ranks if the tensors of all ranks together are not those of the checkpoint.
 void ask_for_module(Communicator& comm, const ModelShards& model, const ck::Found& found, Asked& asked,
                     ck::Assignment& weights) {
   const std::string source = fmt::format("{}/{}", found.stored->folder, ck::kModelFile);
@@ -525,7 +525,7 @@ void ask_for_module(Communicator& comm, const ModelShards& model, const ck::Foun
   }
 }
 
-/// The state of the tensors that this rank steps, as of an optimizer with just these.
+/// The state of the tensors that this rank steps, as if an optimizer had only these.
 struct AskedOptimizer {
   std::vector<Stepped> stepped;
   std::vector<formats::NamedTensor> tensors;
@@ -567,7 +567,7 @@ AskedOptimizer ask_for_optimizer(const ModelShards& model, const ck::Found& foun
     const Stepped& one = all.stepped[i];
     each(fmt::format("{}state/{}/", formats::kOptimizerPrefix, one.parameter),
          [&](const std::string& name, const std::string& field, const formats::PartedTensor& tensor) {
-           // The type tells a step count from a part: neither need have dimensions.
+           // The type distinguishes a step count from a part, since both may lack dimensions.
            const bool is_part = tensor.sizes() == one.shard.sizes && tensor.type != formats::ElementType::Int64;
            if (!is_part && !tensor.sizes().empty())
              raise(ErrorCode::Corrupt, "{}: not a sound state of an optimizer -- '{}' has shape {}", all.source, name,

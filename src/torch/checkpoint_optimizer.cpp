@@ -150,7 +150,7 @@ constexpr at::ScalarType kScalarType = std::is_same_v<T, double> ? at::kDouble
                                        : std::is_same_v<T, bool> ? at::kBool
                                                                  : at::kLong;
 
-/// Field -> named tensors.
+/// Converts a field to named tensors.
 class Saver {
  public:
   Saver(OptimizerSnapshot& out, std::string prefix) : out_(out), prefix_(std::move(prefix)) {}
@@ -183,7 +183,7 @@ class Saver {
   std::string prefix_;
 };
 
-/// Field -> text.
+/// Converts a field to text.
 struct Teller {
   std::vector<std::string>& lines;
   std::size_t group;
@@ -206,11 +206,11 @@ struct Source {
   }
 };
 
-/// Named tensors -> field. A field that the file does not have becomes undefined or empty, if it can be.
+/// Converts named tensors to a field. A field that the file lacks becomes undefined or empty, if it can.
 class Loader {
  public:
-  /// The state's tensors are put on the device of `parameter`; nullptr: there are no tensors. `own_shapes`: they do not
-  /// have the parameter's shape.
+  /// The state's tensors are put on the device of `parameter`; nullptr: there are no tensors. `own_shapes`: true if
+  /// they do not have the parameter's shape.
   Loader(Source& source, std::string prefix, const at::Tensor* parameter, bool own_shapes)
       : source_(source), prefix_(std::move(prefix)), parameter_(parameter), own_shapes_(own_shapes) {}
 
@@ -302,7 +302,7 @@ struct Kind {
       visit(save_option, options);
       for (const at::Tensor& parameter : group.params()) {
         const auto found = optimizer.state().find(key_of<Key>(parameter));
-        if (found == optimizer.state().end()) continue;  // not stepped yet
+        if (found == optimizer.state().end()) continue;  // no step yet
         auto state = static_cast<const State&>(*found->second);
         Saver save_state(out, fmt::format("state/{}/", names.at(parameter.unsafeGetTensorImpl())));
         visit(save_state, state);
@@ -333,7 +333,7 @@ struct Kind {
         const std::string prefix = fmt::format("state/{}/", names.at(parameter.unsafeGetTensorImpl()));
         const auto first = source.tensors.lower_bound(prefix);
         bool has_state = first != source.tensors.end() && first->first.starts_with(prefix);
-        // Only SGD's state can have no tensor at all, if there is none to keep.
+        // Only SGD's state can be without any tensor, namely without momentum.
         if (!has_state) continue;
         auto state = std::make_unique<State>();
         Loader load_state(source, prefix, &parameter, own_shapes);
@@ -418,7 +418,7 @@ std::vector<std::vector<std::string>> parse_groups(const std::string& text) {
 std::vector<std::string> option_lines(const optim::Optimizer& optimizer) {
   try {
     return with_kind(optimizer, [&](const auto& kind) { return kind.lines(optimizer); });
-  } catch (const Error&) {  // none of libtorch's
+  } catch (const Error&) {  // it is none of libtorch's
     std::vector<std::string> rates;
     for (const auto& group : optimizer.param_groups())
       rates.push_back(fmt::format("lr = {} of parameter group {}", group.options().get_lr(), rates.size()));
@@ -438,8 +438,8 @@ OptimizerSnapshot snapshot(const optim::Optimizer& optimizer, const ParameterNam
 
 namespace {
 
-/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Those of torch's
-/// schedules are not needed; without others, training would go on differently, so they are refused.
+/// Python's parameter groups may have values that the program added, which libtorch's cannot hold. Values of torch's
+/// schedules are not needed. Other values are refused, since training would differ without them.
 void refuse_added_values(const std::string& text, const std::string& source_name) {
   constexpr std::array<std::string_view, 6> kOfSchedules = {"initial_lr",   "max_lr",        "min_lr",
                                                             "max_momentum", "base_momentum", "swa_lr"};

@@ -1,5 +1,5 @@
-// Checkpoints of models of which no rank has all; ranks are threads. Gradients are element by element, so that a model
-// in parts has to have the bits of one that is whole.
+// Checkpoints of models that no rank has whole; ranks are threads. Gradients are elementwise, so that a model in parts
+// has to have the same bits as a whole one.
 #include <cohort/torch/checkpoint.h>
 
 #include "train/checkpoint/checkpoint.h"
@@ -35,8 +35,7 @@ struct Seat {
   int rank = 0, size = 1;
 };
 
-/// A weight of which each rank of a tensor-parallel group has a part along `dimension`; of a bias and a number, all
-/// have all.
+/// Each rank of a tensor-parallel group has a part of the weight along `dimension`, and the whole bias and number.
 struct PartImpl : torch::nn::Module, nn::HasShards {
   PartImpl(std::vector<std::int64_t> sizes, std::size_t dimension, Seat seat) : shard(formats::whole_shard(sizes)) {
     const std::int64_t all = sizes[dimension], begin = all * seat.rank / seat.size;
@@ -61,7 +60,7 @@ struct PartImpl : torch::nn::Module, nn::HasShards {
 };
 TORCH_MODULE(Part);
 
-/// The stages of a pipeline that a rank has.
+/// The stages of a pipeline that one rank has.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(Seat tp = {}, const std::vector<int>& stages = {0, 1, 2, 3}) {
     const std::vector<std::vector<std::int64_t>> sizes = {{9, 4}, {8, 16, 2}, {600, 10}, {6, 3}};
@@ -122,13 +121,13 @@ void expect_part_of(const std::map<std::string, at::Tensor>& whole, Net& net) {
   }
 }
 
-/// How a world is laid out, and what it trains with.
+/// The layout of a world, and its optimizer.
 struct Layout {
   int dp = 1, tp = 1;
   std::optional<Sharding> sharding = {};  // nothing: plain Adam
 };
 
-/// `before` and `after` are called with what this rank has, before and after steps [from, to).
+/// Trains steps [from, to). `before` and `after` are called before and after that, with this rank's shards.
 using Use = std::function<void(const ModelShards&, CheckpointFolder&)>;
 void run(const Layout& layout, const CheckpointOptions& options, int from, int to, const Use& before,
          const Use& after) {
@@ -219,7 +218,7 @@ TEST(CheckpointOfShards, LoadsWhatWasSavedWithoutThem) {
   for (const Layout& layout : kLayouts) run(layout, options, 3, 5, kLoading, kNothing);
 }
 
-/// model.safetensors and optimizer.safetensors of the newest, as a program without shards has them.
+/// Returns model.safetensors and optimizer.safetensors of the newest checkpoint, as a program without shards gets them.
 std::map<std::string, std::string> files_of(const std::string& folder) {
   Communicator alone;
   const checkpoint::Found found = checkpoint::load_newest(alone, {folder, 1}, {});
@@ -229,7 +228,7 @@ std::map<std::string, std::string> files_of(const std::string& folder) {
   return files;
 }
 
-/// As a process that has all of it would have saved it.
+/// Returns the files that a process with the whole model would have saved.
 std::map<std::string, std::string> files_of_one_process(const std::string& folder) {
   Net net;
   torch::optim::Adam optimizer(net->parameters(), adam_options());
@@ -248,7 +247,7 @@ TEST(CheckpointOfShards, MeansTheSameToTheByte) {
       ASSERT_TRUE(formats::export_weights({.from = folder / from, .to = folder / (from + end)}));
     EXPECT_TRUE(sys::read_file(folder / ("one" + end))->text() == sys::read_file(folder / ("four" + end))->text());
   }
-  // Stages of a pipeline, which go round the ranks, with replicas of each.
+  // Saves the stages of a pipeline, interleaved over the ranks, with a replica of each stage.
   run_on_threads(4, [&](Communicator comm) {
     Net net(Seat{}, comm.rank() % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3});
     torch::optim::Adam optimizer(net->parameters(), adam_options());
@@ -256,7 +255,7 @@ TEST(CheckpointOfShards, MeansTheSameToTheByte) {
     CheckpointFolder checkpoints(comm, {.folder = folder / "stages"});
     checkpoints.save(model_shards(*net, &optimizer), {.step = 3});
     checkpoints.save_async(model_shards(*net, &optimizer), {.step = 4}, {{"r", at::full({}, comm.rank())}}).wait();
-    // With other cuts of the layers among the ranks.
+    // Loads them with other cuts of the layers.
     Net other(Seat{},
               std::vector<std::vector<int>>{{0}, {1, 2}, {3}, {2, 3}}.at(static_cast<std::size_t>(comm.rank())));
     torch::optim::Adam second(other->parameters(), torch::optim::AdamOptions(1));
@@ -287,7 +286,7 @@ TEST(CheckpointOfShards, KeepsMasterWeights) {
   run_on_threads(3, [&](Communicator comm) { train_half(comm, 3, 6, folder / "half", folder / "rest"); });
   EXPECT_TRUE(files_of(folder / "rest") == files_of(folder / "all"));
   EXPECT_NE(files_of(folder / "all").at(checkpoint::kOptimizerFile).find("state/0.weight/master"), std::string::npos);
-  // Without them, as far as 16 bits go.
+  // Without master weights, values match to 16 bits.
   Net net;
   net->to(at::kBFloat16);
   torch::optim::Adam plain(net->parameters(), torch::optim::AdamOptions(1));
@@ -318,7 +317,7 @@ TEST(CheckpointOfShards, RefusesWhatDoesNotFitOnAllRanks) {
     };
     refused([&] { checkpoints.save(*net, &optimizer, {}); }, "this rank has only a part of '0.weight'");
     ModelShards model = model_shards(*net, &optimizer);
-    // Two ranks with the same half; one rank with other options; a Shard that the tensor is not.
+    // Refused: two ranks with the same half; one rank with other options; a Shard that does not fit the tensor.
     Net first(Seat{0, 2});
     refused([&] { checkpoints.save(model_shards(*first), {}); },
             "of the 36 elements of tensor 'model/0.weight' [9, 4] only 16 are there");

@@ -73,7 +73,7 @@ bool is_exact(ElementType from, ElementType to) {
 
 std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
-/// True if several elements share memory, as in an expanded tensor.
+/// True if several elements of the tensor share memory, as in an expanded tensor.
 bool overlaps(const at::Tensor& tensor) {
   for (std::int64_t dim = 0; tensor.layout() == at::kStrided && dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) > 1 && tensor.stride(dim) == 0) return true;
@@ -93,7 +93,7 @@ std::string listing(const std::vector<std::string>& names) {
 
 constexpr std::string_view kWrapperPrefix = "module.";
 
-/// A tensor's name if nothing within the module is wrapped: without the parts that Python's torch.compile, activation
+/// Returns a tensor's name as in an unwrapped module, without the parts that Python's torch.compile, activation
 /// checkpointing and FSDP add.
 std::string plain_name(const std::string& name) {
   std::string plain;
@@ -107,7 +107,7 @@ std::string plain_name(const std::string& name) {
   return plain;
 }
 
-/// True if all names begin as DistributedDataParallel's state_dict() names them in Python, and the module's do not.
+/// True if all names have the prefix of DistributedDataParallel's state_dict() in Python, and the module's do not.
 bool has_wrapper_prefix(const std::map<std::string, at::Tensor>& tensors,
                         const std::vector<formats::NamedTensor>& weights) {
   for (const auto& weight : weights) {

@@ -1,4 +1,4 @@
-// Converts between libtorch's tensors and those of files. Functions own nothing once they return; a Snapshot its
+// Converts between libtorch's tensors and tensors in files. Functions own nothing once they return; a Snapshot owns its
 // copies.
 #pragma once
 
@@ -21,7 +21,7 @@ namespace cohort::checkpoint {
 formats::ElementType to_element_type(at::ScalarType type);
 at::ScalarType to_scalar_type(formats::ElementType type, const std::string& name);
 
-/// Tensors as bytes: views where they are dense and on the CPU, else copies.
+/// Tensors as bytes: views of tensors that are dense and on the CPU, copies of others.
 class Snapshot {
  public:
   void add(std::string name, const at::Tensor& tensor);
@@ -48,7 +48,7 @@ std::map<std::string, at::Tensor> named_tensors(const torch::nn::Module& module)
 std::vector<std::pair<std::string, at::Generator>> generators_of(const torch::nn::Module& module);
 at::Tensor state_of(at::Generator& generator);
 
-/// Copies to be made when everything is known to fit.
+/// Copies to be made when all tensors are known to fit.
 struct Assignment {
   struct Copy {
     at::Tensor to;
@@ -61,7 +61,7 @@ struct Assignment {
   void apply() const;
 };
 
-/// Throws InvalidArgument with all differences in one message; `source` is the file's name.
+/// Pairs a file's weights with tensors. Throws InvalidArgument with all differences; `source` is the file's name.
 Assignment match(const std::map<std::string, at::Tensor>& tensors, const std::vector<formats::NamedTensor>& weights,
                  const std::string& source, const LoadWeightsOptions& options);
 
@@ -94,8 +94,8 @@ inline OptimizerSnapshot snapshot(const torch::optim::Optimizer& optimizer, cons
 std::vector<std::string> option_lines(const torch::optim::Optimizer& optimizer);
 
 /// Returns a function that sets the optimizer to the state in the file; that function cannot fail. Throws
-/// InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if something is missing
-/// or misshapen, and changes nothing.
+/// InvalidArgument if the file is of another optimizer type or has other parameters, Corrupt if something is missing or
+/// misshapen; changes nothing.
 std::function<void()> restore(torch::optim::Optimizer& optimizer, const ParameterNames& names,
                               const std::vector<formats::NamedTensor>& tensors,
                               const std::map<std::string, std::string>& metadata, const std::string& source);

@@ -42,7 +42,7 @@ std::string bits(const torch::nn::Module& module) {
   return out;
 }
 
-/// Steps whose data comes from the random state, so that a wrong one shows.
+/// Takes steps whose data comes from the random state, so that a wrong random state shows.
 void train(Net& net, torch::optim::Optimizer& optimizer, int steps) {
   net->train();
   for (int i = 0; i < steps; ++i) {
@@ -66,7 +66,7 @@ std::unique_ptr<torch::optim::Optimizer> make(Net& net, Options options) {
 struct OptimizerCase {
   const char* name;
   MakeOptimizer make;
-  MakeOptimizer make_other;  // of other hyperparameters, which loading has to overwrite
+  MakeOptimizer make_other;  // with other hyperparameters, which loading has to overwrite
 };
 
 const std::vector<OptimizerCase>& optimizer_cases() {
@@ -162,7 +162,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitAndChangesNothing) {
   train(net, adam, 1);
   const std::string trained = bits(*net);
   ASSERT_NE(trained, before);
-  torch::nn::Linear linear(2, 3);  // draws from the random state, so before that is noted
+  torch::nn::Linear linear(2, 3);  // draws from the random state, so it comes before the state is noted
   const at::Tensor random = at::detail::getDefaultCPUGenerator().get_state();
   EXPECT_EQ(code_of([&] { checkpoints.load_latest(*net, &adam); }, "it is of SGD, and this one is Adam"),
             ErrorCode::InvalidArgument);
@@ -187,7 +187,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitAndChangesNothing) {
   EXPECT_EQ(code_of([] { CheckpointFolder(Communicator(), {.folder = "x", .copies = 0}); }, "at least 1 copy"),
             ErrorCode::InvalidArgument);
 
-  ASSERT_TRUE(checkpoints.load_latest(*net, nullptr));  // the optimizer's state is left alone
+  ASSERT_TRUE(checkpoints.load_latest(*net, nullptr));  // the optimizer's state does not change
   EXPECT_EQ(bits(*net), before);
 }
 
@@ -264,7 +264,7 @@ TEST(Checkpoint, LoadsTheBestThatItHasKept) {
     if (step == 2) expected = bits(*net);
     checkpoints.save(*net, &optimizer, {.step = step, .values = {{"valid_loss", step == 2 ? 0.25 : 1.0 / step}}});
   }
-  // 1, 0.25, 0.33, 0.25
+  // Losses: 1, 0.25, 0.33, 0.25.
   EXPECT_EQ(checkpoints.list().size(), 2u);
   EXPECT_EQ(checkpoints.load_best(*net, &optimizer)->progress.step, 2);
   EXPECT_EQ(bits(*net), expected);
@@ -284,7 +284,7 @@ TEST(Checkpoint, BringsAllRanksToTheSameState) {
     run_on_threads(size, [&](Communicator comm) {
       Net net;
       torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.1));
-      train(net, optimizer, 1 + comm.rank());  // ranks differ: what is saved is rank 0's
+      train(net, optimizer, 1 + comm.rank());  // ranks differ, and rank 0's state is saved
       CheckpointFolder checkpoints(comm, {.folder = folder.path()});
       const CheckpointInfo info = checkpoints.save(*net, &optimizer, {.step = 7});
       EXPECT_EQ(info.generation, 1);
@@ -311,14 +311,14 @@ TEST(Checkpoint, ErrorsReachAllRanks) {
     EXPECT_EQ(code_of([&] { nowhere.save(*net, nullptr, {}); }, "ENOTDIR"), ErrorCode::Unavailable);
     CheckpointFolder checkpoints(comm, {.folder = folder / "good"});
     checkpoints.save(*net, nullptr, {});
-    // One rank alone has another model: none loads.
+    // Only one rank has another model, and no rank loads.
     const std::string before = bits(*net);
     torch::nn::Linear linear(2, 3);
     torch::nn::Module& module = comm.rank() == 1 ? static_cast<torch::nn::Module&>(*linear) : *net;
     EXPECT_EQ(code_of([&] { checkpoints.load_latest(module, nullptr); }, "does not fit the module"),
               ErrorCode::InvalidArgument);
     EXPECT_EQ(bits(*net), before);
-    EXPECT_TRUE(checkpoints.load_latest(*net, nullptr));  // the world is as usable as before
+    EXPECT_TRUE(checkpoints.load_latest(*net, nullptr));  // the world is still usable
   });
 }
 
@@ -334,7 +334,7 @@ TEST(Checkpoint, KeepsRandomStatesOfAllRanksByName) {
   const auto info = alone.load_latest(*net, nullptr);
   ASSERT_TRUE(info);
   EXPECT_EQ(info->world_size, 2);
-  // A bigger world: the ranks that were not there keep theirs.
+  // In a bigger world, new ranks keep their random states.
   run_on_threads(3, [&](Communicator comm) {
     Net other;
     EXPECT_TRUE(CheckpointFolder(comm, {.folder = folder.path()}).load_latest(*other, nullptr));
@@ -431,7 +431,7 @@ TEST(Weights, PassOverWhatWrappersOfPythonAddToNames) {
   const std::string path = folder.path() + "/compiled";
   torch::nn::Linear inner(2, 2), same(2, 2);
   struct Outer : torch::nn::Module {};
-  // As torch.compile(DistributedDataParallel(net)) and a compiled layer within it name them.
+  // Names as from torch.compile(DistributedDataParallel(net)) with a compiled layer in it.
   const auto compiled = std::make_shared<Outer>(), wrapped = std::make_shared<Outer>();
   compiled->register_module("_orig_mod", wrapped);
   wrapped->register_module("module", std::make_shared<Outer>())->register_module("_orig_mod", inner.ptr());

@@ -45,7 +45,7 @@ std::vector<at::Tensor> GradBucket::gradients() const {
 
 namespace {
 
-// Sends tensors of `type`; 16-bit floats are folded in float32.
+// Averages the bucket in elements of `type`; 16-bit floats are folded in float32.
 std::function<at::Tensor()> average_as(at::ScalarType type, GradBucket& bucket) {
   const at::Tensor buffer = bucket.buffer();
   const at::Tensor sent = buffer.to(type);
@@ -161,7 +161,7 @@ void PowerSGDState::require_one_model(const GradBucket& bucket) {
 
 namespace {
 
-/// The dimension whose elements lie farthest apart: with the others as columns, memory is a matrix row by row.
+/// Returns the dimension whose elements lie farthest apart. With it as rows, the memory is a matrix, row by row.
 std::int64_t leading_dimension(const at::Tensor& tensor) {
   std::int64_t leading = 0;
   for (std::int64_t d = 1; d < tensor.dim(); ++d) {
@@ -195,7 +195,7 @@ CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
     }
     state->core().start(*ranks, to_buffer(buffer), std::move(matrices), std::make_shared<const at::Tensor>(buffer));
     return [state, ranks, buffer] {
-      state->core().finish(*ranks);  // the first call, of all buckets
+      state->core().finish(*ranks);  // only the first bucket's call has an effect
       return buffer;
     };
   };

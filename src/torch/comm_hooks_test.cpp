@@ -1,4 +1,4 @@
-// Hooks in the place of the average, on ranks that are threads; the same over Python is in test_nn_hooks.py.
+// Hooks that replace the average, on ranks that are threads; test_nn_hooks.py does the same in Python.
 #include <cohort/error.h>
 #include <cohort/torch/comm_hooks.h>
 #include <cohort/torch/nn.h>
@@ -216,12 +216,12 @@ TEST(CommHooks, AStateOfPowerSgdIsOfOneModel) {
           comm::testing::what_of([&] { loss_of(other(batch.x), batch.y).backward(); }, ErrorCode::InvalidArgument);
       EXPECT_NE(said.find("of another model"), std::string::npos) << said;
     }
-    DistributedDataParallel again(net, comm);  // takes the same module over
+    DistributedDataParallel again(net, comm);  // takes over the same module
     again.register_comm_hook(hook);
     loss_of(again(batch.x), batch.y).backward();
     const auto used =
         std::make_shared<nn::PowerSGDState>(nn::PowerSGDOptions{.start_powerSGD_iter = 0, .min_compression_rate = 1});
-    for (int model = 0; model < 2; ++model) {  // each is gone before the next one, which may get its memory
+    for (int model = 0; model < 2; ++model) {  // each model is destroyed before the next one, which may get its memory
       DistributedDataParallel one(with_values(Mlp(at::kFloat, 37), 0), comm);
       one.register_comm_hook(nn::power_sgd_hook(used));
       const auto step = [&] { loss_of(one(batch.x), batch.y).backward(); };

@@ -1,4 +1,4 @@
-// Samplers; scatter_dataset, with the sending of data that only the root has; IDX files.
+// Samplers; scatter_dataset, which also sends data that only the root has; IDX files.
 #include <cohort/torch/data.h>
 
 #include "base/env.h"
@@ -36,12 +36,12 @@ void require_rank(int rank, int world_size) {
 
 }  // namespace
 
-// Shared by a sampler's copies: torch's DataLoader keeps a copy of its own, and `step` is called on the user's.
+// Shared by a sampler's copies, since torch's DataLoader keeps its own copy, and the user calls `step` on another.
 struct DistributedSampler::Shared {
   struct DrawnStep {
-    std::int64_t end = 0;     // the cursor after it
+    std::int64_t end = 0;     // the cursor after this step
     std::int64_t global = 0;  // samples over all ranks
-    std::int64_t local = 0;   // samples of this rank
+    std::int64_t local = 0;   // number of samples of this rank
   };
 
   DistributedSamplerOptions options;
@@ -50,7 +50,7 @@ struct DistributedSampler::Shared {
   std::int64_t global_batch = 0;  // 0: batch_size for each rank
   SamplerState state;
   std::int64_t drawn = 0;             // samples of this epoch handed out, over all ranks
-  std::deque<DrawnStep> drawn_steps;  // drawn and not stepped over, oldest first
+  std::deque<DrawnStep> drawn_steps;  // drawn, and `step` not called yet; oldest first
   std::vector<std::int64_t> order;    // the permutation of
   std::int64_t ordered_epoch = -1;
   std::uint64_t ordered_seed = 0;
@@ -163,9 +163,9 @@ std::int64_t DistributedSampler::global_batch() const noexcept {
   return shared_->drawn_steps.empty() ? 0 : shared_->drawn_steps.front().global;
 }
 
-// Number of samples in a forward's batch, which is the oldest drawn and not stepped over; -1 if there is none.
-// `trained_at` is the cursor at which the model may already have been trained on that batch, which does not matter if
-// all drawn batches have equally many samples.
+// Number of samples in a forward's batch, the oldest drawn one whose `step` has not been called; -1 if there is none.
+// `trained_at` is the cursor at which the model may already have been trained on that batch. It does not matter if all
+// drawn batches have equally many samples.
 std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> trained_at) const {
   const auto& steps = shared_->drawn_steps;
   if (steps.empty()) return -1;
@@ -240,7 +240,7 @@ void DistributedSampler::reset(OptionalSize new_size) {
     raise(ErrorCode::InvalidArgument, "DistributedSampler of {} samples cannot be resized to {} -- make a new one",
           shared_->state.size, *new_size);
   }
-  // A loop that never calls step() has no position worth keeping: its epochs follow one another as torch's do.
+  // A loop that never calls step() has no position worth keeping. Its epochs follow one another, like torch's.
   const bool used_up = steps_left() == 0 && shared_->state.cursor > 0;
   const bool drawn_without_steps = shared_->state.cursor == 0 && shared_->drawn > 0 && steps_from(shared_->drawn) == 0;
   if (used_up || drawn_without_steps) {
@@ -287,7 +287,7 @@ struct Order {
   std::int64_t shuffle = 0;
   std::uint64_t seed = 0;
 
-  /// First sample of rank `rank` of `ranks`, divided as by ChainerMN.
+  /// First sample of rank `rank` of `ranks`, as ChainerMN divides them.
   std::int64_t begin(std::int64_t rank, std::int64_t ranks) const {
     return equal != 0 ? size * rank / ranks : size / ranks * rank + std::min(rank, size % ranks);
   }
@@ -302,7 +302,7 @@ struct Order {
   }
 };
 
-/// Sends the root's decisions to all ranks.
+/// Returns the root's decisions on all ranks.
 Order agreed_order(std::int64_t size, Communicator& comm, const ScatterDatasetOptions& options) {
   Order order{size, options.force_equal_length ? 1 : 0, options.shuffle ? 1 : 0, 0};
   std::random_device random;

@@ -38,7 +38,7 @@ struct Contents {
   std::vector<NamedTensor> frozen;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> buffers;
-  std::vector<NamedTensor> named;  // the parameters, then the buffers
+  std::vector<NamedTensor> named;  // parameters first, then buffers
   std::vector<step::Option> description;
 };
 
@@ -91,7 +91,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   return contents;
 }
 
-// Number of elements of a batch's tensor that are digested, evenly spread if there are more.
+// Most elements of a batch's tensor that are digested; if it has more, these are evenly spread.
 constexpr std::int64_t kDigested = std::int64_t{1} << 22;
 
 // Digest of the dense tensors in the batch; nullopt if there are none.
@@ -138,21 +138,21 @@ struct DataParallelCore::State {
   Communicator comm;
   DistributedDataParallelOptions options;
   std::optional<data::DistributedSampler> sampler;
-  std::optional<std::int64_t> sampler_cursor;  // the cursor when the sampler was last asked
+  std::optional<std::int64_t> sampler_cursor;  // the sampler's cursor at the last forward
   bool sampler_moves = false;
-  std::optional<std::int64_t> local_cursor;  // the same, for a forward in no_sync
+  std::optional<std::int64_t> local_cursor;  // the sampler's cursor at the last forward in no_sync
   std::vector<NamedTensor> frozen;
   Slots parameter_slots;
   Slots buffer_slots;
   std::vector<at::Tensor> everything;   // parameters and buffers
-  std::size_t parameters = 0;           // of these
-  std::vector<NamedTensor> named;       // the same, with their names
+  std::size_t parameters = 0;           // number of parameters in `everything`
+  std::vector<NamedTensor> named;       // `everything`, with names
   std::vector<at::Tensor> buffers;      // in host memory
   std::vector<at::Tensor> gpu_buffers;  // in GPU memory
   std::size_t buffer_bytes = 0;
   Memory staged_buffers;
   std::optional<std::int64_t> next_samples;
-  std::int64_t compared_at = 0;  // the step of the last comparison
+  std::int64_t compared_at = 0;  // step of the last comparison of parameters
   std::shared_ptr<step::Transaction> transaction;
   std::shared_ptr<Reducer> reducer;
   CommHook hook;
@@ -240,7 +240,7 @@ bool DataParallelCore::State::any_unfrozen() const {
                      [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
 }
 
-// Attaches again if parameters were newly trained, replaced or cast, which would not be averaged otherwise.
+// Attaches again if parameters were unfrozen, added, replaced or cast, since they would not be averaged otherwise.
 void DataParallelCore::State::attach_again_if_changed() {
   if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters())
     return transaction->trained().unchanged();
@@ -261,7 +261,7 @@ void DataParallelCore::State::attach_again_if_changed() {
   attach();
 }
 
-// Called at the end of a backward: refuses parameters added or unfrozen since its forward, which were not averaged.
+// Called at the end of a backward. Refuses parameters added or unfrozen since its forward, which are not averaged.
 void DataParallelCore::State::refuse_what_came_too_late() {
   if (!any_unfrozen() && !parameters_changed()) return;
   std::unordered_set<const void*> averaged;
@@ -293,7 +293,7 @@ std::int64_t DataParallelCore::State::samples_of_batch() {
 namespace {
 
 std::int64_t number_of(std::int64_t samples, const char* who) {
-  if (samples >= 0 && samples <= std::int64_t{1} << 53) return samples;  // weights are doubles
+  if (samples >= 0 && samples <= std::int64_t{1} << 53) return samples;  // weights are doubles, exact up to 2^53
   raise(ErrorCode::InvalidArgument, "{}: {} is no number of samples -- 0 to 2^53 is wanted", who, samples);
 }
 
@@ -306,7 +306,7 @@ std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std:
   return number_of(options.samples(inputs), "DistributedDataParallel: samples()");
 }
 
-// Begins every pass that ends in a reduction, on all ranks.
+// Begins a pass that ends in a reduction. Called on all ranks.
 void DataParallelCore::State::begin_synchronising_pass() {
   reducer->core().require_whole();
   reducer->check_parameters("DistributedDataParallel");
@@ -413,7 +413,7 @@ NoSyncGuard DataParallelCore::no_sync() { return NoSyncGuard(state_->reducer); }
 
 bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   gradients::Reducer& core = state_->reducer->core();
-  // Nothing begins without gradients, or when a backward under way runs a forward again (checkpointing).
+  // No pass begins in no_grad mode, or if a backward under way runs a forward again (checkpointing).
   if (!at::GradMode::is_enabled() || core.in_backward() || recomputing()) return false;
   const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
   std::optional<std::int64_t> rows;
@@ -462,7 +462,7 @@ int DataParallelCore::join() {
   const auto [source, steps] = state_->reducer->core().most_advanced();
   if (steps) {
     broadcast_parameters(comm, state_->everything, {.root = source});
-    state_->reducer->core().take_plan_of(source, *steps);  // so that training may go on on all ranks
+    state_->reducer->core().take_plan_of(source, *steps);  // so that all ranks may continue training
   }
   return source;
 }

@@ -29,14 +29,14 @@ struct GrowingImpl : torch::nn::Module {
     return extra.defined() ? sum + (extra * x).sum() : sum;
   }
   void grow(double value) { extra = register_parameter("extra", at::full({3}, value)); }
-  void replace() {  // as programs that densify or prune do
+  void replace() {  // replaces parameters, like programs that densify or prune
     w = w.detach().clone().requires_grad_();
     parameters_["w"] = w;
   }
 };
 TORCH_MODULE(Growing);
 
-constexpr double kMean = 1.5;  // of two ranks
+constexpr double kMean = 1.5;  // mean of two ranks' gradients
 
 at::Tensor batch(const Communicator& comm, at::ScalarType type = at::kFloat) {
   return at::full({3}, comm.rank() + 1.0, type);
@@ -93,7 +93,7 @@ TEST(DdpChangesTest, AParameterThatIsFrozenBetweenForwardAndBackwardGetsNoGradie
       loss.backward();
       EXPECT_EQ(net->v.grad().item<float>(), kMean);
       const bool has_gradient = net->w.grad().defined() && net->w.grad().abs().sum().item<float>() != 0;
-      EXPECT_EQ(has_gradient, !on_all);  // else the other rank's
+      EXPECT_EQ(has_gradient, !on_all);  // else it has the other rank's gradient
       net->w.requires_grad_(true);
       model.zero_grad();
       check_step(net, model);
@@ -175,7 +175,7 @@ TEST(DdpChangesTest, ParametersThatAreAddedOrReplacedAreAveragedFromTheirFirstSt
       }
       check_step(net, model, how == How::AddedBeforeNoSync ? 3 : 1);
       if (how != How::Replaced) {
-        EXPECT_TRUE(at::equal(net->extra, at::zeros({3})));  // rank 0's
+        EXPECT_TRUE(at::equal(net->extra, at::zeros({3})));  // rank 0's value
       }
       model.zero_grad();
       check_step(net, model);
@@ -197,7 +197,7 @@ TEST(DdpChangesTest, AParameterThatComesTooLateIsRefused) {
     }
     EXPECT_NE(error.find("'extra' was added or unfrozen after the forward"), std::string::npos) << error;
     net->zero_grad();
-    check_step(net, model);  // there it is known
+    check_step(net, model);  // in a forward the change is noticed
   });
 }
 

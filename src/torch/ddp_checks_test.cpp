@@ -1,4 +1,4 @@
-// Gradients that are not finite and parameters that drift apart, on ranks that are threads: the first is named on all.
+// Gradients that are not finite and parameters that drift apart, on ranks that are threads. All name the first one.
 #include <cohort/error.h>
 #include <cohort/torch/finite.h>
 #include <cohort/torch/nn.h>
@@ -33,7 +33,7 @@ DistributedDataParallelOptions raising() {
   return options;
 }
 
-// Puts a value into a gradient as autograd makes it, once.
+// Puts a value into a gradient when autograd makes it, once.
 struct Spoiler {
   explicit Spoiler(torch::nn::Module& module) {
     for (const auto& item : module.named_parameters()) {
@@ -79,7 +79,7 @@ NonFiniteGradient expect_non_finite(const std::function<void()>& call, std::stri
 TEST(DdpChecks, TheFirstBadGradientIsNamedOnEveryRankAndTrainingGoesOn) {
   constexpr int kRanks = 3;
   std::mutex mutex;
-  std::map<int, std::set<std::string>> texts;  // of each step
+  std::map<int, std::set<std::string>> texts;  // texts of each step's errors, by step
   run_on_threads(kRanks, [&](Communicator comm) {
     Mlp net = with_values(Mlp(), 0);
     Mlp alone = with_values(Mlp(), 0);
@@ -152,7 +152,7 @@ TEST(DdpChecks, AllTypesAndGradientsThatAreReadWhereTheyAre) {
   };
   for (const Kind kind :
        {Kind{at::kDouble, 17}, Kind{at::kFloat, 17}, Kind{at::kBFloat16, 17}, Kind{at::kFloat, 1500}}) {
-    if (TORCH_VERSION_MAJOR < 2 && kind.type == at::kBFloat16) continue;  // it has no loss for them
+    if (TORCH_VERSION_MAJOR < 2 && kind.type == at::kBFloat16) continue;  // libtorch 1.13 has no loss for them
     run_on_threads(2, [&](Communicator comm) {
       Mlp net = with_values(Mlp(kind.type, kind.hidden), 0);
       Spoiler spoiler(*net);
@@ -169,7 +169,7 @@ TEST(DdpChecks, AllTypesAndGradientsThatAreReadWhereTheyAre) {
   }
 }
 
-// A large gradient is not looked at before it is reduced: who makes a part of the average looks at that.
+// Large gradients are not checked before they are reduced. Instead, each rank checks its part of the average.
 TEST(DdpChecks, LargeGradientsAreKnownByTheirAverages) {
   static constexpr std::int64_t kHidden = 1500;
   static constexpr std::int64_t kElements = kHidden * kHidden;
@@ -194,13 +194,13 @@ TEST(DdpChecks, LargeGradientsAreKnownByTheirAverages) {
         expect_found(culprit, index);
       }
     }
-    // The lowest of several ranks; the bucket that is reduced first, though it is small and another rank's.
+    // The lowest of several ranks is named, and the bucket that is reduced first, even if it is small.
     if (comm.rank() > 0) spoiler.next("second.weight", 100 - comm.rank(), kNaN);
     expect_found(1, 99);
     spoiler.next(comm.rank() == 2 ? "last.bias" : "second.weight", 0, kNaN);
     expect_found(2, 0, "last.bias");
 
-    // On one rank the gradient is accumulated, and so lies at its place: whoever has the bad one, all learn of it.
+    // On one rank the gradient is accumulated, and so lies at its place. All ranks learn of either rank's bad gradient.
     for (const int culprit : {0, 1}) {
       if (comm.rank() == 1) {
         const auto guard = model.no_sync();
@@ -210,7 +210,7 @@ TEST(DdpChecks, LargeGradientsAreKnownByTheirAverages) {
       expect_found(culprit, 7);
     }
 
-    // Finite gradients whose sum is not: nobody's fault.
+    // Finite gradients whose sum is not finite raise no error.
     const auto raised = model.stats().non_finite_steps;
     spoiler.next("second.weight", 5, 3e38);
     train();
@@ -241,12 +241,12 @@ TEST(DdpChecks, AccumulationZeroSamplesAndRanksThatHaveJoined) {
     {
       const auto guard = model.no_sync();
       if (comm.rank() == 1) spoiler.next("first.bias", 3, kInf);
-      backward(model, 0);  // says nothing: it concerns nobody yet
+      backward(model, 0);  // raises nothing, since nothing is reduced yet
     }
     EXPECT_EQ(expect_non_finite([&] { backward(model, 1); }).rank, 1);
 
     if (comm.rank() == 2) {
-      model.set_sample_count(0);  // what it yields is dropped
+      model.set_sample_count(0);  // its gradients are dropped
       spoiler.next("first.bias", 0, kNaN);
     }
     backward(model, 2);
@@ -281,7 +281,7 @@ TEST(FirstNonFinite, OfATensorIsInTheOrderOfItsDimensions) {
   const at::Tensor plain = pattern({4, 5, 6}, 0);
   EXPECT_FALSE(first_non_finite(plain).has_value());
   for (const at::Tensor& view : {plain, plain.permute({2, 0, 1}), plain.slice(1, 1, 5, 2)}) {
-    const at::Tensor tensor = view.clone();  // keeps the strides of what is dense
+    const at::Tensor tensor = view.clone();  // keeps the strides of a dense tensor
     tensor[1][0][1] = kNaN;
     tensor[1][1][0] = kInf;
     const auto found = first_non_finite(tensor);
@@ -297,7 +297,7 @@ TEST(FirstNonFinite, OfATensorIsInTheOrderOfItsDimensions) {
   EXPECT_THROW(first_non_finite(at::eye(2).to_sparse()), Error);
 }
 
-// As a memory error would.
+// Flips a bit, as a memory error would.
 void flip(const at::Tensor& tensor, std::size_t element, std::size_t bit) {
   auto* const byte = static_cast<std::uint8_t*>(tensor.data_ptr()) + element * tensor.element_size() + bit / 8;
   *byte = static_cast<std::uint8_t>(*byte ^ (1U << (bit % 8)));

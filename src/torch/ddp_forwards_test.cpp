@@ -1,5 +1,5 @@
-// Tests what a backward of DistributedDataParallel averages, and by which weights: the cases of
-// src/torch/ddp_forwards.txt, which Python's is tested with as well.
+// Tests what a backward of DistributedDataParallel averages, and by which weights. The cases are in
+// src/torch/ddp_forwards.txt, with which Python's class is tested as well.
 #include <cohort/torch/nn.h>
 
 #include <gtest/gtest.h>

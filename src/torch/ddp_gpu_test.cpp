@@ -1,5 +1,5 @@
-// DistributedDataParallel, Pipeline and the collectives of tensors on GPUs, each rank on its own: as on the CPU. Over
-// the fake driver and the fake NCCL, with libtorch's tensors of "cuda" that pretend as well.
+// DistributedDataParallel, Pipeline and collectives of tensors, each rank on its own GPU, give the results of the CPU.
+// Uses the fake driver, the fake NCCL and fake "cuda" tensors.
 #include <cohort/error.h>
 #include <cohort/torch/autograd.h>
 #include <cohort/torch/nn.h>
@@ -39,13 +39,13 @@ int operations_of_nccl() {
   return nccl == nullptr ? 0 : reinterpret_cast<int (*)()>(::dlsym(nccl, "fake_nccl_operations"))();
 }
 
-/// The parameters of each rank after some steps.
+/// Returns the parameters of each rank after some steps.
 std::vector<std::vector<at::Tensor>> train(On on, const std::vector<std::int64_t>& samples) {
   std::vector<std::vector<at::Tensor>> results(samples.size());
   run_on_threads(static_cast<int>(samples.size()), [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
     const at::Device device = place_of(on, comm);
-    Mlp net = with_values(Mlp(at::kFloat), comm.rank() * 100.0);  // rank 0's values are to win
+    Mlp net = with_values(Mlp(at::kFloat), comm.rank() * 100.0);  // all ranks have to get rank 0's values
     net->to(device);
     DistributedDataParallel model(net, comm, by_rows(small_buckets()));
     torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
@@ -155,7 +155,7 @@ TEST(DdpOnGpus, BackwardDoesNotWaitForTheGpu) {
         if (step == 2) {
           EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1800));
         }
-        // torch's work comes after the averages, as it does in the stream of a GPU.
+        // torch's work has to come after the averages, as in a GPU's stream.
         if (step == 2 && comm.rank() == 0) {
           for (const at::Tensor& parameter : net->parameters())
             gradients[static_cast<int>(on)].push_back(parameter.grad().cpu());
@@ -241,7 +241,7 @@ TEST(PipelineOnGpus, GivesTheGradientsOfTheCpu) {
 TEST(TensorsOnGpus, MemoryThatIsStillUsedIsNotTakenForOthers) {
   run_on_threads(2, [](Communicator comm) {
     const at::TensorOptions type = at::TensorOptions(place_of(On::Gpus, comm)).dtype(at::kFloat);
-    constexpr int elements = 30'000;  // of a size that nothing else has
+    constexpr int elements = 30'000;  // a size that no other buffer has
     at::Tensor tensor = at::ones({elements}, type);
     all_reduce(comm, tensor).wait();
     comm.barrier().wait();
@@ -309,7 +309,7 @@ TEST(TensorsOnGpus, ParallelLayersTakeThem) {
       {
         const at::NoGradGuard no_grad;
         for (std::size_t i = 0; i < parameters.size(); ++i) {
-          const int part = i < 4 ? comm.rank() : 0;  // those that follow are whole
+          const int part = i < 4 ? comm.rank() : 0;  // the following parameters are whole
           parameters[i].copy_(pattern(parameters[i].sizes(), static_cast<double>(i) + part, at::kFloat));
         }
       }

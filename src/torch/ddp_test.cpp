@@ -41,7 +41,7 @@ void zero(torch::optim::Optimizer& optimizer, DistributedDataParallel<MlpImpl>& 
 }
 
 struct Training {
-  std::vector<std::int64_t> samples;  // of each rank, in every step
+  std::vector<std::int64_t> samples;  // samples of each rank, in every step
   int steps = 4;
   Zero how = Zero::ToNone;
   at::ScalarType type = at::kDouble;
@@ -68,7 +68,7 @@ std::vector<std::vector<at::Tensor>> train_on_threads(const Training& training,
   std::vector<std::vector<at::Tensor>> results(training.samples.size());
   run_on_threads(world, [&](Communicator comm) {
     const auto rank = static_cast<std::size_t>(comm.rank());
-    Mlp net = with_values(Mlp(training.type, training.hidden), comm.rank() * 100.0);  // rank 0's values are to win
+    Mlp net = with_values(Mlp(training.type, training.hidden), comm.rank() * 100.0);  // all get rank 0's values
     DistributedDataParallel model(net, comm, by_rows(options));
     torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
     std::int64_t begin = 0;
@@ -113,7 +113,7 @@ void run_on_hosts(const std::vector<int>& hosts, const std::function<void(Commun
                           body);
 }
 
-/// Trains on a rank of its own host, with a new model at each of `begins`; the residuals go from one to the next.
+/// Trains on a rank that has its own host. At each of `begins`, a new model gets the old one's residuals.
 std::vector<at::Tensor> train_as(Communicator comm, const DistributedDataParallelOptions& options, int steps,
                                  const std::vector<int>& begins) {
   Mlp net = with_values(Mlp(at::kFloat, 150), 0);
@@ -152,7 +152,7 @@ TEST(DdpTest, GradientsMayTravelInOtherFormatsBetweenHosts) {
     for (const auto& hosts : layouts) {
       run_on_hosts(hosts, [&](Communicator comm) {
         ranks[static_cast<std::size_t>(comm.rank())] = train_as(comm, options, kSteps, {0});
-        // With what rounding has lost, a model that is wrapped anew goes on as if it had not been.
+        // A model that is wrapped anew, and gets the old residuals, continues as if it had not been wrapped anew.
         again[static_cast<std::size_t>(comm.rank())] = train_as(comm, options, kSteps, {0, 2, 3});
       });
       for (std::size_t rank = 1; rank < hosts.size(); ++rank) {
@@ -204,7 +204,7 @@ TEST(DdpTest, TwoRunsAreEqualToTheBit) {
 TEST(DdpTest, LargeGradientsOfRanksEqualOneProcess) {
   for (const std::vector<std::int64_t>& split : {std::vector<std::int64_t>{6, 6}, {1, 5, 2}, {0, 7}}) {
     for (const Zero how : {Zero::ToNone, Zero::InPlace}) {
-      // One step: with so many units, training makes roundings grow fast.
+      // Only one step, since with so many units rounding errors grow fast in training.
       const Training training{.samples = split, .steps = 1, .how = how, .hidden = 1100};
       const auto reference = train_in_one_process(training);
       const auto ranks = train_on_threads(training);
@@ -233,7 +233,7 @@ class CollectiveLog : public Observer {
   std::mutex mutex_;
 };
 
-// Counts the operators that a thread runs.
+// Counts the operators that this thread runs.
 class OperatorCount {
  public:
   OperatorCount() {
@@ -260,7 +260,7 @@ TEST(DdpTest, EachGradientIsWrittenOnceIntoItsBucketAndReducedThere) {
   for (const Zero how : {Zero::ToNone, Zero::InPlace}) {
     run_on_threads(2, [&](Communicator comm) {
       CollectiveLog log;
-      // Buckets smaller than some KiB travel beside their announcement; real buckets are read where they lie.
+      // Buckets of a few KiB travel in their announcement; larger buckets, as here, are read where they lie.
       DistributedDataParallelOptions options = {.bucket_bytes = 1 << 18, .first_bucket_bytes = 1 << 14};
       options.observer = &log;
       Mlp net = with_values(Mlp(at::kDouble, 256), 0);
@@ -278,7 +278,7 @@ TEST(DdpTest, EachGradientIsWrittenOnceIntoItsBucketAndReducedThere) {
         {
           OperatorCount count;
           loss.backward();
-          // Assigned once where there was no gradient, added once where there was one; never cloned, never moved.
+          // Each gradient is assigned once if there was none, else added once. None is cloned or moved.
           const bool fresh = how == Zero::ToNone || step == 0;
           const int all = static_cast<int>(parameters.size());
           EXPECT_EQ(count["aten::copy_"], fresh ? all : 0);
@@ -289,7 +289,7 @@ TEST(DdpTest, EachGradientIsWrittenOnceIntoItsBucketAndReducedThere) {
         }
         comm.set_observer(nullptr);
         EXPECT_EQ(log.zero_copy, model.stats().buckets);
-        EXPECT_EQ(log.staged, 1);  // the flags
+        EXPECT_EQ(log.staged, 1);  // only the flags' message is staged
         EXPECT_EQ(log.buckets_ready, model.stats().buckets);
         EXPECT_GT(model.stats().buckets, 1);
         optimizer.step();
@@ -415,7 +415,7 @@ TEST(DdpTest, AHookAfterTheAccumulationFindsALargeGradientInItsPlace) {
     Mlp reference = with_values(Mlp(at::kDouble, 1100), 0);
     std::vector<at::Tensor> seen;
     const auto node = torch::autograd::impl::grad_accumulator(net->second->weight);
-    node->add_post_hook(std::make_unique<Looking>(net->second->weight, seen));  // before ours: `.grad` is this rank's
+    node->add_post_hook(std::make_unique<Looking>(net->second->weight, seen));  // runs before ours: `.grad` is local
     DistributedDataParallel model(net, comm);
     for (int step = 0; step < 2; ++step) {
       const Batch batch = batch_of(step + comm.rank(), 4);
@@ -502,8 +502,8 @@ TEST(DdpTest, SampleCountsCanBeGiven) {
   });
 }
 
-// One permutation, cut into steps of all ranks, the last of them uneven: any number of ranks trains the same model.
-// `ahead`: batches that are drawn before they are trained on, as workers of a DataLoader do.
+// One permutation is cut into steps of all ranks, the last one uneven. Any number of ranks trains the same model.
+// `ahead`: number of batches that are drawn early, as by the workers of a DataLoader.
 std::vector<at::Tensor> train_with_sampler(Communicator comm, std::size_t ahead, std::int64_t micro_batches) {
   Mlp net = with_values(Mlp(), 0);
   data::DistributedSampler sampler(50, comm, {.batch_size = 12 / comm.size() / micro_batches});
@@ -575,7 +575,7 @@ TEST(DdpTest, ASamplerWithoutStepsIsRefusedBeforeItMatters) {
     EXPECT_EQ(steps, 2);  // of 10, 10 and 1 samples
     EXPECT_NE(error.find("call step once after each batch"), std::string::npos) << error;
     sampler.set_epoch(0);
-    const at::Tensor loss = model(at::ones({1, 5}, at::kDouble)).sum();  // nothing is drawn: that may be looked at
+    const at::Tensor loss = model(at::ones({1, 5}, at::kDouble)).sum();  // nothing is drawn: no error yet
     EXPECT_THROW(loss.backward(), Error);
   });
   run_on_threads(2, [](Communicator comm) {  // made with different sizes

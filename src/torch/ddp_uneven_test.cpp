@@ -43,13 +43,13 @@ TEST(DdpTest, UnusedParameters) {
     const at::Tensor x = at::full({2, 3}, 6.0);
     for (int step = 0; step < 3; ++step) {
       model.zero_grad();
-      model(x, comm.rank() == 1).mean().backward();  // left on rank 1 only
+      model(x, comm.rank() == 1).mean().backward();  // true on rank 1 only
       EXPECT_TRUE(at::allclose(gradient("common"), at::full({3}, 2.0)));
       EXPECT_TRUE(at::allclose(gradient("left"), at::full({3}, 2.0 / 3)));
       EXPECT_TRUE(at::allclose(gradient("right"), at::full({3}, 4.0 / 3)));
       EXPECT_FALSE(gradient("never").defined());
     }
-    // Unused everywhere, but with a gradient from before: that stays, to the bit.
+    // A parameter that no rank uses, but that has an earlier gradient, keeps it to the bit.
     const at::Tensor kept = at::tensor({0.1F, 0.2F, 0.3F});
     net->parts["never"].mutable_grad() = kept.clone();
     model.zero_grad();
@@ -58,7 +58,7 @@ TEST(DdpTest, UnusedParameters) {
     EXPECT_TRUE(at::equal(gradient("never"), kept));
     EXPECT_FALSE(gradient("right").defined());
     EXPECT_TRUE(at::allclose(gradient("left"), at::full({3}, 2.0)));
-    // The only rank that uses it has no samples: nobody does.
+    // The only rank that uses the parameter has no samples, so it counts as unused.
     model.zero_grad();
     model(comm.rank() == 1 ? at::empty({0, 3}) : x, comm.rank() == 1).mean().backward();
     EXPECT_FALSE(gradient("left").defined());
@@ -108,7 +108,7 @@ TEST(DdpTest, StepsWithoutSamplesKeepRanksInStepUntilAllHaveEnded) {
   Mlp net = with_values(Mlp(), 0);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < 6; ++step) {
-    const int first = step < 2 ? 0 : step < 4 ? 1 : 2;  // of the ranks still active
+    const int first = step < 2 ? 0 : step < 4 ? 1 : 2;  // lowest of the ranks still active
     const Batch batch = batch_of(step, 3);
     for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
     loss_of(net->forward(batch.x.slice(0, first)), batch.y.slice(0, first)).backward();
@@ -128,7 +128,7 @@ TEST(DdpTest, JoinServesTheOthersAndTakesTheirModel) {
     torch::optim::SGD optimizer(model.parameters(), 0.1);
     const int steps = comm.rank() == 0   ? 1
                       : comm.rank() == 1 ? 4
-                                         : 3;  // rank 0 ends first: buffers come from rank 1 then
+                                         : 3;  // rank 0 ends first, and buffers then come from rank 1
     for (int step = 0; step < steps; ++step) {
       model.zero_grad();
       at::pow(model(pattern({6, 5}, step + comm.rank() * 0.3, at::kFloat)), 3).mean().backward();
@@ -137,7 +137,7 @@ TEST(DdpTest, JoinServesTheOthersAndTakesTheirModel) {
     EXPECT_EQ(model.join(), 1);
     for (const auto& item : model.state_dict())
       results[static_cast<std::size_t>(comm.rank())].push_back(item.value().clone());
-    // Training goes on together: same buckets, same model.
+    // All ranks go on with training, with the same buckets and the same model.
     for (int step = 0; step < 2; ++step) {
       model.zero_grad();
       at::pow(model(pattern({6, 5}, step + comm.rank() * 0.3, at::kFloat)), 3).mean().backward();
@@ -145,7 +145,7 @@ TEST(DdpTest, JoinServesTheOthersAndTakesTheirModel) {
     const at::Tensor gradient = norm->weight.grad().clone();
     broadcast(comm, gradient).wait();
     EXPECT_TRUE(at::equal(gradient, norm->weight.grad()));
-    EXPECT_EQ(model.join(), 0);  // nothing is missing now
+    EXPECT_EQ(model.join(), 0);  // no rank lacks a step now
   });
   for (const auto& rank : results) expect_equal(rank, results[1]);
   EXPECT_EQ(results[0].back().item<std::int64_t>(), 4);  // num_batches_tracked
@@ -191,11 +191,11 @@ TEST(DdpTest, BuffersAreRankZerosInSynchronisingForwards) {
     DistributedDataParallel model(norm, comm);
     EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({5})));  // at construction
     const at::Tensor x = at::full({4, 5}, comm.rank() == 0 ? 2.0 : 100.0) + pattern({4, 5}, 0, at::kFloat) * 0;
-    // Two forwards before one backward: the second one's broadcast must not invalidate the first.
+    // With two forwards before one backward, the second forward's broadcast must not invalidate the first forward.
     (model(x).sum() + model(x).sum()).backward();
     EXPECT_TRUE(at::allclose(norm->running_mean, at::full({5}, comm.rank() == 0 ? 1.5 : 50.5)));
     {
-      const at::NoGradGuard no_grad;  // does not communicate: one rank alone may evaluate
+      const at::NoGradGuard no_grad;  // does not communicate, so one rank may evaluate without the others
       if (comm.rank() == 1) (void)model(x);
       const auto guard = model.no_sync();
       const at::AutoGradMode grad(true);
@@ -281,7 +281,7 @@ TEST(DdpTest, MisuseIsAnErrorAndNotASilence) {
       const auto guard = model->no_sync();
       model->step_without_samples();
     });
-    // A gradient without a reducer is autograd's business again.
+    // Without a reducer, autograd alone handles the gradients again.
     model.reset();
     net->zero_grad();
     loss_of(net->forward(batch.x), batch.y).backward();
@@ -323,8 +323,8 @@ TEST(DdpTest, AFailedBackwardIsNotForgotten) {
     const at::Tensor x = at::ones({2, 5});
     if (comm.rank() == 0) {
       const at::Tensor loss = model(x, false).sum();
-      const at::Tensor other = model(x, false).sum();                                     // as the peer's
-      expect_error(ErrorCode::Aborted, "as the message says", [&] { loss.backward(); });  // its peer never comes
+      const at::Tensor other = model(x, false).sum();                                     // the same as on the peer
+      expect_error(ErrorCode::Aborted, "as the message says", [&] { loss.backward(); });  // the peer never comes
       ++aborted;
       return;
     }
@@ -339,7 +339,7 @@ TEST(DdpTest, AFailedBackwardIsNotForgotten) {
   EXPECT_EQ(aborted, 1);
 }
 
-// Throws at one bucket, found by name, on the rank that has this observer.
+// Throws at the bucket with number `index`, on the rank that has this observer.
 struct Throwing : Observer {
   explicit Throwing(std::function<void()> what) : what_(std::move(what)) {}
   void on_bucket_ready(const BucketEvent& event) override {
@@ -351,7 +351,7 @@ struct Throwing : Observer {
   std::function<void()> what_;
 };
 
-// The end of backward fails on one rank, before it has launched what the others wait for.
+// The end of the backward fails on one rank before it has started reductions for which the others wait.
 void expect_the_end_to_be_remembered(const std::function<void()>& failure) {
   std::atomic<int> aborted = 0;
   run_on_threads(2, [&](Communicator comm) {
@@ -382,7 +382,7 @@ void expect_the_end_to_be_remembered(const std::function<void()>& failure) {
 TEST(DdpTest, AFailureAtTheEndOfBackwardIsNotForgotten) {
   expect_the_end_to_be_remembered([] { throw std::runtime_error("the observer's own"); });
   expect_the_end_to_be_remembered([] { throw std::bad_alloc(); });
-  // An error of Cohort, but of no collective of this model.
+  // An error of Cohort that comes from no collective of this model.
   expect_the_end_to_be_remembered([] { throw Error(ErrorCode::Timeout, "the observer's own", {}); });
 }
 
@@ -408,7 +408,7 @@ TEST(DdpTest, AStepWithoutSamplesThatFailsIsNotForgotten) {
   EXPECT_EQ(aborted, 1);
 }
 
-// A failure in no_sync concerns nobody else.
+// A failure in no_sync affects no other rank.
 TEST(DdpTest, ALocalBackwardThatFailsIsOver) {
   run_on_threads(2, [&](Communicator comm) {
     const auto net = std::make_shared<FailingNetImpl>();

@@ -24,14 +24,14 @@ struct NamedText {
 };
 void visit_fields(auto& m, auto& a, const NamedText*) { a(m.name, m.text); }
 
-/// Layout of Contents.
+/// Layout in Contents::layout.
 struct Layout {
   std::vector<TensorForm> tensors;
   std::vector<NamedText> metadata;
 };
 void visit_fields(auto& m, auto& a, const Layout*) { a(m.tensors, m.metadata); }
 
-// Rates are a value of their own: if a rank is lost while a new world scales rates, ranks have different ones.
+// Rates are a separate Value, since they may differ: a rank may be lost while a new world scales them.
 bool is_rate(const std::string& name) { return name.starts_with("group/") && name.ends_with("/lr"); }
 
 Contents contents_of(std::shared_ptr<const checkpoint::Snapshot> snapshot,
@@ -68,7 +68,7 @@ std::vector<formats::NamedTensor> tensors_of(const Contents& contents, std::map<
   return tensors;
 }
 
-// Looks up the contents of a module once for each world, since that takes longer than a step may.
+// Looks up the contents of a module once for each world, since doing so in each step would take too long.
 class Parameters final : public Part {
  public:
   explicit Parameters(torch::nn::Module& module) : module_(module) {}
@@ -205,8 +205,7 @@ class Outer final : public Part {
       counts[std::to_string(i)] = std::to_string(core_->fragments[i].synchronisations);
     return contents_of(std::move(snapshot), counts);
   }
-  // A rank that has already been in a world lacks at most one synchronisation, and keeps all other results of its
-  // steps.
+  // A rank that has been in a world before lacks at most one synchronisation, and keeps all other results of its steps.
   void assign(const Contents& contents) override {
     std::map<std::string, std::string> counts;
     checkpoint::match(tensors(), tensors_of(contents, counts), "the state of another rank", {}).apply();
@@ -232,8 +231,8 @@ class Outer final : public Part {
   std::shared_ptr<optim::LocalCore> core_;
 };
 
-/// Rates before scaling, and the scaled ones: if the latter are still in use, the program has not changed them, and the
-/// former are scaled again, without rounding twice.
+/// Rates before scaling (`plain`), and scaled (`set`). If the optimizer still has the scaled rates, the program has not
+/// changed them, and the plain rates are scaled again, which avoids rounding twice.
 struct Rates {
   std::vector<double> plain, set;
   double factor = 1;
@@ -276,7 +275,7 @@ void attach(State& state, const std::string& name, torch::nn::Module& module) {
 }
 
 void attach(State& state, const std::string& name, data::DistributedSampler& sampler, BatchPolicy policy) {
-  const auto seen = std::make_shared<data::SamplerState>(sampler.state());  // at the last step's end
+  const auto seen = std::make_shared<data::SamplerState>(sampler.state());  // state at the last step's end
   state.add(name, Value{[&sampler](std::string& bytes) {
                           const data::SamplerState at = sampler.state();
                           bytes.assign(reinterpret_cast<const char*>(&at), sizeof at);
@@ -287,7 +286,7 @@ void attach(State& state, const std::string& name, data::DistributedSampler& sam
                           sampler.load_state(*seen);
                         }});
   state.add_samples(name, [&sampler] { return SamplePosition{sampler.epoch(), sampler.cursor()}; });
-  // A program that accumulates batches steps over them itself.
+  // Does nothing if the program has called `step`, as it does after accumulating batches.
   state.on_step([&sampler, seen] {
     const bool in_same_epoch = sampler.epoch() == seen->epoch;
     const bool stepped = sampler.cursor() != (in_same_epoch ? seen->cursor : 0);

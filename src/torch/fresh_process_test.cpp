@@ -1,5 +1,5 @@
-// Each test begins with the process' usual number of threads, whatever one before it has set: bits of BatchNorm depend
-// on it.
+// Each test begins with the process's usual number of threads, whatever an earlier test has set, since the bits of
+// BatchNorm depend on that number.
 #include <cohort/torch/torch_api.h>
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// Checkpoints of modules on "cuda", whose tensors pretend (fake/cuda_tensors.cpp, which is preloaded).
+// Checkpoints of modules on "cuda", with fake tensors (fake/cuda_tensors.cpp, which is preloaded).
 #include <cohort/torch/checkpoint.h>
 
 #include "train/formats/testing.h"
@@ -39,7 +39,7 @@ std::string bits(const torch::nn::Module& module) {
   return out;
 }
 
-/// Steps whose gradients follow from the parameters, without a graph.
+/// Takes steps whose gradients are computed from the parameters, without a graph.
 void train(const torch::nn::Module& net, torch::optim::Optimizer& optimizer, int steps) {
   for (int i = 0; i < steps; ++i) {
     optimizer.step([&] {

@@ -276,8 +276,8 @@ at::Tensor LocalCore::besides(std::size_t number) const {
   return flatten(tensors);
 }
 
-/// Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had samples:
-/// then ranks count alike.
+/// Averages the values sent beside a fragment again if buffers were added or removed meanwhile, or if no rank had
+/// samples. In the latter case, all ranks have the same weight.
 void LocalCore::average_buffers_anew(bool samples) {
   const std::string buffers = described_buffers();
   if (samples && (*under_way != 0 || buffers == rest_of)) return;
@@ -296,12 +296,12 @@ void LocalCore::complete(double alpha) {
     average_buffers_anew(samples);
   } catch (const Error& error) {
     if (error.context().tagged) fault_sent.clear();  // all ranks have learned of it
-    drop();                                          // the others of it are not to be said as well
+    drop();                                          // other fragments' faults are not reported as well
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
     transaction.agreement().explain(*step::ranks_of(comm), error);
     throw;
   }
-  if (!fault_sent.empty()) {  // the same on all ranks
+  if (!fault_sent.empty()) {  // so on all ranks
     const std::string sent = std::exchange(fault_sent, {});
     drop();
     transaction.end(step::Decision::by_error(step::Outcome::Lost));
@@ -309,7 +309,7 @@ void LocalCore::complete(double alpha) {
   }
   const at::NoGradGuard no_grad;
   Fragment& fragment = fragments[*under_way];
-  if (!at::isfinite(difference).all().item<bool>()) {  // on all ranks
+  if (!at::isfinite(difference).all().item<bool>()) {  // so on all ranks
     transaction.end(step::Decision::by_averages(step::Outcome::NotFinite));
     drop();
     raise_non_finite(fragment);
@@ -417,7 +417,7 @@ void LocalSteps::synchronize() {
   if (core_->under_way) core_->complete(0);
   core_->require_unwritten();
   for (std::size_t i = 0; i < core_->fragments.size(); ++i) {
-    // Each rank may have kept a part of its own values in a fragment that no step has changed since; another
+    // If no step has come since, ranks may still differ by the parts of their own values that they have kept; another
     // synchronisation would apply the outer momentum again.
     if (core_->fragments[i].synchronised_at == core_->steps) {
       core_->take(core_->fragments[i], 0);
@@ -523,7 +523,7 @@ void LocalSteps::load_state(const std::map<std::string, at::Tensor>& state, bool
   ++self.version;
   restore_optimizer();
   if (number(3) < 0) return;
-  self.under_way = static_cast<std::size_t>(number(3));  // it has come to all ranks
+  self.under_way = static_cast<std::size_t>(number(3));  // this synchronisation's result has reached all ranks
   self.travels->prepare();
   self.transaction.resume();
   self.difference = difference;

@@ -20,16 +20,16 @@ class LocalCore {
   using Options = LocalSteps::Options;
   struct Fragment {
     std::vector<at::Tensor> parameters;
-    at::Tensor global;    // 1-D: parameters of all ranks after the last synchronisation
-    at::Tensor momentum;  // of the outer optimizer; undefined if there is none
+    at::Tensor global;    // 1-D: the parameters after the last synchronisation, equal on all ranks
+    at::Tensor momentum;  // momentum of the outer optimizer; undefined if it has none
     // The next three are the same on all ranks.
     std::int64_t synchronisations = 0;
     std::int64_t synchronised_at = 0;  // step of the last synchronisation
-    std::int64_t sent_at = 0;          // step of the synchronisation under way
+    std::int64_t sent_at = 0;          // step at which the synchronisation under way began
     // The fields below are this rank's own.
-    double samples = 0;  // since the last synchronisation
+    double samples = 0;  // samples since the last synchronisation
     double sent = 0;     // the part of `samples` before the synchronisation under way
-    // Versions of the parameters, as autograd counts changes in place, while all ranks have the same values.
+    // Versions of the parameters (autograd counts changes in place) since which all ranks have the same values.
     std::vector<std::int64_t> versions;
   };
 
@@ -51,23 +51,23 @@ class LocalCore {
   void go_on();
   void start(std::size_t number);
   void complete(double alpha);
-  /// This rank's parameters become the synchronised ones, in which its own have the weight `alpha`.
+  /// Sets this rank's parameters to the synchronised ones, mixed with its own by the weight `alpha`.
   void take(Fragment& fragment, double alpha);
   /// Takes the parameters, which are the same on all ranks, as the last synchronised ones, without momentum.
   void begin();
   void note(Fragment& fragment);
   /// Throws InvalidArgument if parameters are trained that would never be averaged.
   void require_held(const char* where);
-  /// Throws InvalidArgument for parameters that were changed since the last synchronisation, and not by the optimizer.
+  /// Throws InvalidArgument for parameters that something but the optimizer has changed since the last synchronisation.
   void require_unwritten() const;
   /// Checks a step's number of samples. An impossible one is a fault, recorded if other ranks may start an average.
   double taken(double samples);
   [[noreturn]] void raise_fault(const std::string& what) const;
-  /// On all ranks.
+  /// Called on all ranks.
   [[noreturn]] void raise_non_finite(const Fragment& fragment);
-  /// Values averaged with a fragment: a one, which becomes 0 if no rank had samples, and, with fragment 0, the buffers.
+  /// Values averaged with a fragment: a 1, which becomes 0 if no rank had samples, and, with fragment 0, buffers.
   at::Tensor besides(std::size_t number) const;
-  /// The buffers in it, by name and shape.
+  /// Describes the buffers among these values, by name and shape.
   std::string described_buffers() const;
   void average_buffers_anew(bool samples);
   /// Drops the synchronisation under way, as if it had not begun.
@@ -79,7 +79,7 @@ class LocalCore {
   torch::optim::Optimizer& optimizer;
   const Options options;
   Communicator comm;
-  std::function<void()> advance;  // of an elastic State, whose `step` then synchronises
+  std::function<void()> advance;  // set by an elastic State, whose `step` then synchronises
 
   std::vector<Fragment> fragments;
   std::vector<at::Tensor> buffers() const;  // of floating types: averaged with fragment 0
@@ -87,12 +87,12 @@ class LocalCore {
   // The next four are the same on all ranks.
   std::int64_t steps = 0;
   std::int64_t since = 0;  // steps since the last synchronisation
-  std::int64_t turn = 0;   // synchronisations that were due
+  std::int64_t turn = 0;   // number of synchronisations that were due
   std::uint64_t version = 0;
-  // This rank's impossible number of samples, as a message for all ranks (empty: none), and the message under way.
+  // Error text for all ranks about this rank's impossible number of samples (empty: none), and the text under way.
   std::string fault, fault_sent;
-  // Under way.
-  std::optional<std::size_t> under_way;  // a fragment; the same on all ranks
+  // State of the synchronisation under way.
+  std::optional<std::size_t> under_way;  // number of the fragment; the same on all ranks
   at::Tensor difference, rest;
   std::string rest_of;  // described_buffers() of `rest`
   std::vector<Work> works;

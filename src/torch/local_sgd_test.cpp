@@ -1,4 +1,4 @@
-// LocalSGD and DiLoCo on ranks that are threads, on one host and on several (fake), against a plain loop over the
+// LocalSGD and DiLoCo on ranks that are threads, on one host and on several (fake), compared with a plain loop over the
 // ranks.
 #include <cohort/error.h>
 #include <cohort/torch/checkpoint.h>
@@ -43,7 +43,7 @@ void run(const std::vector<int>& hosts, const std::function<void(Communicator)>&
 
 const std::vector<int> kOneHost = {0, 0, 0}, kTwoHosts = {0, 0, 1, 1};
 
-/// By rank, for comparisons once all have ended.
+/// Results by rank, to be compared when all ranks have ended.
 class Results {
  public:
   void add(int rank, const std::vector<at::Tensor>& tensors) {
@@ -86,7 +86,7 @@ TEST(LocalSgd, EachStepSynchronisedIsDataParallel) {
       parallel.add(comm.rank(), net->parameters());
     });
     const auto train = [](Communicator& comm, auto make, Results& results) {
-      auto net = with_values(Mlp(), 0.1 + comm.rank());  // rank 0's counts
+      auto net = with_values(Mlp(), 0.1 + comm.rank());  // rank 0's values count
       torch::optim::SGD optimizer(net->parameters(), 0.1);
       auto steps = make(*net, optimizer);
       for (int step = 0; step < 5; ++step) {
@@ -119,7 +119,7 @@ TEST(LocalSgd, EachStepSynchronisedIsDataParallel) {
   }
 }
 
-/// As the papers have it: one loop over the ranks, and libtorch's SGD on the outer parameters.
+/// The algorithm as in the papers: one loop over the ranks, and libtorch's SGD on the outer parameters.
 std::vector<at::Tensor> reference(int size, int steps, const DiLoCoOptions& how,
                                   const std::vector<std::vector<std::size_t>>& fragments) {
   const at::NoGradGuard no_grad;
@@ -247,7 +247,7 @@ TEST(DiLoCo, RanksAreAlikeAfterEachSynchronisation) {
         }
         diloco.synchronize();
         const std::vector<at::Tensor> before = copies(net->parameters());
-        diloco.synchronize();  // no step, no momentum
+        diloco.synchronize();  // no step has come, so no momentum is applied
         expect_equal(copies(net->parameters()), before);
         std::vector<at::Tensor> all = net->parameters();
         all.push_back(net->norm->running_mean);
@@ -259,7 +259,7 @@ TEST(DiLoCo, RanksAreAlikeAfterEachSynchronisation) {
         joined.load_state(diloco.state(), false);
         expect_equal(copies(another->parameters()), copies(net->parameters()));
         expect_equal({another->norm->running_var}, {net->norm->running_var});
-        // If no rank had samples, outer parameters and momentum stay, and buffers become no zeros.
+        // If no rank had samples, outer parameters and momentum stay, and buffers do not become zero.
         const auto outer = diloco.core()->outer();
         std::vector<at::Tensor> was, is;
         for (const auto& [name, tensor] : outer) was.push_back(tensor.clone());
@@ -323,7 +323,7 @@ TEST(DiLoCo, GoesOnFromACheckpointToTheBit) {
       }
       results.add(comm.rank(), net->parameters());
       if (!resume) return;
-      // A rank that there was not: what all have alike.
+      // A new rank gets the state that is the same on all ranks.
       const auto of_rank_0 = checkpoints.parts({0}).at(0);
       auto another = with_values(Mlp(), 9);
       torch::optim::AdamW fresh(another->parameters(), torch::optim::AdamWOptions(1e-2));
@@ -555,7 +555,7 @@ TEST(DiLoCo, MembersLoseNoStepWhenOthersComeAndGo) {
   });
   EXPECT_EQ(member(0).state.steps(), 6);
   const at::Tensor outer = member(0).diloco.core()->fragments[0].global.clone();
-  // Rank 1 is lost in the middle of a round; member 3 comes.
+  // Rank 1 is lost in the middle of a round, and member 3 joins.
   for (const int i : {0, 2}) EXPECT_TRUE(member(i).state.leave(lost()));
   Results inner;
   run(kOneHost, [&](Communicator comm) {
@@ -573,7 +573,7 @@ TEST(DiLoCo, MembersLoseNoStepWhenOthersComeAndGo) {
   EXPECT_TRUE(at::equal(inner.of(2)[0].flatten(), outer.slice(0, 0, 85))) << "who comes has what all had last";
   for (const int i : {2, 3}) expect_equal(copies(member(i).net->parameters()), copies(member(0).net->parameters()));
   EXPECT_TRUE(at::equal(member(3).net->last->bias, Member::made(0)->last->bias)) << "rank 0's, which nobody trains";
-  // By weight: four steps of each of the first two, and two of who came.
+  // Weighted: four steps of each of the first two members, and two of the new one.
   EXPECT_EQ(member(3).diloco.core()->steps, 8);
 }
 
@@ -591,7 +591,7 @@ TEST(DiLoCo, ASynchronisationThatOneAloneHasEndedIsAllOthers) {
       mine.state.enter(world);
       for (int step = 0; step < 3; ++step) mine.train(step, comm.rank(), 3);
       EXPECT_TRUE(mine.diloco.core()->under_way);
-      // The step ends on all; then the result has come to rank 0 alone.
+      // The step ends on all ranks; then the result reaches only rank 0.
       const auto core = mine.diloco.core();
       backward(mine.net, 3, comm.rank(), 3);
       mine.optimizer.step();

@@ -1,5 +1,5 @@
-// The tensors that a module and its submodules have registered, with a cheap check, made in each step, whether they are
-// still the same.
+// The tensors that a module and its submodules have registered, with a check, cheap enough for each step, whether they
+// are still the same.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -24,14 +24,14 @@ void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& child : module.children()) visit_parameters(*child, visit);
 }
 
-/// The same for buffers.
+/// Like visit_parameters, for buffers.
 template <class Visit>
 void visit_buffers(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& item : module.named_buffers(/*recurse=*/false)) visit(item.value());
   for (const auto& child : module.children()) visit_buffers(*child, visit);
 }
 
-/// The parameters of a module, each once, in the form in which ranks compare what they train.
+/// Returns the parameters of a module, each once, in the form in which ranks compare them.
 inline std::vector<step::Shown> shown_of(const torch::nn::Module& module) {
   std::vector<step::Shown> shown;
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice

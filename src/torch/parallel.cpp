@@ -36,7 +36,7 @@ Cut cut_of(const Communicator& comm, std::int64_t whole) {
   return {comm.rank() * size, size};
 }
 
-// Collective. Returns a generator in the same state on all ranks. `cut` is the element of `sizes` that is divided.
+// Collective. Returns a generator in the same state on all ranks. `cut`: index in `sizes` of the divided size.
 at::Generator common_generator(Communicator& comm, const char* layer, const at::Generator& seeding,
                                at::IntArrayRef sizes, std::int64_t cut) {
   if (!comm) raise(ErrorCode::InvalidArgument, "{}: the communicator is empty", layer);
@@ -71,7 +71,7 @@ at::Tensor part_of(const Communicator& comm, const at::Tensor& whole, std::int64
   return whole.narrow(dim, cut.begin, cut.size).clone(at::MemoryFormat::Contiguous);
 }
 
-// As torch's linear layer: kaiming_uniform_(a = sqrt(5)), which is 1 / sqrt(in_features).
+// Draws weights like torch's linear layer: kaiming_uniform_(a = sqrt(5)), whose bound is 1 / sqrt(in_features).
 at::Tensor drawn(at::IntArrayRef sizes, std::int64_t in_features, const at::Generator& generator) {
   const double bound = 1 / std::sqrt(static_cast<double>(in_features));
   return at::empty(sizes).uniform_(-bound, bound, generator);
@@ -89,8 +89,8 @@ Shard shard_of(const Communicator& comm, const at::Tensor& part, std::int64_t di
   return shard;
 }
 
-// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked; ids of no rank stay outside
-// of the part on every rank, so that their use fails.
+// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked. Ids that no rank has stay
+// outside of the part on every rank, so that their use fails.
 struct OwnIds {
   at::Tensor index, elsewhere;
 };
@@ -101,8 +101,8 @@ OwnIds own_ids(const at::Tensor& ids, const Cut& cut, std::int64_t whole) {
   return {(ids - cut.begin).masked_fill(elsewhere, 0), elsewhere};
 }
 
-// Rounding differences between kinds of processors stay far below the tolerance; differences from another mask, batch
-// or weight are far above it.
+// Throws Mismatch if `whole` differs between ranks. Rounding on different processors stays far below the tolerance;
+// another mask, batch or weight is far above it.
 void require_alike(Communicator& comm, const char* layer, const char* what, const at::Tensor& whole) {
   constexpr std::int64_t kValues = 64;
   const at::NoGradGuard no_grad;
@@ -132,7 +132,7 @@ void require_alike(Communicator& comm, const char* layer, const char* what, cons
   }
 }
 
-// Counts forwards in training alone, without recomputations, so that ranks count alike.
+// Counts only forwards in training, without recomputations, so that all ranks count the same.
 bool compares_now(const torch::nn::Module& layer, std::int64_t& forwards) {
   constexpr std::int64_t kForwardsBetween = 64;
   return layer.is_training() && at::GradMode::is_enabled() && !recomputing() && forwards++ % kForwardsBetween == 0;
@@ -188,7 +188,7 @@ at::Tensor RowParallelLinearImpl::forward(const at::Tensor& x) {
   const at::Tensor part = options_.input == Features::Whole ? autograd::scatter_to(comm_, x, -1) : x;
   const at::Tensor y = summed(comm_, at::linear(part, weight), options_.sequence_dim);
   if (!bias.defined()) return y;
-  // With a part of the sequence, each rank knows a part of the bias's gradient.
+  // If the sequence is divided, each rank computes only a part of the bias's gradient.
   return y + (options_.sequence_dim ? autograd::copy_to(comm_, bias) : bias);
 }
 
@@ -302,8 +302,8 @@ at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
   } else {
     drawn_seed.random_();
   }
-  // A generator of its own, seeded by the number and the rank (mixed as splitmix64 does): only the number is drawn from
-  // the common generator.
+  // Uses a separate generator, seeded by the drawn number and the rank (mixed as in splitmix64). Only the number is
+  // drawn from the common generator.
   auto seed = static_cast<std::uint64_t>(drawn_seed.item<std::int64_t>());
   seed += (static_cast<std::uint64_t>(comm_.rank()) + 1) * 0x9E3779B97F4A7C15ULL;
   seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -355,8 +355,8 @@ struct BatchStatistics {
   double count = 0;          // number of values per channel, over all ranks
 };
 
-// Combines each rank's count, mean and sum of squared deviations: sums of squares would lose digits if the mean is
-// large.
+// Combines each rank's count, mean and sum of squared deviations, since sums of squares would lose digits if the mean
+// is large.
 BatchStatistics statistics_of(Communicator& comm, const at::Tensor& x) {
   const std::int64_t channels = x.size(1);
   const std::int64_t count = channels == 0 ? 0 : x.numel() / channels;

@@ -1,5 +1,5 @@
-// Tensor-parallel layers on ranks that are threads: to the bit as one process that folds the same parts in the same
-// order, and within tolerance as one that has whole weights. SyncBatchNorm as one process with all batches.
+// Tensor-parallel layers on ranks that are threads: equal to the bit to one process that folds the same parts in the
+// same order, and within tolerance to one with whole weights. SyncBatchNorm equals one process with all batches.
 #include <cohort/error.h>
 #include <cohort/mesh.h>
 #include <cohort/torch/autograd.h>
@@ -43,7 +43,7 @@ struct Weights {
   at::Tensor down = pattern({kWidth, kHidden}, 4) * 0.5, down_bias = pattern({kWidth}, 5) * 0.5;
   at::Tensor out = pattern({kOut, kWidth}, 6) * 0.5;
   std::vector<at::Tensor> all() const { return {embedding, up, up_bias, down, down_bias, out}; }
-  static constexpr int kCut[] = {0, 0, 0, 1, -1, 0};  // by which dimension; -1: whole
+  static constexpr int kCut[] = {0, 0, 0, 1, -1, 0};  // dimension by which each is cut; -1: whole
 };
 
 std::vector<at::Tensor> parts_of(const Weights& weights, int rank, int size) {
@@ -124,7 +124,7 @@ Reference reference_of(int size, const at::Tensor& ids, const at::Tensor& target
   for (int rank = 0; rank < size; ++rank) {
     reference.parts.push_back(parts_of(Weights(), rank, size));
     for (at::Tensor& tensor : reference.parts.back()) tensor.requires_grad_(true);
-    reference.parts.back()[4] = reference.parts.front()[4];  // whole: there is one
+    reference.parts.back()[4] = reference.parts.front()[4];  // the bias is whole, so there is only one
   }
   reference.norm = {at::ones({kWidth}, at::kDouble).requires_grad_(true),
                     at::zeros({kWidth}, at::kDouble).requires_grad_(true)};
@@ -282,7 +282,7 @@ TEST(TensorParallel, TellsItsShards) {
   });
 }
 
-// Losses, first and second derivatives as torch's of the whole logits.
+// Losses, first and second derivatives equal torch's for the whole logits.
 TEST(TensorParallel, CrossEntropyIsTorchs) {
   const at::Tensor targets = at::tensor({5, 0, -100, 3, 2, 1}, at::kLong).reshape({2, 3});
   for (const double scale : {1.0, 1e4}) {
@@ -346,7 +346,7 @@ TEST(TensorParallel, WhatCannotBeIsRefusedOnAllRanks) {
         ErrorCode::InvalidArgument,
         [&] { nn::ColumnParallelLinear(comm, nn::ColumnParallelLinearOptions{.in_features = 2, .out_features = 3}); },
         "3 cannot be cut");
-    // Indices of no rank, and targets: torch's own words.
+    // Indices and targets that no rank has are refused with torch's own message.
     nn::VocabParallelEmbedding embedding(comm, Embedding{.num_embeddings = 8, .embedding_dim = 4});
     nn::ParallelCrossEntropy cross_entropy(comm);
     const at::Tensor logits = at::ones({1, 4});
@@ -400,7 +400,7 @@ TEST(TensorParallel, LayersSayThatWhatHasToBeTheSameDiffers) {
     nn::RowParallelLinear row(comm, nn::RowParallelLinearOptions{.in_features = 4, .out_features = 4});
     const at::Tensor x = pattern({8, 4}, 1, at::kFloat);
     const at::Tensor rounded = x + 1e-6 * comm.rank(), other = x + 0.5 * comm.rank();
-    (void)column(rounded);  // the first one is compared
+    (void)column(rounded);  // the first forward is compared
     for (int forward = 1; forward < 64; ++forward) (void)column(other);
     const std::string said = refused(ErrorCode::Mismatch, [&] { (void)column(other); });
     EXPECT_NE(said.find("ColumnParallelLinear: the ranks' input differs"), std::string::npos) << said;
@@ -410,7 +410,7 @@ TEST(TensorParallel, LayersSayThatWhatHasToBeTheSameDiffers) {
     {
       const at::NoGradGuard no_grad;
       row->bias.add_(comm.rank());
-      (void)row(x.slice(1, 0, 2));  // without gradients nothing is
+      (void)row(x.slice(1, 0, 2));  // without gradients nothing is compared
     }
     const std::string bias = refused(ErrorCode::Mismatch, [&] { (void)row(x.slice(1, 0, 2)); });
     EXPECT_NE(bias.find("RowParallelLinear: the ranks' bias differs"), std::string::npos) << bias;
@@ -448,7 +448,7 @@ TEST(TensorParallel, DropoutOfPartsDrawsAMaskForEachRankAndKeepsGeneratorsInStep
 
 struct Case {
   std::vector<std::int64_t> rows;  // by rank
-  std::vector<std::int64_t> rest;  // sizes behind the channels
+  std::vector<std::int64_t> rest;  // sizes after the channels
   torch::nn::BatchNormOptions options;
 };
 

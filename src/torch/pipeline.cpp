@@ -31,8 +31,8 @@ namespace {
 
 // ------------------------------------------------------------------------------------------------- messages
 
-/// Header sent before a tensor: whether there is a tensor, its type, whether it requires a gradient, whether it is on a
-/// GPU, the number of sizes, the number of input rows of the micro-batch, and the sizes.
+/// Header sent before a tensor: 1 if there is a tensor, its type, 1 if it requires a gradient, 1 if it is on a GPU, the
+/// number of sizes, the number of input rows of the micro-batch, and the sizes.
 using Header = std::array<std::int64_t, 21>;
 constexpr std::size_t kSizesAt = 6;
 
@@ -65,9 +65,8 @@ at::Tensor empty_as(const Header& header, const std::optional<at::Device>& devic
 bool has_bytes(const at::Tensor& tensor) { return tensor.defined() && tensor.nbytes() > 0; }
 
 /// Sends tensors from stage to stage. Each message is a header and, with another tag, the tensor. The receive is
-/// started early, with the shape of the last message of this number. If the shape has changed, the header says so, the
-/// sender completes the receive with zeros, and the tensor follows with a third tag. Both sides remember the same
-/// shapes.
+/// started early, with the shape of the last message of this number. If the shape has changed, the header shows it, the
+/// sender completes the receive with zeros, and sends the tensor with a third tag. Both sides remember the same shapes.
 class Messages {
  public:
   explicit Messages(Communicator comm) : comm_(std::move(comm)) {}
@@ -131,12 +130,12 @@ class Messages {
   void finish() {
     while (!sent_.empty()) finish_oldest();
   }
-  /// Drops all operations, after the communicator has ended.
+  /// Drops all operations; called after the communicator has ended.
   void drop() noexcept {
     const auto drop_one = [](Work& work) {
       try {
         work.wait();
-      } catch (const std::exception&) {  // known
+      } catch (const std::exception&) {  // the error is known already
       }
     };
     for (Sent& sent : sent_) std::for_each(sent.works.begin(), sent.works.end(), drop_one);
@@ -207,7 +206,7 @@ struct Pipeline::State {
   std::string plan;
   std::vector<Stage> stages;  // of this rank, by chunk
   std::shared_ptr<torch::nn::Module> module = std::make_shared<torch::nn::Module>("PipelineStage");
-  std::array<Messages, 2> messages;  // for steps, and for passes without gradients
+  std::array<Messages, 2> messages;  // one for steps, one for passes without gradients
   std::int64_t steps = 0;
 };
 
@@ -271,7 +270,7 @@ void Pipeline::State::choose_cuts(const std::vector<NamedLayer>& layers) {
       }
       costs = options.costs;
     } else {
-      std::exception_ptr failed;  // error of a layer, which the other ranks are sent instead of waiting
+      std::exception_ptr failed;  // error of a layer; it is sent to the other ranks, which would wait otherwise
       try {
         if (comm.rank() == 0 && options.sample.defined()) costs = measured_costs(layers, options.sample);
       } catch (...) {
@@ -310,7 +309,7 @@ void Pipeline::State::keep_layers(const std::vector<NamedLayer>& layers) {
 
 // ------------------------------------------------------------------------------------------------- a pass
 
-/// One step, or one pass without gradients.
+/// Runs one step, or one pass without gradients.
 class Pipeline::Run {
  public:
   enum class Pass : std::uint8_t { Step, Loss, Output };
@@ -359,7 +358,7 @@ class Pipeline::Run {
   /// State of a micro-batch in a stage, from its forward to the end of its backward.
   struct Alive {
     at::Tensor input, output;
-    std::int64_t rows = 0;  // of the input's micro-batch
+    std::int64_t rows = 0;  // rows of the input's micro-batch
     SplitBackward split;
   };
 
@@ -438,7 +437,7 @@ class Pipeline::Run {
     if (is_first(action)) {
       alive.input = std::exchange(inputs_[micro_batch], {});
       alive.rows = alive.input.size(0);
-      if (alive.rows == 0) alive.input.reset();  // all stages skip it
+      if (alive.rows == 0) alive.input.reset();  // all stages skip an empty micro-batch
     } else {
       Messages::Received received = take(action);
       alive.input = std::move(received.tensor);
@@ -474,7 +473,7 @@ class Pipeline::Run {
       if (!loss.defined() || loss.numel() != 1) {
         raise(ErrorCode::InvalidArgument, "the loss is no scalar -- let it be the mean, or the sum, over its rows");
       }
-      if (trains() && !loss.requires_grad()) {  // the same error as autograd's in one process
+      if (trains() && !loss.requires_grad()) {  // throws the same error as autograd in one process
         raise(ErrorCode::InvalidArgument,
               "the loss does not require a gradient, so that nothing would be trained -- compute it from the model's "
               "output with gradients on: no NoGradGuard, detach() or item() in the loss");
@@ -530,9 +529,9 @@ class Pipeline::Run {
   const std::vector<Action> actions_;
   const at::Tensor input_, target_;
   std::optional<GeneratorStates> states_;
-  std::vector<at::Tensor> inputs_, targets_, outputs_;  // by micro-batch; outputs may be losses
+  std::vector<at::Tensor> inputs_, targets_, outputs_;  // each by micro-batch; outputs may be losses
   std::map<std::pair<int, int>, Alive> alive_;          // by stage and micro-batch
-  std::map<int, Messages::Received> here_;              // between stages of this rank
+  std::map<int, Messages::Received> here_;              // messages between stages of this rank
   std::size_t next_ = 0, ahead_ = 0;                    // numbers of the action under way, and of the first whose
                                                         // receive is not started
   int waiting_ = 0;                                     // number of started receives

@@ -49,7 +49,7 @@ void GeneratorStates::take(at::Device device) {
 }
 
 std::uint64_t mixed_seed(std::uint64_t seed, std::initializer_list<std::int64_t> numbers) {
-  std::vector<std::uint64_t> all = {seed, seed >> 32};  // the lower half of each counts
+  std::vector<std::uint64_t> all = {seed, seed >> 32};  // only the lower half of each is used
   all.insert(all.end(), numbers.begin(), numbers.end());
   std::seed_seq sequence(all.begin(), all.end());  // the same on all platforms, by the C++ standard
   std::array<std::uint32_t, 2> words{};
@@ -66,7 +66,7 @@ std::optional<at::Device> device_of(const torch::nn::Module& module) {
 
 namespace {
 
-// Returns detach() instead of the tensor itself, of which autograd would make a view that must not be changed in place.
+// Returns detach() instead of the tensor itself, since autograd would return a view that must not be changed in place.
 struct PassedOn : torch::autograd::Function<PassedOn> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->set_materialize_grads(false);
@@ -78,7 +78,7 @@ struct PassedOn : torch::autograd::Function<PassedOn> {
   }
 };
 
-/// Gradients and buffers of a module, which running it changes.
+/// Keeps the gradients and buffers of a module, since running the module changes them.
 class BeforeMeasuring {
  public:
   explicit BeforeMeasuring(const torch::nn::Module& module) {
@@ -183,7 +183,7 @@ bool gives_the_same_again(const NamedLayer& layer, const torch::nn::AnyModule& f
     for (const OneTensor& one : layer_tensors(made_layer(layer))) {
       if (known.count(one.tensor.unsafeGetTensorImpl()) > 0) return true;
     }
-  } catch (const std::exception&) {  // it hands over its only object, which no other layer can have
+  } catch (const std::exception&) {  // it gave away its only object, so no other layer can have that
   }
   return false;
 }
@@ -218,7 +218,7 @@ class SharedTensors {
 std::vector<torch::nn::AnyModule> made_layers(Communicator& comm, const std::vector<NamedLayer>& layers,
                                               const std::vector<int>& stages, std::optional<std::uint64_t> seed) {
   std::vector<torch::nn::AnyModule> own(layers.size());
-  std::vector<std::int64_t> facts(layers.size() + 1, 0);  // by layer: whether it exists; and a rank that failed, from 1
+  std::vector<std::int64_t> facts(layers.size() + 1, 0);  // by layer: 1 if it exists; then a failed rank, from 1
   const auto is_own = [&](std::size_t i) { return stages[i] % comm.size() == comm.rank(); };
   const auto make = [&](std::size_t i) {
     std::optional<GeneratorStates> states;

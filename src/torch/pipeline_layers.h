@@ -1,5 +1,5 @@
-// A pipeline's layers before they are divided into stages: their names and makers, their costs, and tensors that two of
-// them share. Internal to torch/pipeline.cpp. One thread per rank.
+// A pipeline's layers before they are divided into stages: their names, the functions that make them, their costs, and
+// tensors that two layers share. Internal to torch/pipeline.cpp. One thread per rank.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -44,14 +44,14 @@ struct NamedLayer {
 /// Device of the module's parameters, if it has any.
 std::optional<at::Device> device_of(const torch::nn::Module& module);
 
-/// The tensor as the input of a stage's layers: no leaf, so that the first layer may change it in place.
+/// Returns the tensor as input of a stage's layers; not as a leaf, so that the first layer may change it in place.
 at::Tensor passed_on(const at::Tensor& leaf);
 
 /// Seconds of forward and backward of each layer. Restores the layers, also if one throws.
 std::vector<double> measured_costs(const std::vector<NamedLayer>& layers, const at::Tensor& sample);
 
-/// Collective. Returns the layers of this rank's stages (`stages[i] % comm.size()`), by ascending number, made if
-/// necessary: each with its own seed if there is a `seed`. Throws InvalidArgument on all ranks if layers of two stages
+/// Collective. Returns the layers of this rank's stages (`stages[i] % comm.size()`), by ascending number. Makes them if
+/// necessary, each with its own seed if there is a `seed`. Throws InvalidArgument on all ranks if layers of two stages
 /// share a parameter or buffer, or if a layer cannot be made.
 std::vector<torch::nn::AnyModule> made_layers(Communicator& comm, const std::vector<NamedLayer>& layers,
                                               const std::vector<int>& stages, std::optional<std::uint64_t> seed);

@@ -1,5 +1,5 @@
-// Pipelines on ranks that are threads: gradients as one process has them, whatever the schedule; what goes between
-// stages; what is refused, and what a stage that throws does to the others.
+// Pipelines on ranks that are threads: gradients equal those of one process with any schedule; messages between stages;
+// errors, and their effect on the other stages.
 #include <cohort/error.h>
 #include <cohort/torch/nn.h>
 #include <cohort/torch/pipeline.h>
@@ -39,7 +39,7 @@ struct FunctionImpl : torch::nn::Module {
 };
 TORCH_MODULE(Function);
 
-/// Ten layers, with what is not the same for each micro-batch: BatchNorm.
+/// Ten layers, one of them BatchNorm, whose result depends on the micro-batch.
 torch::nn::Sequential ten_layers(at::ScalarType type) {
   torch::nn::Sequential net(torch::nn::Linear(5, 17), torch::nn::Tanh(), torch::nn::Linear(17, 16),
                             torch::nn::BatchNorm1d(16), torch::nn::ReLU(), torch::nn::Linear(16, 16),
@@ -75,7 +75,7 @@ void expect_same(const Collected& a, const Collected& b, const std::string& what
   }
 }
 
-/// The micro-batches of a batch one after the other in this process.
+/// Runs the micro-batches of a batch one after the other in this process.
 double step_alone(torch::nn::Sequential& net, const Batch& batch, int micro_batches) {
   const auto x = batch.x.tensor_split(micro_batches), y = batch.y.tensor_split(micro_batches);
   double sum = 0;
@@ -102,7 +102,7 @@ TEST_P(PipelineGradients, AreThoseOfOneProcessToTheBit) {
   constexpr int kMicroBatches = 8;
   const Case one = GetParam();
   for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
-    // Batches of 16 rows, then some that do not divide, then 16: shapes change with the step and the micro-batch.
+    // Batches of 16 rows, then some that do not divide evenly, then 16. Shapes change with step and micro-batch.
     const std::vector<std::int64_t> rows = {16, 16, 21, 17, 16};
     torch::nn::Sequential alone = ten_layers(type);
     torch::optim::SGD optimizer(alone->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, PipelineGradients,
 
 // ---------------------------------------------------------------------------------------------------- two parts
 
-/// Uses a parameter twice, one beside all others, one under a hook, and a graph that forks and joins.
+/// Uses one parameter twice, one beside all others and one under a hook; the graph forks and joins.
 struct TangledImpl : torch::nn::Module {
   TangledImpl() {
     first = register_module("first", torch::nn::Linear(5, 5));
@@ -219,7 +219,7 @@ TEST(SplitBackward, GivesTheBitsOfOneBackward) {
   }
 }
 
-/// The identity, which counts its backwards.
+/// An identity that counts its backwards.
 struct Counted : torch::autograd::Function<Counted> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t counter) {
     context->saved_data["counter"] = counter;
@@ -295,7 +295,7 @@ TEST(PipelineStages, PassTensorsOfAnyShapeAndTypeThatMayChange) {
       torch::nn::Sequential net(
           Function(kSame),                        // integers go to the next stage
           torch::nn::Embedding(11, 4),            // [n, 3] to [n, 3, 4]
-          Function([call](const at::Tensor& x) {  // of another shape each time, and sometimes empty
+          Function([call](const at::Tensor& x) {  // has another shape each time, and is sometimes empty
             const std::int64_t columns = (*call)++ % 3;
             return x.flatten(1).slice(1, 0, columns * 2).to(at::kBFloat16);
           }),
@@ -332,7 +332,7 @@ TEST(PipelineStages, PassTensorsOfAnyShapeAndTypeThatMayChange) {
 }
 
 TEST(PipelineStages, WithoutAGradientAskForNone) {
-  // Stage 1 cuts the graph: what is before it gets no gradient, as in one process.
+  // Stage 1 cuts the graph, so stages before it get no gradient, as in one process.
   run_on_threads(3, [](Communicator comm) {
     torch::nn::Sequential net(torch::nn::Linear(5, 5), Function([](const at::Tensor& x) { return x.detach(); }),
                               torch::nn::Linear(5, 3));
@@ -373,23 +373,23 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
     refused({.chunks = 2}, "use Interleaved");
     refused({.schedule = Schedule::Interleaved, .chunks = 6}, "10 layers cannot be cut into 12 stages");
 
-    // Measured on rank 0: the layer that sleeps has a stage to itself; nothing is left of measuring.
+    // Rank 0 measures, so the layer that sleeps gets a stage for itself. Measuring leaves no trace.
     std::vector<nn::PipelineLayer> layers;
     for (int i = 0; i < 4; ++i) layers.emplace_back([] { return torch::nn::BatchNorm1d(5); });
     layers.emplace_back([] {
       return Function([](const at::Tensor& x) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // far longer than any other
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));  // far longer than any other layer
         return x;
       });
     });
-    at::set_num_threads(1);  // with more, a BatchNorm takes until a busy machine has run the others
+    at::set_num_threads(1);  // with more threads, a BatchNorm is slow on a busy machine
     Pipeline measured(layers, comm, {.micro_batches = 4, .sample = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor()});
     EXPECT_EQ(measured.cuts(), Cuts{4});
     EXPECT_NE(measured.plan().find("layers 0-3 | 4"), std::string::npos) << measured.plan();
     layers[2] = [] {
       return Function([](const at::Tensor&) -> at::Tensor { throw std::logic_error("no such layer"); });
     };
-    try {  // on all ranks, whoever measures
+    try {  // throws on all ranks, whichever rank measures
       Pipeline(layers, comm, {.micro_batches = 4, .sample = comm.rank() == 0 ? at::ones({4, 5}) : at::Tensor()});
       FAIL();
     } catch (const std::exception& error) {
@@ -411,7 +411,7 @@ TEST(PipelineStages, AreCutByHandByCostOrByMeasuring) {
   });
 }
 
-/// As a language model's last layer that uses its embedding.
+/// Like the last layer of a language model that uses the embedding's weight.
 struct TiedHeadImpl : torch::nn::Module {
   explicit TiedHeadImpl(const torch::nn::Embedding& tied) { embedding = register_module("embedding", tied); }
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, embedding->weight); }
@@ -443,7 +443,7 @@ TEST(PipelineStages, RefuseWhatTwoOfThemShareWhereLayersAreMadeByFunctions) {
     const std::string said = refusal([&] { Pipeline(whole, comm, {.micro_batches = 2}); }, ErrorCode::InvalidArgument);
     EXPECT_NE(said.find("buffer 'last.running_mean' of stage 2"), std::string::npos) << said;
 
-    // Those that are made anew, given away, or shared within a stage are not refused.
+    // Layers that are made anew, given away, or shared within a stage are not refused.
     const auto given_away = std::make_shared<torch::nn::Linear>(6, 6);
     const std::vector<nn::PipelineLayer> sound = {[=] { return embedding; }, [=] { return TiedHead(embedding); },
                                                   middle, [=] { return torch::nn::Linear(std::move(*given_away)); }};
@@ -483,7 +483,7 @@ TEST(PipelineStages, MayBeginWithALayerThatChangesItsInputInPlace) {
       EXPECT_EQ(model.step(batch.x, batch.y), loss);
       EXPECT_EQ(model.evaluate(batch.x, batch.y), loss);
       ours.add(*model.module(), true);
-      // Measuring runs each layer alone.
+      // Measuring runs each layer separately.
       EXPECT_EQ(Pipeline(make(), comm, {.micro_batches = 4, .sample = batch.x}).cuts().size(), 2U);
     });
     expect_same(ours, expected, std::string(pipeline::to_string(schedule)));

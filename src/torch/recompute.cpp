@@ -28,7 +28,7 @@ using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using NodePointer = decltype(Edge::function);  // another kind of pointer since libtorch 2.13
+using NodePointer = decltype(Edge::function);  // libtorch 2.13 has another kind of pointer
 
 template <class T, class Pointer = NodePointer>
 Pointer made_node(T** node) {
@@ -50,7 +50,7 @@ struct Recomputing {
   Recomputing& operator=(const Recomputing&) = delete;
 };
 
-// Disables autocast's cache: a cached weight would bring a graph that has been cut into later ones.
+// Disables autocast's cache, since a cached weight would connect later graphs to one that has been cut.
 class NoAutocastCache {
  public:
   NoAutocastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -62,8 +62,8 @@ class NoAutocastCache {
   bool before_ = at::autocast::is_autocast_cache_enabled();
 };
 
-// The types that autocast casts to. Older libtorchs' ThreadLocalState does not have them, and a GPU's backward runs on
-// a thread of its own.
+// The types that autocast casts to. Older libtorchs' ThreadLocalState lacks them, and a GPU's backward runs on another
+// thread.
 using AutocastTypes = std::array<at::ScalarType, 2>;
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
@@ -144,14 +144,14 @@ class WithRandomState {
 // An edge that leads out of the function's graph: to a leaf, an input, or a tensor that existed before.
 struct Way {
   Edge to;
-  std::vector<std::pair<NodePointer, std::size_t>> from;  // nodes, and which of their edges
-  std::vector<std::size_t> outputs;                       // outputs that themselves existed before
+  std::vector<std::pair<NodePointer, std::size_t>> from;  // nodes, and the number of their edge
+  std::vector<std::size_t> outputs;                       // outputs that are tensors that existed before
 };
 
 struct Run {
   std::vector<at::Tensor> inputs;  // leaves of this run's graph
   std::vector<at::Tensor> outputs;
-  std::vector<Way> ways;  // those of the inputs come first
+  std::vector<Way> ways;  // ways to the inputs come first
 };
 
 bool wants_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
@@ -213,8 +213,8 @@ Run run_with_graph(const detail::TensorFunction& function, const std::vector<at:
 
 // ------------------------------------------------------------------------------------------------- backward
 
-// Replaces the end of an edge that led out of the graph: the gradients that arrive here are passed to the whole graph's
-// own edge, once.
+// Replaces the end of an edge that led out of the graph. Gradients that arrive here are summed, and passed once to the
+// whole graph's own edge.
 struct Collected final : Node {
   variable_list apply(variable_list&& gradients) override {
     gradient = gradients.at(0);
@@ -234,9 +234,9 @@ struct Recomputation final : Node {
 
   detail::TensorFunction function;
   std::vector<torch::autograd::SavedVariable> saved;
-  std::vector<std::size_t> outputs;     // indices, among all outputs, of those with a gradient
+  std::vector<std::size_t> outputs;     // indices, among all outputs, of the outputs with a gradient
   std::vector<Edge> outside;            // edges that lead out, besides the inputs'
-  std::vector<std::uint32_t> versions;  // of leaves among these
+  std::vector<std::uint32_t> versions;  // versions of the leaves among these
   RandomState random;
   at::ThreadLocalState state;
   AutocastTypes types = autocast_types();
@@ -309,11 +309,11 @@ variable_list Recomputation::apply(variable_list&& gradients) {
     return way < inputs ? way : inputs + static_cast<std::size_t>(edge - outside.begin());
   };
   std::vector<NodePointer> nodes;
-  std::vector<std::pair<Collected*, std::size_t>> collected;  // with the number of the result
+  std::vector<std::pair<Collected*, std::size_t>> collected;  // each with the number of its result
   for (std::size_t i = 0; i < run.ways.size(); ++i) {
     const Way& way = run.ways[i];
     if (!way.to.is_valid()) continue;
-    Edge here;  // empty if the gradient is not needed: autograd::grad of other tensors
+    Edge here;  // empty if the gradient is not needed, as by autograd::grad for other tensors
     if (task_should_compute_output(result_of(i))) {
       nodes.push_back(made_node(&collected.emplace_back(nullptr, result_of(i)).first));
       if (const auto* const leaf = dynamic_cast<const AccumulateGrad*>(way.to.function.get())) {
@@ -323,8 +323,8 @@ variable_list Recomputation::apply(variable_list&& gradients) {
       }
       here = Edge(nodes.back(), 0);
     }
-    // Does not use set_next_edge, which requires nodes without incoming edges, so that numbers fall along edges; here
-    // they do.
+    // Does not use set_next_edge, which requires nodes without incoming edges to ensure that numbers fall along edges.
+    // They do here.
     for (const auto& [node, edge] : way.from) node->next_edges()[edge] = here;
     for (std::size_t root = 0; root < roots.size(); ++root) {
       if (roots[root] == way.to) roots[root] = here;
@@ -335,7 +335,7 @@ variable_list Recomputation::apply(variable_list&& gradients) {
     roots.erase(roots.begin() + static_cast<std::ptrdiff_t>(root));
     given.erase(given.begin() + static_cast<std::ptrdiff_t>(root));
   }
-  run = {};  // so that the backward frees what it has passed
+  run = {};  // so that the backward frees nodes that it has passed
   if (!roots.empty()) {
     torch::autograd::Engine::get_default_engine().execute(std::exchange(roots, {}), given, /*keep_graph=*/false,
                                                           /*create_graph=*/false, /*accumulate_grad=*/true);

@@ -40,17 +40,17 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& tensors) {
   return gradients;
 }
 
-// Loss and gradients of what `run` makes, plainly and with checkpoints.
+// Expects the same loss and gradients of `run` with and without checkpoints.
 void expect_same(const std::vector<at::Tensor>& leaves, const std::function<at::Tensor(bool)>& run) {
   std::vector<std::vector<at::Tensor>> results;
   for (const bool with : {false, true}) {
     seed(7);
     const at::Tensor loss = run(with);
-    at::rand({3});  // the state has moved on when the backward comes
+    at::rand({3});  // the random state has moved on before the backward
     loss.backward();
     std::vector<at::Tensor> result = gradients_of(leaves);
     result.push_back(loss.detach());
-    result.push_back(at::rand({1}));  // and recomputation does not move it
+    result.push_back(at::rand({1}));  // recomputation does not move the random state
     results.push_back(std::move(result));
   }
   expect_equal(results[0], results[1]);
@@ -68,14 +68,14 @@ TEST(Checkpoint, TheSameBits) {
   leaves.push_back(x);
   const auto forward = [&](const at::Tensor& h) { return net->forward(h); };
   expect_same(leaves, [&](bool with) { return maybe(with, forward, x).square().sum(); });
-  // Dropout, of the same elements.
+  // Dropout drops the same elements.
   expect_same(leaves, [&](bool with) {
     return maybe(
                with, [&](const at::Tensor& h) { return at::dropout(net->forward(h), 0.5, true); }, x)
         .square()
         .sum();
   });
-  // Within each other, one after the other, with parameters that are shared, and with inputs that need no gradient.
+  // Checkpoints that are nested, or follow one another, with shared parameters, and with inputs that need no gradient.
   expect_same(leaves, [&](bool with) {
     const auto inner = [&](const at::Tensor& h) { return at::dropout(at::tanh(net->second(h)), 0.5, true); };
     const auto outer = [&net, inner, with](const at::Tensor& h) {
@@ -84,7 +84,7 @@ TEST(Checkpoint, TheSameBits) {
     const at::Tensor h = maybe(with, outer, pattern({4, 5}, 2));
     return maybe(with, inner, h).sum() + maybe(with, forward, x).sum();
   });
-  // Tensors that the function reaches beside its inputs; outputs that are an input, a parameter, and what was there.
+  // Tensors that the function uses besides its inputs; outputs that are an input, a parameter, or an existing tensor.
   expect_same(leaves, [&](bool with) {
     const at::Tensor scale = at::exp(net->first->bias).sum();
     const auto [same, parameter, there, y] = maybe(
@@ -134,7 +134,7 @@ TEST(Checkpoint, GradRetainGraphAndHooks) {
   expect_equal(grad(loss, true), plain);
   expect_equal(grad(loss, false), plain);
   EXPECT_EQ(std::make_tuple(runs, again), std::make_tuple(3, 2));
-  // A part asked for alone is computed alone: the input's part of a backward, and the weights' part.
+  // autograd::grad computes only the requested part of a backward: the input's gradient, or the weights' gradients.
   const at::Tensor split = checkpoint(forward, x).square().sum();
   expect_equal(torch::autograd::grad({split}, {x}, {}, true), {plain[0]});
   expect_equal(torch::autograd::grad({split}, {net->second->weight}, {}, false), {plain[1]});
@@ -190,12 +190,12 @@ TEST(Checkpoint, WhatWouldBeWrongIsRefused) {
   differs([&](const at::Tensor& h) { return h * x.sum(); }, twice);
   differs([&](const at::Tensor& h) { return h * x.sum(); },
           [&](const at::Tensor& h) { return h * net->first->bias.sum(); });
-  // An input that was changed in place: autograd's own words.
+  // An input that was changed in place gives autograd's own error.
   const at::Tensor h = x * 2;
   loss = checkpoint(forward, h).sum();
   h.add_(1);
   EXPECT_THROW(loss.backward(), c10::Error);
-  // An exception of the function, once more: it passes, and all is as before.
+  // An exception of the function in its second run is passed on, and changes nothing.
   loss = checkpoint(
              [](const at::Tensor& in) {
                if (nn::recomputing()) throw std::runtime_error("no");
@@ -207,7 +207,7 @@ TEST(Checkpoint, WhatWouldBeWrongIsRefused) {
   EXPECT_FALSE(nn::recomputing());
 }
 
-// Keeps a tensor for its backward, and counts those that are there.
+// Keeps a tensor for its backward, and counts the kept tensors.
 struct Live {
   std::atomic<int> now{0}, most{0};
 };
@@ -272,7 +272,7 @@ struct Blocks : torch::nn::Module {
 
 enum class Around { Blocks, Model, NoForward };
 
-// Under DistributedDataParallel, also around all of it, and where the loss knows parameters alone.
+// Checkpoints in and around a DistributedDataParallel, and a loss that uses only parameters.
 TEST(Checkpoint, UnderDistributedDataParallel) {
   for (const Around around : {Around::Blocks, Around::Model, Around::NoForward}) {
     run_on_threads(2, [&](Communicator comm) {
@@ -300,7 +300,7 @@ TEST(Checkpoint, UnderDistributedDataParallel) {
   }
 }
 
-// Collectives in the function are repeated, on all ranks alike.
+// Collectives in the function are repeated, in the same way on all ranks.
 TEST(Checkpoint, WithCollectives) {
   run_on_threads(3, [](Communicator comm) {
     const at::Tensor x = pattern({4, 5}, comm.rank()).requires_grad_(true);

@@ -35,7 +35,7 @@ void assign(const at::Tensor& place, const at::Tensor& value) {
 
 }  // namespace
 
-// Autograd owns the hooks, which cannot be removed in 1.13: they live as long as the node, and do nothing without a
+// Autograd owns the hooks, which cannot be removed in 1.13. They live as long as the node, and do nothing without a
 // reducer.
 class BeforeAccumulate final : public torch::autograd::FunctionPreHook {
  public:
@@ -70,7 +70,7 @@ class AfterAccumulate final : public torch::autograd::FunctionPostHook {
 
 namespace {
 
-// True if the user has hooks that are called after the accumulation: they may read `.grad`.
+// True if the user has hooks that run after the accumulation, and so may read `.grad`.
 bool has_hooks_after(torch::autograd::Node& accumulator) {
   const auto& hooks = accumulator.post_hooks();
   return std::any_of(hooks.begin(), hooks.end(),
@@ -83,7 +83,7 @@ namespace {
 
 gradients::Parameter described(const NamedTensor& named) {
   const at::Tensor& tensor = named.tensor;
-  // Optimizers are fastest where gradient and parameter have the same strides (libtorch's "gradient layout contract").
+  // Optimizers are fastest if gradient and parameter have the same strides (libtorch's "gradient layout contract").
   const at::Tensor layout = tensor.is_non_overlapping_and_dense() ? tensor.detach() : at::empty(tensor.sizes());
   return {.name = named.name,
           .dtype = to_dtype(tensor.scalar_type()),
@@ -179,7 +179,7 @@ bool is_home(const at::Tensor& tensor, const at::Tensor& home) {
 
 }  // namespace
 
-// All ranks' parameters are already equal.
+// Requires that all ranks' parameters are equal already.
 void Reducer::move_parameters() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -356,8 +356,8 @@ void Reducer::use_hook(CommHook hook, Communicator& comm, const std::weak_ptr<co
 
 // ---------------------------------------------------------------------------------------------------- places
 
-// The storage holds the memory, so a gradient may outlive bucket and communicator. `set_` on an empty tensor instead of
-// a view of the whole: libtorch 1.13 zeroes gradients with detach_(), which views refuse.
+// The storage holds the memory, so a gradient may outlive bucket and communicator. Uses `set_` on an empty tensor
+// instead of a view of the whole, since libtorch 1.13 zeroes gradients with detach_(), which views refuse.
 void Reducer::take_places() {
   for (const gradients::Bucket& bucket : core_.buckets()) {
     const at::TensorOptions type = parameters_[static_cast<std::size_t>(bucket.members().front())].tensor.options();
@@ -386,7 +386,7 @@ void Reducer::make_place(Parameter& parameter) {
   parameter.address = parameter.place.data_ptr();
 }
 
-// The place is also the user's `.grad()`, whose data may be replaced (set_data, a cast of the module).
+// Restores the place if the user has replaced its data: it is also the `.grad()` (set_data, a cast of the module).
 const at::Tensor& Reducer::place(std::size_t index) {
   Parameter& parameter = parameters_[index];
   if (parameter.place.data_ptr() != parameter.address) make_place(parameter);
@@ -512,7 +512,7 @@ std::vector<std::byte> Reducer::copy_to_host(std::size_t index) {
 
 // ---------------------------------------------------------------------------------------------------- forward
 
-// A leaf would keep its hook for ever, so leaves get none.
+// Leaves get no hook, since they would keep it for ever.
 void Reducer::watch(const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad() || output.is_leaf()) continue;
@@ -525,11 +525,11 @@ void Reducer::watch(const std::vector<at::Tensor>& outputs) {
 
 // ---------------------------------------------------------------------------------------------------- backward
 
-// False if the backward under way is an autograd::grad() for other tensors: that needs none of our gradients, and is no
-// step.
+// False if the backward under way is an autograd::grad() for other tensors, which needs none of our gradients, and is
+// no step.
 bool Reducer::accumulates() const {
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
-  if (chosen == nullptr || chosen->empty()) return true;  // for all leaves, even if ours are not among them
+  if (chosen == nullptr || chosen->empty()) return true;  // a backward for all leaves, even if ours are not among them
   return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& parameter) {
     const auto entry = chosen->find(parameter.accumulator.get());
     return entry != chosen->end() && entry->second.needed_;
@@ -550,12 +550,12 @@ void Reducer::call_at_end(std::shared_ptr<void> pass) {
 // already exists, AccumulateGrad adds to it in place.
 VariableList Reducer::before_accumulate(std::size_t index, const VariableList& gradients) {
   Parameter& parameter = parameters_[index];
-  // (Frozen since the forward: AccumulateGrad adds nothing.)
+  // (If the parameter was frozen since the forward, AccumulateGrad adds nothing.)
   if (gradients.empty() || !gradients[0].defined() || !parameter.tensor.requires_grad()) return gradients;
   if (!core_.receive(index)) return {at::Tensor()};
   const bool divided = !parameter.place.defined();
-  // Without a reduction, autograd accumulates the gradient as usual. An existing gradient is added to, and read
-  // afterwards.
+  // Without a reduction, autograd accumulates the gradient as usual. If a gradient exists, autograd adds to it, and it
+  // is read afterwards.
   if (divided && (!core_.accumulation().sync() || parameter.tensor.grad().defined())) return gradients;
   if (divided && has_hooks_after(*parameter.accumulator)) return gradients;
   if (!divided && put_in_place(index)) return gradients;
@@ -591,7 +591,7 @@ void Reducer::after_accumulate(std::size_t index) {
   if (!core_.received(index)) return;
   const bool read = !parameters_[index].place.defined() && core_.reads(index);
   if (!read && (parameters_[index].place.defined() || core_.accumulation().sync())) {
-    put_in_place(index);  // does nothing except under create_graph, and if it has no place
+    put_in_place(index);  // has an effect only with create_graph, or if the gradient has no place
   }
   core_.arrive(index);
 }

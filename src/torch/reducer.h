@@ -1,4 +1,4 @@
-// Autograd's side of gradient reduction (train/gradients/reducer.h): libtorch hooks that notify the core when a
+// The libtorch side of gradient reduction (train/gradients/reducer.h): hooks in autograd that notify the core when a
 // backward begins, makes a gradient and ends, and gradients as tensors over their places in the buckets. One thread at
 // a time per rank calls a Reducer; autograd calls its hooks on that thread, or, for GPU gradients, on a thread that it
 // waits for.
@@ -32,7 +32,7 @@ Device buffer_device(const at::Tensor& tensor);
 /// The kind of device that the tensor lies on, in words that are equal on all ranks: "" or " on cuda".
 const char* device_text(const at::Tensor& tensor);
 
-/// As `require_same_parameters`.
+/// Like `require_same_parameters`.
 void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step);
 
 }  // namespace cohort
@@ -53,7 +53,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
     at::Tensor average;   ///< memory for that average, if gradients are divided
   };
   const std::vector<Piece>& pieces() const noexcept { return pieces_; }
-  /// If gradients are not divided, sets the pieces' gradients from those of the parameters.
+  /// If gradients are not divided, sets the pieces' gradients from the parameters' gradients.
   void take_gradients();
   /// Drops the gradients of these pieces.
   void drop_gradients(const std::vector<std::size_t>& pieces);
@@ -63,11 +63,11 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void note_optimizer() noexcept { has_optimizer_ = true; }
   /// Number of writes to a parameter not made by the optimizer, as seen by `note_writes`.
   std::int64_t writes_to(std::size_t parameter) const { return parameters_[parameter].writes; }
-  /// Notes that all writes to parameters so far were legitimate: the optimizer's, or (note_writes) others'.
+  /// Note that all writes to parameters so far were legitimate: made by the optimizer, or (note_writes) by others.
   void note_step();
   void note_writes();
-  /// Moves parameters whose memory was replaced back to their home, with their values. Collective, for values that are
-  /// equal on all ranks.
+  /// Moves parameters whose memory was replaced back to their home, with their values, which are equal on all ranks.
+  /// Collective.
   void bring_home();
   /// Called before a pass or a step. Throws InvalidArgument, naming the parameter, if its memory was replaced, or if
   /// the user has written to a parameter that ranks share; also if there is no optimizer and nothing else would step.
@@ -81,7 +81,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// new gradient accumulator without hooks: this adds hooks to it. Returns false if a parameter has another type or
   /// device than when it was wrapped.
   bool look_at_parameters();
-  /// Sets the module's parameters without reduction, frozen when it was wrapped: `drop_all` drops their gradients, too.
+  /// Sets the parameters that are not reduced, being frozen at wrapping. `drop_all` drops their gradients, too.
   void set_frozen(std::vector<NamedTensor> frozen) { frozen_ = std::move(frozen); }
   /// Sets a check that is called at the end of each successful backward, and may refuse the parameters it has used.
   void after_backward(std::function<void()> check) { after_backward_ = std::move(check); }
@@ -127,10 +127,10 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
     at::Tensor place;               // place of its gradient; undefined: the gradient is reduced from where autograd
                                     // made it
     const void* address = nullptr;  // address of `place`
-    at::Tensor bucket;              // bucket in which `place` lies,
+    at::Tensor bucket;              // the bucket in which `place` lies,
     std::int64_t offset = 0;        // and its first element there
     at::Tensor home;                // memory of its values, if training state is divided
-    std::int64_t version = 0;       // of `tensor`, as autograd counts changes in place
+    std::int64_t version = 0;       // version of `tensor`; autograd counts changes in place
     std::int64_t writes = 0;
   };
 

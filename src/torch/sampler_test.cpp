@@ -74,7 +74,7 @@ RC_GTEST_PROP(SamplerTest, EverySampleExactlyOnceInTheSameNumberOfSteps, ()) {
   while (step_all(samplers, drawn)) ++steps;
   RC_ASSERT(steps == samplers[0].steps_per_epoch());
   RC_ASSERT(samplers[0].steps_left() == 0);
-  // One permutation whatever the world: the ranks' parts in order are the sequence of a single rank.
+  // The permutation is the same for every world: the ranks' parts, in order, are the sequence of a single rank.
   std::vector<std::int64_t> expected(static_cast<std::size_t>(size));
   std::iota(expected.begin(), expected.end(), std::int64_t{0});
   if (options.shuffle) expected = data::permutation(size, options.seed, 3);
@@ -90,14 +90,14 @@ RC_GTEST_PROP(SamplerTest, GoesOnInAnyOtherWorldWithExactlyTheSamplesNotYetUsed,
   std::vector<std::int64_t> drawn;
   const auto steps = *rc::gen::inRange<std::int64_t>(0, before[0].steps_per_epoch() + 1);
   for (std::int64_t i = 0; i < steps; ++i) RC_ASSERT(step_all(before, drawn));
-  // Drawn ahead by a prefetching loader and not used by an optimizer: not lost.
+  // Batches that a prefetching loader has drawn, and no optimizer has used, are not lost.
   for (DistributedSampler& sampler : before) (void)sampler.next_batch();
   const data::SamplerState state = before[static_cast<std::size_t>(*rc::gen::inRange(0, options.world_size))].state();
   RC_ASSERT(state.cursor == static_cast<std::int64_t>(drawn.size()));
 
   options.world_size = *rc::gen::inRange(1, 9);
   options.batch_size = *rc::gen::inRange<std::int64_t>(1, 20);
-  options.seed += 1;  // the state's counts
+  options.seed += 1;  // the state's seed counts
   auto after = samplers_of(size, options);
   for (DistributedSampler& sampler : after) sampler.load_state(state);
   while (step_all(after, drawn)) {
@@ -116,12 +116,12 @@ RC_GTEST_PROP(SamplerTest, SharesOutTheRestOfItsEpochAmongAnyWorlds, ()) {
   for (const int world_size : *rc::gen::container<std::vector<int>>(rc::gen::inRange(1, 9))) {
     const data::SamplerState state = samplers.back().state();
     samplers.resize(static_cast<std::size_t>(std::min<std::ptrdiff_t>(std::ssize(samplers), world_size)), samplers[0]);
-    while (std::ssize(samplers) < world_size) {  // a newcomer gets the others' state
+    while (std::ssize(samplers) < world_size) {  // a new rank gets the others' state
       samplers.emplace_back(size, options);
       samplers.back().load_state(state);
     }
     for (int rank = 0; rank < world_size; ++rank) {
-      (void)samplers[static_cast<std::size_t>(rank)].next_batch();  // drawn ahead, and dropped
+      (void)samplers[static_cast<std::size_t>(rank)].next_batch();  // drawn early, and dropped
       samplers[static_cast<std::size_t>(rank)].set_world(rank, world_size, global);
     }
     const std::int64_t left = size - samplers[0].cursor();
@@ -138,8 +138,8 @@ RC_GTEST_PROP(SamplerTest, SharesOutTheRestOfItsEpochAmongAnyWorlds, ()) {
   RC_ASSERT(drawn == expected);
 }
 
-/// A training until it is killed: number of ranks and samples per step, steps that a checkpoint holds, and steps after
-/// it, which are lost.
+/// A training until it is killed: numbers of ranks and of samples per step, steps up to its checkpoint, and steps after
+/// the checkpoint, which are lost.
 struct Life {
   int world_size = 1;
   std::int64_t batch_size = 1;
@@ -235,11 +235,11 @@ TEST(SamplerTest, EpochsFollowEachOtherUnderADataLoader) {
   EXPECT_EQ(first.size(), 10U);
   EXPECT_EQ(second.size(), 10U);
   EXPECT_NE(first, second);
-  loaders.reset();  // drawn to the end, never stepped
+  loaders.reset();  // drawn to the end, without any step()
   EXPECT_EQ(mine.epoch(), 2);
 }
 
-// Its samples are their own numbers.
+// A data set whose samples are their own numbers.
 struct Numbers : torch::data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
   std::vector<std::size_t> get_batch(at::ArrayRef<std::size_t> indices) override { return indices.vec(); }
   DistributedSampler::OptionalSize size() const override { return 10; }
@@ -255,7 +255,7 @@ TEST(SamplerTest, DrivesTorchsDataLoaderWithPrefetchAndResume) {
     sampler.step();
     ++steps;
     EXPECT_EQ(sampler.cursor(), std::min<std::int64_t>(10, static_cast<std::int64_t>(steps) * 4));
-    if (steps == 2) break;  // more has been drawn ahead
+    if (steps == 2) break;  // further batches have been drawn already
   }
   const data::SamplerState state = sampler.state();
   EXPECT_EQ(state.cursor, 8);
@@ -335,7 +335,7 @@ TEST(SamplerTest, AnElasticStateStepsOverWhatTheProgramHasNot) {
 
 TEST(SamplerTest, SharesDivideEachStepAndLeaveTheOrder) {
   DistributedSamplerOptions options{.batch_size = 16, .seed = 5, .world_size = 2};
-  std::vector<std::vector<std::int64_t>> steps[2];  // with even shares, and with others
+  std::vector<std::vector<std::int64_t>> steps[2];  // with even shares, and with uneven ones
   for (const int uneven : {0, 1}) {
     options.shares = uneven != 0 ? "3,1" : "even";
     auto samplers = samplers_of(100, options);
@@ -455,7 +455,7 @@ TEST(MetricsTest, ResultsOfAnEvaluationAreAveragedByName) {
                   metrics::average(comm, {{"loss", 1.0}});
               }).find("rank 0 has ['loss'], rank 2 ['loss (Mean)']"),
               std::string::npos);
-    comm.barrier().wait();  // It is still good.
+    comm.barrier().wait();  // The communicator is still usable.
   });
 }
 
@@ -553,7 +553,7 @@ TEST(ScatterDataset, WhatCannotBeScatteredIsRefusedOnEveryRank) {
       data::scatter_dataset(root ? std::vector<at::Tensor>{at::ones(3), at::ones(2)} : std::vector<at::Tensor>(), comm);
     });
     refused(ErrorCode::InvalidArgument, "no rows", [&] { data::scatter_dataset({at::ones({})}, comm); });
-    comm.barrier().wait();  // It is still good.
+    comm.barrier().wait();  // The communicator is still usable.
   });
 }
 

@@ -67,7 +67,7 @@ ShardedCore::Groups ShardedCore::divide(const Groups& groups) {
   for (const at::Tensor& parameter : model_.parameters())
     if (!parameter.requires_grad()) frozen.insert(parameter.unsafeGetTensorImpl());
   auto left = free_;
-  std::map<std::size_t, std::size_t> members;  // the new parameters, in the groups to be added
+  std::map<std::size_t, std::size_t> members;  // the new parameters, with their groups to be added
   std::vector<at::Tensor> trained;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (const at::Tensor& parameter : groups[i].params()) {
@@ -133,12 +133,12 @@ std::vector<step::Option> ShardedCore::told() const {
   if (reducer_->core().divides_gradients()) return options;
   for (const auto& [parameter, group] : members_) {
     const at::Tensor& gradient = reducer_->tensor_of(parameter).grad();
-    // Compares which gradients are missing: a rank that alone has dropped one would not step its part of the parameter.
+    // Compares which gradients are missing: a rank that lacks one would not step its part of the parameter.
     if (!gradient.defined()) {
       options.push_back({.name = fmt::format("'{}' without a gradient", reducer_->name_of(parameter))});
       continue;
     }
-    // A gradient added to since the last reduction is this rank's alone, unless the program averages it itself.
+    // A gradient that was added to since the last reduction is only this rank's, unless the program averages it itself.
     if (!reducer_->core().is_local(parameter)) continue;
     const at::Tensor here = gradient.detach().cpu().contiguous();
     const std::string_view bytes(static_cast<const char*>(here.data_ptr()),
@@ -197,7 +197,7 @@ void ShardedCore::before_step() {
     const at::Tensor& gradient = reducer_->pieces()[own_[i]].gradient;
     pieces_[i].tensor.mutable_grad() = gradient.defined() ? gradient.to(pieces_[i].tensor.scalar_type()) : at::Tensor();
   }
-  // Waits, since other ranks of this host may still read parameters, for an output of their own.
+  // Waits, since other ranks of this host may still read parameters, for example to compute an output.
   if (compares) {
     if (comm.size() > 1) compare.wait();
     agreement.require(*step::ranks_of(comm), sums);
@@ -239,7 +239,7 @@ void ShardedCore::after_step() {
 
 namespace {
 
-/// Names in `module` of the parameters of which this rank holds a part.
+/// Returns the names in `module` of the parameters that this rank holds only in part.
 std::set<std::string> parts_of(const torch::nn::Module& module) {
   std::set<std::string> names;
   for (const auto& item : module.named_modules("", /*include_self=*/true)) {
@@ -255,7 +255,7 @@ std::set<std::string> parts_of(const torch::nn::Module& module) {
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Returns the factor by which to scale gradients, and their norm. `counted`: this rank's gradients, by the names of
-/// their parameters. `agreement` compares options over all of these ranks.
+/// their parameters. `agreement` compares options over all ranks of `over`.
 std::pair<double, double> factor_of(const Named& counted, double max_norm, const torch::nn::Module& module,
                                     const ClipOptions& options, Communicator over, step::Agreement& agreement,
                                     std::vector<step::Option> told) {
@@ -299,7 +299,7 @@ double ShardedCore::clip_grad_norm(double max_norm, const ClipOptions& options) 
     if (gradient.defined()) pieces.emplace_back(pieces_[i].parameter, gradient);
   }
   Communicator over = options.over ? options.over : model_.communicator();
-  // Other ranks than those of the model may step other parameters by other options.
+  // Ranks outside of the model's communicator may step other parameters with other options.
   const auto [factor, norm] = factor_of(pieces, max_norm, *model_.whole(), options, over, transaction_->agreement(),
                                         options.over ? std::vector<step::Option>() : told());
   compared_ = !options.over;

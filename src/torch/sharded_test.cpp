@@ -1,5 +1,5 @@
-// Training whose state is divided over the ranks, which are threads, on one host and on several (fake): the bits of
-// DistributedDataParallel without it.
+// Training whose state is divided over the ranks, which are threads, on one host and on several (fake), has the same
+// bits as DistributedDataParallel without division.
 #include <cohort/error.h>
 #include <cohort/mesh.h>
 #include <cohort/torch/nn.h>
@@ -67,7 +67,7 @@ struct Told {
   int accumulated = 1;
   double max_norm = 0;
   bool schedule = false;
-  std::int64_t samples = 4;  // of a rank and backward
+  std::int64_t samples = 4;  // samples per rank and backward
 };
 
 void expect_refused(const std::function<void()>& body, const char* part) {
@@ -200,7 +200,7 @@ TEST(Sharded, ParametersOfAHostAreOne) {
     for (const at::Tensor& parameter : net->parameters()) whole += parameter.numel();
     EXPECT_EQ(std::accumulate(all.begin(), all.end(), std::int64_t{0}), whole);
     for (const std::int64_t one : all) EXPECT_NEAR(static_cast<double>(one), static_cast<double>(whole) / 4, 500);
-    // All ranks see what rank 2 writes, and refuse it.
+    // All ranks notice rank 2's write, and refuse it.
     const at::NoGradGuard no_grad;
     comm.barrier().wait();
     if (comm.rank() == 2) net->parameters()[2].fill_(3);
@@ -283,7 +283,7 @@ TEST(Sharded, ABackwardMoreIsAddedAndUnusedParametersStay) {
       backward();
       optimizer.step();
       const std::vector<at::Tensor> once = copies(net->parameters());
-      comm.barrier().wait();  // all have them
+      comm.barrier().wait();  // all ranks have loaded them
       {
         const at::NoGradGuard no_grad;
         if (comm.rank() == 0 || sharding != Sharding::Parameters) {
@@ -321,7 +321,7 @@ TEST(Sharded, HalvesAreSteppedInFloat32) {
         const at::Tensor first = net->parameters()[0].detach().clone();
         DistributedDataParallel model(net, comm, {.sharding = sharding});
         optim::Sharded<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(1e-4));
-        // The same batch on all ranks, so that their average is one rank's gradient.
+        // All ranks have the same batch, so that the average is one rank's gradient.
         for (int step = 0; step < 30; ++step) {
           const Batch batch = batch_of(1, 4, at::kBFloat16);
           ((model(batch.x) - batch.y).square().mean() * 8).backward();  // 1.13 has no mse_loss of bfloat16
@@ -402,7 +402,7 @@ TEST(Sharded, ParametersThatGetOtherMemoryAreRefusedOrTakenBack) {
       DistributedDataParallel model(net, comm, {.sharding = sharding});
       optim::Sharded<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
       for (std::size_t i = 0; i < net->parameters().size(); ++i) {
-        net->parameters()[i].set_data(other->parameters()[i].detach().clone());  // as torch::load does
+        net->parameters()[i].set_data(other->parameters()[i].detach().clone());  // like torch::load
       }
       const Batch batch = batch_of(1, 4, at::kFloat);
       expect_refused([&] { (void)model(batch.x); }, "parameter '0.weight' was given other memory");
@@ -519,7 +519,7 @@ TEST(Sharded, ClipsByTheNormOfAModelInParts) {
       const std::vector<at::Tensor> got = steps(comm, mesh, sharding, norm);
       EXPECT_NEAR(norm, expected, 1e-4 * expected);
       expect_close(got, whole, 1e-4);
-      for (const at::Tensor& tensor : got) {  // what is whole on all ranks is the same there
+      for (const at::Tensor& tensor : got) {  // tensors that are whole on all ranks are the same there
         at::Tensor first = tensor.clone();
         broadcast(comm, first).wait();
         EXPECT_TRUE(at::equal(tensor, first));
@@ -584,7 +584,7 @@ TEST(Sharded, ARankWithoutSamplesBringsNothingOfAnySize) {
 struct OddImpl : torch::nn::Module {
   OddImpl() {
     first = register_module("first", torch::nn::Linear(5, 7));
-    again = register_module("again", first);  // its parameters are there twice
+    again = register_module("again", first);  // its parameters are registered twice
     empty = register_parameter("empty", at::zeros({0, 3}));
     one = register_parameter("one", at::ones({}));
   }
@@ -796,7 +796,7 @@ TEST(Sharded, GradientsThatNoSyncHasLeftAreRefused) {
       accumulate();
       if (divided) {
         loss_of(model(batch.x), batch.y).backward();
-      } else {  // the program averages by itself
+      } else {  // the program averages the gradients itself
         for (const at::Tensor& parameter : net->parameters()) {
           at::Tensor gradient = parameter.grad();
           comm.all_reduce(gradient, {.op = ReduceOp::Average}).wait();

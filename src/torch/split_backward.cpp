@@ -24,7 +24,7 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using NodePointer = decltype(Edge::function);  // its type differs between libtorch 1.13 and 2.13
 
-// A node's hooks would be called twice: when its gradient is computed, and when the node is run later.
+// Returns whether a node has hooks. They would run twice: when its gradient is computed, and when the node runs later.
 template <class N>
 bool has_hooks(N& node) {
   if constexpr (requires { node.tensor_pre_hooks(); }) {
@@ -68,7 +68,7 @@ class Graph {
     }
   }
   bool leads(const NodePointer& node) const { return leads_.at(node.get()); }
-  /// Nodes on a path to the input; those nearer to the output come later.
+  /// Nodes on a path to the input; nodes nearer to the output come later.
   const std::vector<NodePointer>& on_path() const noexcept { return on_path_; }
 
   /// The leaves that `node` reaches through nodes that are on no path to the input.
@@ -100,9 +100,9 @@ class Graph {
 }  // namespace
 
 // A node on a path from the output to the input that also leads to parameters is run twice: now for the input's
-// gradient, and later for those of the parameters, from the gradient that has now reached the node. If several such
-// nodes lead to a parameter (one that is used twice), or it has hooks, its gradient is computed now, and accumulated
-// later.
+// gradient, and later for the parameters' gradients, from the gradient that has now reached the node. If several such
+// nodes lead to one parameter (used twice), or the node has hooks, the parameter's gradient is computed now, and
+// accumulated later.
 at::Tensor SplitBackward::of_input(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input) {
   const Edge root = torch::autograd::impl::gradient_edge(output);
   const at::Tensor seed = gradient.defined() ? gradient : at::ones_like(output);
@@ -118,7 +118,7 @@ at::Tensor SplitBackward::of_input(const at::Tensor& output, const at::Tensor& g
     std::vector<NodePointer> leaves;
   };
   std::vector<Beside> nodes;
-  std::unordered_map<const Node*, int> uses;  // of leaves
+  std::unordered_map<const Node*, int> uses;  // number of uses, by leaf
   for (const NodePointer& node : graph.on_path()) {
     Beside beside{node, graph.leaves_beside(node)};
     for (const NodePointer& leaf : beside.leaves) uses[leaf.get()] += has_hooks(*node) ? 2 : 1;

@@ -1,5 +1,5 @@
-// A backward in two parts, for any graph: first the gradient of one input, then those of all other leaves. Each node of
-// the graph is run once for each part that needs it. One thread at a time.
+// A backward in two parts, for any graph: first the gradient of one input, then the gradients of all other leaves. Each
+// node of the graph is run once for each part that needs it. One thread at a time.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -13,8 +13,8 @@ namespace cohort::nn {
 
 class SplitBackward {
  public:
-  /// Returns the gradient of `input`, a leaf; undefined if `output` does not depend on it. `gradient` is that of
-  /// `output`; undefined: one. Throws InvalidArgument for graphs that cannot be split: see the source.
+  /// Returns the gradient of `input`, a leaf; undefined if `output` does not depend on it. `gradient` is the gradient
+  /// of `output`; undefined: 1. Throws InvalidArgument for graphs that cannot be split: see the source.
   at::Tensor of_input(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input);
   /// Adds the gradients of all other leaves to their existing ones, as a backward does. Call it once.
   void of_parameters();

@@ -40,14 +40,14 @@ void require_plain(const at::Tensor& tensor) {
   }
 }
 
-// Uses Int8 for GPU memory: NCCL is not given uint8 between hosts, since a program may load that as code.
+// Uses Int8 for GPU memory: NCCL gets no uint8 between hosts, since a program may load uint8 as code.
 Buffer as_bytes(const at::Tensor& tensor) {
   const Device device = buffer_device(tensor);
   return {tensor.data_ptr(), static_cast<std::int64_t>(tensor.nbytes()),
           device.type == DeviceType::CPU ? DType::UInt8 : DType::Int8, device};
 }
 
-// Broadcasts tensors of one GPU: in place, all as one operation, for which the current stream waits.
+// Broadcasts tensors of one GPU in place, all in one operation, for which the current stream waits.
 void broadcast_on_gpu(Communicator& comm, const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> flat;
   std::vector<Buffer> buffers;
@@ -233,7 +233,7 @@ void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& all
 
 namespace {
 
-// Asks libtorch for the handle, if it can tell (from 2.9 on).
+// Asks libtorch for the stream's handle, which versions from 2.9 on return.
 template <class Guard>
 void* handle_of(const Guard& guard, const c10::Stream& stream, at::Device gpu) {
   if constexpr (requires { guard.getStreamNativeHandle(stream); }) {

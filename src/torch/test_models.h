@@ -32,14 +32,14 @@ TORCH_MODULE(Mlp);
 /// Buckets of about two tensors, so that small models have several.
 inline nn::DistributedDataParallelOptions small_buckets() { return {.bucket_bytes = 1200, .first_bucket_bytes = 300}; }
 
-/// Values that depend on nothing but the shape and `salt`: torch's generator is shared by all threads of the process.
+/// Values that depend only on the shape and `salt`, since all threads of the process share torch's generator.
 inline at::Tensor pattern(at::IntArrayRef sizes, double salt, at::ScalarType type = at::kDouble) {
   std::int64_t elements = 1;
   for (const std::int64_t size : sizes) elements *= size;
   return at::sin(at::arange(elements, at::kDouble) * 1.7 + salt).reshape(sizes).to(type);
 }
 
-/// Averages by samples, which are the first input's rows.
+/// Options for averages by samples, which are the first input's rows.
 inline nn::DistributedDataParallelOptions by_rows(nn::DistributedDataParallelOptions options = {}) {
   options.samples = [](const std::vector<at::Tensor>& inputs) { return inputs.front().size(0); };
   return options;

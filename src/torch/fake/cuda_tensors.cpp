@@ -1,5 +1,5 @@
-// For tests: "cuda" tensors in a libtorch without CUDA, in memory of the fake driver (comm/gpu/fake). Operations are
-// the CPU's, on copies of the tensors that they read and write. Loaded into a process once; any thread.
+// For tests: "cuda" tensors in a libtorch without CUDA, in memory of the fake driver (comm/gpu/fake). The CPU's
+// operations run on copies of the tensors that they read and write. Loaded into a process once; any thread.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -50,7 +50,7 @@ void wait_for_default_stream() {
 
 thread_local c10::DeviceIndex current = 0;
 
-/// Like libtorch's own allocator, keeps freed blocks for the next one of the same size, since the driver would wait for
+/// Keeps freed blocks for the next request of the same size, like libtorch's allocator, since the driver would wait for
 /// all streams.
 struct Blocks {
   using Kind = std::pair<int, std::size_t>;  // the GPU, and bytes
@@ -129,7 +129,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   void* getStreamNativeHandle(const c10::Stream) const { return nullptr; }
-  // Operations are over when they have been called, so no event is ever waited for.
+  // Operations have ended when their call returns, so no event is ever waited for.
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getDefaultStream(device); }
   void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
@@ -152,7 +152,7 @@ using c10d::RegistererTimerRegistry;
 using c10d::TimerRegistry;
 C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, Timer);
 
-/// Stands for a GPU's generator, whose state has another size.
+/// Stands for a GPU's generator, whose state has another size than the CPU's.
 const at::Generator& generator_of(c10::DeviceIndex index) {
   static auto* const all = new std::map<c10::DeviceIndex, at::Generator>;
   static std::mutex mutex;
@@ -160,7 +160,7 @@ const at::Generator& generator_of(c10::DeviceIndex index) {
   return all->try_emplace(index, at::detail::createCPUGenerator()).first->second;
 }
 
-// libtorch asks whether there is CUDA before it looks for its streams.
+// Reports that there is CUDA, as libtorch asks before it looks for streams.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
@@ -226,7 +226,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, c10::opti
                                            type_of(dtype));
 }
 
-/// The tensor as a host tensor over the memory that kernels would see.
+/// Returns a host tensor over the memory that kernels would see.
 at::Tensor seen(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return tensor.detach();
   const at::TensorOptions type = at::TensorOptions().dtype(tensor.dtype());
@@ -268,7 +268,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy(written, self, false);
 }
 
-// Needs a function of its own, since the schema does not say that running statistics are written.
+// Needs its own function, since the schema does not say that running statistics are written.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(const at::Tensor& input,
                                                           const c10::optional<at::Tensor>& weight,
                                                           const c10::optional<at::Tensor>& bias,
@@ -306,7 +306,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 #if TORCH_VERSION_MAJOR >= 2
-// Operations that make sparse tensors of their parts, and give the parts back.
+// Operations that make sparse tensors from their parts, and return the parts.
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, m) {
   m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
   m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
