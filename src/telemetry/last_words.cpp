@@ -379,7 +379,7 @@ void add_exception(TraceText& text, int depth) noexcept {
     text.add(": ").add(without_frames(error.what()));
     add_cause(text, error, depth);
   } catch (...) {
-    // there is no text besides the type
+    // such an exception has no text besides its type
   }
 }
 
@@ -397,8 +397,8 @@ void add_exception(TraceText& text, int depth) noexcept {
     StatusPage& page = StatusPage::own();
     if (page.say_last_words(text.add("\n").view())) {
       text.clear();
-      // If no handler could catch the exception, nothing has been unwound, and the throw is on the stack. If a noexcept
-      // function stopped it, the frames below that function are already gone.
+      // If no handler could catch the exception, nothing has been unwound, and the throw is still on the stack. If a
+      // noexcept function stopped the exception, the frames between the throw and that function are gone.
       text.add(kThrowStack);
       add_backtrace(text, 1, Symbols::Demangled);
       page.add_last_words(text.view());
@@ -433,7 +433,7 @@ void on_fatal_signal(int number, siginfo_t* info, void* /*context*/) {
     }
   }
   ::signal(number, SIG_DFL);
-  // The signal is blocked until this handler returns; then it is delivered at the place of the fault.
+  // The signal stays blocked until this handler returns, and is then delivered at the place of the fault.
   ::raise(number);
   errno = error_number;
 }

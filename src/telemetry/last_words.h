@@ -1,7 +1,7 @@
 // Last words that a process leaves on its status page when it dies of an exception or a signal, and stacks written on
 // request. The user's program is not affected: the terminate handler calls the previous one, and signal handlers are
-// installed only if the disposition is the default. Without an agent nothing is installed. Any thread may call; each
-// part is done once per process. Only the first caller's thread gets an alternate stack, for handlers after a stack
+// installed only if the disposition is the default. Without an agent nothing is installed. Any thread may call;
+// repeated calls have no effect. Only the first caller's thread gets an alternate stack, for handlers after a stack
 // overflow.
 #pragma once
 
@@ -26,7 +26,7 @@ FunctionSymbol find_function(std::span<const std::byte> file, std::uint64_t addr
 inline constexpr std::string_view kUncaught = "uncaught exception ", kThrowStack = "the stack at std::terminate:\n",
                                   kNativeStack = "the native stack:\n";
 
-/// From now on writes to the page: uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV,
+/// From now on the page gets uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV,
 /// SIGBUS, SIGFPE, SIGILL, SIGABRT (address, backtrace). Exit status and core dump do not change.
 void keep_last_words();
 

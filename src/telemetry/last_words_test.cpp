@@ -92,7 +92,7 @@ bool eventually(const std::function<bool()>& condition) {
   return condition();
 }
 
-// GoogleTest would catch it: a noexcept function ends the search here.
+// GoogleTest would catch the exception, so a noexcept function ends the search for a handler here.
 template <class Body>
 void let_escape_from(Body body) noexcept {
   body();
@@ -166,7 +166,7 @@ TEST(LastWords, OfAThreadShowWhereItThrew) {
   EXPECT_EQ(rank.words().find("uncaught exception std::logic_error: in a thread\n"), 0u) << rank.words();
   if (!kSanitized) {
     EXPECT_NE(rank.words().find("__cxa_throw"), std::string::npos) << rank.words();
-    // Not exported: only the program's own table of symbols knows it.
+    // This function is not exported, so only the program's own table of symbols has it.
     EXPECT_NE(rank.words().find("cohort::status::(anonymous namespace)::throw_in_a_thread()+0x"), std::string::npos)
         << rank.words();
   }
@@ -189,7 +189,7 @@ TEST(LastWords, AreCutAtTheirRoom) {
   EXPECT_EQ(rank.words().size(), StatusLayout::kWordsBytes);
 }
 
-// The handler before is run afterwards. (A program's own, set before `init`.)
+// The previous handler, which a program had set before `init`, runs afterwards.
 TEST(LastWords, HandOverToTheHandlerBefore) {
   auto segment = create_status_page();
   ASSERT_TRUE(segment);
@@ -222,7 +222,7 @@ TEST(LastWords, OfAFaultNameTheAddress) {
   if (kSanitized) GTEST_SKIP() << "the sanitizer's handlers are kept";
   Rank rank([] {
     void* const none = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    StatusPage::own().open(reinterpret_cast<std::uint64_t>(none) | 1, 0, 2);  // so that the test knows it
+    StatusPage::own().open(reinterpret_cast<std::uint64_t>(none) | 1, 0, 2);  // tells the test the address
     *static_cast<volatile char*>(none) = 1;
   });
   EXPECT_EQ(rank.wait(), 128 + SIGSEGV);
@@ -230,7 +230,7 @@ TEST(LastWords, OfAFaultNameTheAddress) {
   EXPECT_EQ(rank.words().find("fatal signal SIGSEGV at address " + address + "\n"), 0u) << rank.words();
 }
 
-[[gnu::noinline]] int divide_by_nothing() { return ::raise(SIGFPE) + 1; }  // so that the call is no jump
+[[gnu::noinline]] int divide_by_nothing() { return ::raise(SIGFPE) + 1; }  // the addition prevents a tail call
 
 TEST(LastWords, OfACrashNameFunctions) {
   if (kSanitized) GTEST_SKIP() << "the sanitizer's handlers are kept";
@@ -322,7 +322,7 @@ TEST(Stacks, AreWrittenWhenAskedAndTheRankLivesOn) {
   });
   ASSERT_TRUE(eventually([&] { return rank.layout().abilities.load() == StatusLayout::kTellsStacks; }));
   std::string stacks;
-  for (int round = 0; round < 2; ++round) {  // any number of times; a thread's name may be given late
+  for (int round = 0; round < 2; ++round) {  // stacks can be written repeatedly; a thread may get its name later
     ASSERT_TRUE(eventually([&] {
       ::lseek(rank.fd(), static_cast<off_t>(kStatusStacksBegin), SEEK_SET);
       ::kill(rank.pid(), SIGQUIT);

@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Takes each value when it is parsed: building a tree of each line would take three times as long.
+/// Takes each value when it is parsed, since building a tree of each line would take three times as long.
 class FieldsReader {
  public:
   explicit FieldsReader(RecordLine& line) : line_(line) {}
@@ -112,7 +112,7 @@ class FieldsReader {
 
   RecordLine& line_;
   std::string prefix_, key_;
-  std::vector<std::size_t> prefixes_;  // for each open object, the length of prefix_ before it
+  std::vector<std::size_t> prefixes_;  // by open object: the length of prefix_ before the object
   std::size_t arrays_ = 0, count_ = 0;
   bool has_event_ = false, whole_ = false;
 };
@@ -310,7 +310,7 @@ bool LineReader::fill() {
       if (bytes < 0) raise(ErrorCode::Io, "reading the run record failed -- {} -- {}", path_, errno_text(errno));
       const bool at_end = static_cast<std::size_t>(bytes) < block - got;
       got += static_cast<std::size_t>(bytes);
-      // Stops at the end: a later read may return bytes of a writer that has cut off part of the line.
+      // Stops at the end: a later read may return bytes of another writer that has cut off part of the line.
       if (at_end) break;
     }
     buffer_.resize(got);
@@ -441,7 +441,7 @@ void RunProgress::take(const RecordLine& line) {
 std::optional<double> RunProgress::done() const {
   if (ended_) return 1;
   const auto by_epoch = share(epoch_, epochs_), by_step = share(step_, steps_);
-  // If epochs are counted when they end, there is no progress by epochs during the first.
+  // If epochs are counted at their ends, there is no progress by epochs during the first one.
   return by_epoch && (*by_epoch > 0 || !by_step) ? by_epoch : by_step;
 }
 

@@ -70,8 +70,8 @@ RecordLines read_record(const std::filesystem::path& file);
 RecordLines read_run(const std::filesystem::path& record);
 
 enum class Absent { Error, Later };
-/// Returns the path of "run.jsonl" in a run's folder; a path that is not a folder is returned unchanged. Throws
-/// Unavailable if the folder has no record, unless `absent` is Later.
+/// Returns the path of "run.jsonl" in a run's folder; returns a path that is no folder unchanged. Throws Unavailable if
+/// the folder has no record, unless `absent` is Later.
 std::filesystem::path record_of(const std::filesystem::path& run, Absent absent = Absent::Error);
 
 /// Reads complete lines of a growing file.
@@ -104,8 +104,8 @@ class RecordFollower {
   /// LineReader.
   bool next();
   const RecordLine& line() const noexcept { return line_; }
-  /// Returns whether line() is of a step that was repeated after a `resume`, which was in the file when the follower
-  /// began.
+  /// Returns whether line() belongs to a step that was repeated after a `resume` line, if the file had that line when
+  /// the follower began.
   bool superseded() const noexcept { return superseded_; }
   /// Offset at which the line after line() begins.
   std::uint64_t offset() const noexcept { return lines_.offset(); }
@@ -114,7 +114,7 @@ class RecordFollower {
  private:
   struct Resume {
     std::uint64_t offset = 0;
-    std::int64_t step = 0;  // lowest step of this resume and those after it
+    std::int64_t step = 0;  // lowest step of this resume and of all later ones
   };
 
   sys::UniqueFd fd_;
@@ -122,7 +122,7 @@ class RecordFollower {
   RecordLine line_;
   std::vector<Resume> resumes_;
   std::size_t passed_resumes_ = 0, damaged_ = 0;
-  std::int64_t step_ = std::numeric_limits<std::int64_t>::min();  // the last step in a line
+  std::int64_t step_ = std::numeric_limits<std::int64_t>::min();  // the latest step of any line
   bool superseded_ = false;
 };
 
@@ -137,7 +137,7 @@ struct MetricPoint {
 /// Returns whether the schema defines this event; the contents of other lines are not shown.
 bool is_known_event(std::string_view event) noexcept;
 
-/// Reads lines in order: values without a step of their own belong to the last step. One thread.
+/// Reads lines in order. Values without their own step belong to the last step. One thread.
 class PointReader {
  public:
   /// Calls `take` for each number of a `metric`, `step`, `epoch` or `communication` line. Names from `communication`
@@ -165,7 +165,7 @@ void append_all(const AppendTo& to, std::string_view bytes);
 /// Throws "WHAT failed -- FILE -- errno's text -- ..."
 [[noreturn]] void raise_io(const AppendTo& to, int error);
 
-// Progress of a run, its remaining time, and its latest logged values, from the lines of its record. One thread.
+// Computes a run's progress, remaining time and latest logged values from the lines of its record. One thread.
 
 /// Progress of a run, computed from its record's lines in order. The end of the run is known if the `start` line has a
 /// parameter for epochs or steps (epochs, num_epochs, max_epochs; steps, max_steps, total_steps, num_steps).

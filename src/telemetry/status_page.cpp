@@ -15,8 +15,8 @@ namespace cohort::status {
 namespace {
 
 // Claims the page for this process. Only the first process writes it. (A wrapper's second program has a page that
-// nobody reads.) Programs that a rank starts inherit the variable, but mostly not the descriptor, whose number may be
-// another file's.
+// nobody reads.) Programs that a rank starts inherit the variable, but mostly not the descriptor, so its number may
+// belong to another file.
 bool claim(StatusLayout& layout) noexcept {
   std::int32_t nobody = 0;
   return layout.magic == StatusLayout::kMagic &&
@@ -74,7 +74,7 @@ StatusPage::StatusPage() noexcept {
   layout_ = &nobodys;
 }
 
-// A forked child shares the page and must leave it alone.
+// A forked child shares the page, and must not write to it.
 bool StatusPage::mine() const noexcept { return layout_->pid.load(std::memory_order_relaxed) == ::getpid(); }
 
 GroupStatus& StatusPage::open(std::uint64_t id, int rank, int size, bool background) noexcept {

@@ -1,10 +1,10 @@
-// A rank's status for the agent that started it: its present operation, its training's progress, and, if it dies of an
-// exception, its last words. The agent makes the page (a memory file that both map) and reads it. The page outlives the
+// A rank's status for the agent that started it: its present operation, its training's progress, and its last words if
+// an exception ends it. The agent makes the page (a memory file that both map) and reads it. The page outlives the
 // rank, so it shows what a killed rank was doing. Without an agent the page is private memory, so writers need no
 // check. Writing is a few plain stores; each word has one writer at a time, and a reader's snapshot may mix two
 // moments. Any thread may write through StatusPage; a lane belongs to the thread that waits.
-// Call, called: a call into Cohort that consists of several operations appears under its own name, not theirs, on the
-// status page and in errors.
+// Call, called: for a call into Cohort that consists of several operations. The status page and errors show the call's
+// name instead of the operations' names.
 #pragma once
 
 #include "base/memory.h"
@@ -34,7 +34,7 @@ struct alignas(64) LaneStatus {
   std::atomic<std::uint64_t> longest_ns;      ///< the longest of these waits
   std::atomic<std::uint64_t> longest_number;  ///< the operation of the longest wait
   std::atomic<std::int32_t> peer;             ///< for a message: the peer's rank in the group
-  std::atomic<std::uint32_t> waiting;         ///< whether the program waits for this operation, which waits for peers
+  std::atomic<std::uint32_t> waiting;         ///< 1: the program waits for this operation, which waits for peers
 
   static std::uint64_t pack(std::uint8_t kind, DType dtype, ReduceOp op) noexcept {
     return kind | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16;
@@ -59,7 +59,7 @@ struct alignas(64) GroupStatus {
   std::atomic<std::uint64_t> id;  ///< the same on all ranks of the group; 0: free
   std::atomic<std::int32_t> rank;
   std::atomic<std::int32_t> size;
-  std::atomic<std::uint32_t> background;  ///< used by a background thread: does not count toward the program's progress
+  std::atomic<std::uint32_t> background;  ///< 1: of a background thread, which does not count as the program's progress
   LaneStatus collectives;
   LaneStatus messages;
 };
@@ -91,8 +91,8 @@ struct TimesStatus {
   std::atomic<std::uint64_t> wire_ns;     ///< part of busy_ns: waiting for bytes of other hosts
   std::atomic<std::uint64_t> wire_bytes;  ///< sent to other hosts
   std::atomic<std::uint64_t> exposed_ns;  ///< time in which a thread of the program only waited for collectives
-  std::atomic<std::int64_t> at_ns;        ///< in a copy: when it was taken (CLOCK_MONOTONIC)
-  std::atomic<std::int64_t> step;         ///< in a copy: how many steps had been taken
+  std::atomic<std::int64_t> at_ns;        ///< in a copy: time at which it was taken (CLOCK_MONOTONIC)
+  std::atomic<std::int64_t> step;         ///< in a copy: number of steps taken before
 };
 
 /// Data that this rank sent to other hosts and that a network dropped. One writer at a time: the transport's driver.
@@ -110,7 +110,7 @@ struct CauseStatus {
   enum State : std::uint32_t { None, Writing, OfWorld, OfProcess };
   std::atomic<std::uint32_t> state;
   std::int32_t code;  ///< an ErrorCode
-  std::int32_t rank;  ///< this field and those after it: as in ErrorContext
+  std::int32_t rank;  ///< this field and the fields after it are as in ErrorContext
   std::int32_t peer;
   std::uint64_t sequence;
   char host[64];
@@ -125,7 +125,7 @@ struct NotFiniteStatus {
   char what[96];  ///< "train_loss is NaN"
 };
 
-/// The page. Its layout is that of one build: an agent of another build is refused before it starts anything.
+/// The page. Its layout belongs to one build, so an agent of another build is refused before it starts anything.
 struct StatusLayout {
   static constexpr std::uint64_t kMagic = 0x3231544154534843;  // "CHSTAT12"
   static constexpr std::size_t kGroups = 64;
@@ -133,7 +133,7 @@ struct StatusLayout {
   static constexpr std::size_t kNameBytes = 16;
   static constexpr std::size_t kWordsBytes = 12 << 10;
   static constexpr std::uint32_t kTellsStacks = 1;     ///< bit of `abilities`: SIGQUIT writes stacks
-  static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< bit of `abilities`: needs time to save at a signal
+  static constexpr std::uint32_t kSavesWhenAsked = 2;  ///< bit of `abilities`: saves at a signal, which takes time
   static constexpr std::int64_t kWarmSteps = 2;
   static constexpr std::int32_t kToBeMember = -1;  ///< value of `forming`: waits to become a member
 
@@ -181,18 +181,18 @@ class StatusPage {
  public:
   static StatusPage& own() noexcept;
 
-  /// Reserves an entry for a communicator until `close`. If all are taken, and for id 0, returns an entry that nobody
+  /// Reserves an entry for a communicator until `close`. If no entry is free, or for id 0, returns an entry that nobody
   /// reads.
   GroupStatus& open(std::uint64_t id, int rank, int size, bool background = false) noexcept;
   void close(GroupStatus& group) noexcept;
   void name_kind(std::uint8_t kind, std::string_view name) noexcept;
   /// Records that this rank waits, until `end_init`, for the other ranks of a world of `size`.
   void begin_init(int size) noexcept;
-  /// `epoch`: the formed world's; -1 if this is no member of an elastic job.
+  /// `epoch`: epoch of the formed world; -1 if this process is no member of an elastic job.
   void end_init(bool formed, std::int64_t epoch = -1) noexcept;
   /// Records that this rank has the job's trained state.
   void note_state() noexcept;
-  /// `samples`: this rank's in the step; 0: not known.
+  /// `samples`: this rank's number of samples in the step; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
   /// Adds what was lost on the way to a peer on `host`, to which `to_peer` segments were sent again so far.
@@ -207,9 +207,9 @@ class StatusPage {
   void begin_call(std::string_view name) noexcept;
   void end_call() noexcept { layout_->call.depth.fetch_sub(1, std::memory_order_relaxed); }
   void count_named() noexcept { layout_->names.ended.fetch_add(1, std::memory_order_relaxed); }
-  /// Records that a world has ended by this error. The first error is kept until another world is formed.
+  /// Records that this error has ended a world. The first error is kept until another world is formed.
   void note_failure(const Error& error) noexcept { note_cause(error, CauseStatus::OfWorld); }
-  /// Records that the process ends by this error.
+  /// Records that this error ends the process.
   void note_end(const Error& error) noexcept { note_cause(error, CauseStatus::OfProcess); }
   /// Only the first call writes the words, and returns true. Allocates nothing; may be called in a signal handler, and
   /// in a process that is about to end.
@@ -219,7 +219,7 @@ class StatusPage {
   void add_last_words(std::string_view words) noexcept;
   /// Tells the agent that SIGQUIT makes this process write its stacks to `fd()`, and does not end it.
   void announce_stacks() noexcept { layout_->abilities.fetch_or(StatusLayout::kTellsStacks); }
-  /// Tells the agent that a signal makes this process save and end, until all callers have withdrawn it.
+  /// Tells the agent that a signal makes this process save and end, until all callers have called `withdraw_saving`.
   void announce_saving() noexcept;
   void withdraw_saving() noexcept;
   /// Records that all ranks save and end now, because one of them has received this signal.
@@ -258,7 +258,7 @@ class Call {
   Call& operator=(const Call&) = delete;
 };
 
-/// Runs `body` as the call `name`, with which its errors of operations also begin.
+/// Runs `body` as the call `name`. Errors of operations in `body` also begin with that name.
 template <class Body>
 auto called(std::string_view name, const Body& body) {
   const Call call(name);

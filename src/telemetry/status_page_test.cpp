@@ -14,7 +14,7 @@
 namespace cohort::status {
 namespace {
 
-/// Runs `body` in a child with this descriptor in its environment (none: -1); its exit status.
+/// Runs `body` in a child with this descriptor in its environment (-1: none), and returns the child's exit status.
 template <class Body>
 int in_child(int fd, Body body) {
   const pid_t child = ::fork();
@@ -60,7 +60,7 @@ TEST(StatusPage, TellsTheAgentWhatARankDidWhenItIsGone) {
   EXPECT_EQ(layout.warm.step, StatusLayout::kWarmSteps);
   EXPECT_EQ(layout.warm.busy_ns, 100U * StatusLayout::kWarmSteps);
   EXPECT_EQ(layout.last.step, 5);
-  EXPECT_EQ(layout.last.busy_ns, 500U);  // not what came after the last step
+  EXPECT_EQ(layout.last.busy_ns, 500U);  // without what came after the last step
   EXPECT_GE(layout.last.at_ns.load(), layout.warm.at_ns.load());
   EXPECT_EQ(layout.times.busy_ns, 1500U);
   EXPECT_EQ(layout.words_ready, 1u);
@@ -78,9 +78,9 @@ TEST(StatusPage, TellsOfWhichMembersTheWorldIsAndThatItHasTheState) {
     page.begin_init(3);
     page.end_init(true, 0);
     page.begin_init(3);
-    page.end_init(false, 1);  // the next members have not formed theirs,
+    page.end_init(false, 1);  // the next epoch's members have not formed their world,
     page.begin_init(2);
-    page.end_init(true);  // and a part of them forms a world of its own
+    page.end_init(true);  // but some of them form a separate world
     if (page.layout().formed_epoch != 0 || page.layout().worlds != 2) return 1;
     page.begin_init(3);
     page.end_init(true, 2);

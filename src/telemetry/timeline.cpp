@@ -41,7 +41,7 @@ std::uint64_t intern(std::string_view name) noexcept {
       entry.state.store(2 + static_cast<std::uint32_t>(name.size()), std::memory_order_release);
       return place;
     }
-    // If another thread is writing the entry, the name may get a second one: that is better than waiting.
+    // If another thread is writing the entry, the name may get a second entry, which is better than waiting.
     if (state == 2 + name.size() && std::memcmp(entry.text, name.data(), name.size()) == 0) return place;
   }
   return 0;
@@ -57,8 +57,8 @@ std::uint64_t pack(TimelineKind kind, std::uint64_t flags, std::uint64_t name, s
   return static_cast<std::uint64_t>(kind) | flags << 8 | name << 16 | static_cast<std::uint64_t>(lane) << 32;
 }
 
-// Stores each word with release order: a reader that sees a later event's word also sees, by `head`, that the slot was
-// reused.
+// Stores each word with release order: a reader that sees a later event's word then also sees, in `head`, that the slot
+// was reused.
 void write(const Words& words) noexcept {
   constexpr auto kRelease = std::memory_order_release;
   const std::uint64_t number = own_ring->head.fetch_add(1, std::memory_order_acq_rel);
@@ -124,7 +124,7 @@ std::uint32_t this_thread() noexcept {
 }
 
 namespace {
-/// Like `on`, but afterwards this thread sees the ring. (Uses a load, since ThreadSanitizer does not know fences.)
+/// Like `on`, but afterwards this thread can use the ring. (Uses a load, since ThreadSanitizer does not know fences.)
 bool taken() noexcept { return on() && detail::state.load(std::memory_order_acquire) == detail::kOn; }
 }  // namespace
 
@@ -157,7 +157,7 @@ void add_step(std::int64_t step) noexcept {
   if (!on()) return;
   const std::int64_t now = ns_of(Clock::now());
   const std::int64_t before = last_step_ns.exchange(now, std::memory_order_relaxed);
-  // The beginning of the first step is not known, so that step is an instant.
+  // The beginning of the first step is not known, so that step gets no duration.
   const Clock::time_point ended{std::chrono::nanoseconds(now)};
   const Clock::time_point begun{std::chrono::nanoseconds(before != 0 ? before : now)};
   add(Event{TimelineKind::Step, "step", begun, ended, 0, static_cast<std::uint64_t>(step), 0, {}});
@@ -199,7 +199,7 @@ Found read(const TimelineLayout& ring, std::uint64_t number, TimelineEntry& entr
 
 void TimelineReader::drain(Until until, const std::function<void(const TimelineEntry&)>& take) {
   const std::uint64_t head = ring_.head.load(std::memory_order_acquire);
-  if (head < next_) return;  // no writer of Cohort does this
+  if (head < next_) return;  // Cohort's writers never decrease `head`
   if (head - next_ > TimelineLayout::kSlots) {
     const std::uint64_t oldest = head - TimelineLayout::kSlots;
     lost_ += oldest - next_;

@@ -2,8 +2,8 @@
 // ring of fixed slots. The agent makes the ring (a memory file that both map), drains it continuously (TimelineReader),
 // and keeps it if the rank is killed. Writers never wait: if the agent lags, the oldest events are overwritten, and the
 // reader counts them. Without a ring (without `cohort run --trace`) an event costs one load. Any thread may write.
-// TimelineReader is the agent's end of a timeline: it takes out, in order, the events written since the last time.
-// Another process writes the ring, so nothing in it is trusted: numbers are checked, and texts are bounded. One thread.
+// TimelineReader, for the agent, takes the events written since the last time out of a timeline, in order. Another
+// process writes the ring, so nothing in it is trusted. Numbers are checked, and texts are bounded. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -28,7 +28,7 @@ struct alignas(64) TimelineSlot {
   static constexpr std::uint64_t kFailed = 1;
   static constexpr std::uint64_t kZeroCopy = 2;
 
-  std::atomic<std::uint64_t> stamp;    ///< low 32 bits: those of the event's number, stored last; high: wire time in us
+  std::atomic<std::uint64_t> stamp;    ///< low half: of the event's number, stored last; high half: wire time in us
   std::atomic<std::int64_t> begun_ns;  ///< CLOCK_MONOTONIC
   std::atomic<std::int64_t> ended_ns;
   std::atomic<std::uint64_t> what;    ///< kind | flags << 8 | name << 16 | lane << 32
@@ -45,7 +45,7 @@ struct TimelineName {
   char text[kBytes];
 };
 
-/// The ring. Its layout is that of one build, like the status page's.
+/// The ring. Its layout belongs to one build, as for the status page.
 struct TimelineLayout {
   static constexpr std::uint64_t kMagic = 0x3130454d49544843;  // "CHTIME01"
   static constexpr std::size_t kSlots = std::size_t{1} << 14;
@@ -136,8 +136,8 @@ class TimelineReader {
   explicit TimelineReader(const TimelineLayout& ring) noexcept : ring_(ring) {}
 
   enum class Until { Now, End };
-  /// Takes at most as many events as the ring has slots. Stops once at an event that is still being written, and skips
-  /// it if the next call finds it unfinished. With Until::End, skips unfinished events.
+  /// Takes at most as many events as the ring has slots. Stops at an event that is still being written; the next call
+  /// skips the event if it is still unfinished. With Until::End, skips unfinished events.
   void drain(Until until, const std::function<void(const TimelineEntry&)>& take);
   /// Returns a name: arbitrary bytes, at most TimelineName::kBytes; empty for a name that did not fit.
   std::string_view name(std::uint16_t place) const noexcept;

@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using timeline::Clock;
 
-/// Runs `body` in a child that has this ring, as a rank has.
+/// Runs `body` in a child that has this ring, as ranks do.
 int in_rank(const sys::SharedSegment& ring, const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -167,10 +167,10 @@ TEST(TimelineTest, ManyThreadsWriteWhileOneReads) {
     ++taken;
     const std::string name(ring.reader.name(entry.name));
     ASSERT_TRUE(name.starts_with("thread ")) << name;
-    ASSERT_GE(entry.number, next[name]);  // of one thread in order; some may be lost
+    ASSERT_GE(entry.number, next[name]);  // events of one thread are in order; some may be lost
     ASSERT_LT(entry.number, kEach);
     next[name] = entry.number + 1;
-    ASSERT_EQ(entry.ended_ns - entry.begun_ns, 1000);  // of one event, not of two
+    ASSERT_EQ(entry.ended_ns - entry.begun_ns, 1000);  // both words are of one event
   };
   while (::waitpid(child, &status, WNOHANG) == 0) ring.reader.drain(TimelineReader::Until::Now, take);
   ring.reader.drain(TimelineReader::Until::End, take);
@@ -195,7 +195,7 @@ TEST(TimelineTest, MoreNamesThanThereIsRoomForAreOneName) {
   EXPECT_EQ(all.size(), 2 * TimelineLayout::kNames + 2);
   EXPECT_TRUE(names.contains(""));
   EXPECT_GT(names.size(), TimelineLayout::kNames / 2);
-  EXPECT_EQ(ring.reader.name(all[all.size() - 2].name), "n0");  // who came early keeps its place
+  EXPECT_EQ(ring.reader.name(all[all.size() - 2].name), "n0");  // early names keep their places
 }
 
 TEST(TimelineTest, AnEventThatIsNeverFinishedIsWaitedForOnce) {
@@ -207,7 +207,7 @@ TEST(TimelineTest, AnEventThatIsNeverFinishedIsWaitedForOnce) {
                     }),
             0);
   auto& layout = *static_cast<TimelineLayout*>(ring.segment.mapping.data());
-  layout.slots[0].stamp.store(0);  // as if its writer had been killed before it
+  layout.slots[0].stamp.store(0);  // as if the writer had been killed before this store
   EXPECT_TRUE(ring.drain().empty());
   const auto all = ring.drain();
   ASSERT_EQ(all.size(), 1U);
@@ -249,7 +249,7 @@ TEST(TraceWriterTest, EachEventIsJsonWhateverItsTextsAre) {
   event.bytes = UINT64_MAX;
   append_event(events, event);
   append_counter(events, 3, "n", 5, -7);
-  event.begun_ns = -5000;  // before the base
+  event.begun_ns = -5000;  // earlier than the base
   append_event(events, event);
   const auto list = nlohmann::json::parse(begin_list(events) + "\n]");
   ASSERT_EQ(list.size(), 5U);
@@ -262,7 +262,7 @@ TEST(TraceWriterTest, EachEventIsJsonWhateverItsTextsAre) {
   EXPECT_EQ(list[3]["args"]["n"], -7);
   EXPECT_EQ(list[4]["ts"], 0);
   EXPECT_EQ(list[4]["dur"], 1234.568);
-  EXPECT_EQ(std::ranges::count(events, '\n'), 5);  // a line each: a reader needs no more than a line
+  EXPECT_EQ(std::ranges::count(events, '\n'), 5);  // one line each, so that a reader never needs more than a line
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace cohort::status {
 namespace {
 
-/// Most lanes of one kind for overlapping events of a rank: nobody would look at more.
+/// Most lanes of one kind for overlapping events of a rank; more would be unreadable.
 constexpr std::uint16_t kMostLanes = 16;
 constexpr std::uint16_t kMostThreads = 40;
 
@@ -186,7 +186,7 @@ void RankTrace::append(std::string& trace, const TimelineEntry& entry, std::stri
   Row& to = place(trace, entry, free);
   TraceEvent event{options_.rank, to.tid, name.empty() ? "(no room for its name)" : name};
   event.category = category_of(TrackId::of(event.pid, event.tid).kind);
-  // An event for which no lane is free becomes a moment.
+  // An event without a free lane becomes a moment.
   event.moment = !free || (entry.ended_ns <= entry.begun_ns && entry.kind != TimelineKind::Span);
   event.ended_ns = time_of(entry.ended_ns);
   event.begun_ns = event.moment ? event.ended_ns : std::min(time_of(entry.begun_ns), event.ended_ns);

@@ -24,7 +24,7 @@ std::string_view category_of(TraceTrack kind) noexcept;
 /// Identity of a row, as the numbers of its process and thread in the file.
 struct TrackId {
   std::uint32_t rank = 0;
-  std::uint16_t epoch = 0;  ///< how often the ranks had been restarted
+  std::uint16_t epoch = 0;  ///< number of restarts of the ranks before
   TraceTrack kind = TraceTrack::Process;
   std::uint16_t lane = 0;  ///< number among the rank's rows of this kind
 
@@ -48,7 +48,7 @@ struct TraceEvent {
   std::int64_t begun_ns = 0, ended_ns = 0;
   bool moment = false;       ///< an event without a duration
   std::uint64_t flow = 0;    ///< number of a collective, the same on all ranks; 0: none
-  bool begins_flow = false;  ///< true: arrows begin here; otherwise one arrives here
+  bool begins_flow = false;  ///< true: the flow's arrows begin here; false: one arrives here
   std::uint64_t bytes = 0, waited_ns = 0, wire_bytes = 0, wire_us = 0, number = 0, failed = 0, lost = 0;
   std::string_view error = {};
   std::optional<std::int64_t> host_ns = {}, realtime_ns = {}, offset_ns = {}, uncertainty_ns = {};
@@ -70,14 +70,14 @@ void visit_arguments(Event& event, const Visit& visit) {
   visit("uncertainty_ns", event.uncertainty_ns);
 }
 
-// Each of these appends a comma, a line break and one object: a file begins with "[" and the first of them without its
-// comma (`begin_list`), and whoever ends it may append "\n]".
+// Each of these functions appends a comma, a line break and one object. A file begins with "[" and the first object
+// without its comma (`begin_list`); to end the file, "\n]" may be appended.
 
 void append_event(std::string& trace, const TraceEvent& event);
 /// Appends a number that changes over time.
 void append_counter(std::string& trace, std::uint64_t pid, std::string_view name, std::int64_t at_ns,
                     std::int64_t value);
-/// Append a process's or a row's name, and its place among the others.
+/// Append the name of a process or row, and its position among the others.
 void append_process(std::string& trace, std::uint64_t pid, std::string_view name);
 void append_row(std::string& trace, std::uint64_t pid, std::uint64_t tid, std::string_view name, std::uint64_t order);
 /// Returns the beginning of a file with these events.
@@ -114,7 +114,7 @@ class RankTrace {
   std::map<std::uint32_t, std::uint16_t> threads_;  ///< lane of each thread, by its number
 };
 
-/// A host's clock, as events of a process of its own.
+/// A host's clock, as events of a separate process.
 struct HostTrace {
   int index = 0;
   std::string name;
