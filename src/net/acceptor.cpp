@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kMostDenied = 64;
 constexpr std::size_t kMostRemembered = 4096;
-/// Number of tokens that a proof adds, since ranks of a forming world connect among unauthenticated clients.
+/// Number of tokens that a proof adds, since the ranks of a forming world connect amid unauthenticated clients.
 constexpr double kWorthOfProof = 100;
 /// Most connections closed unread in one pass, before the other work of the loop has its turn.
 constexpr int kMostSwept = 512;
@@ -192,8 +192,8 @@ void RateLimiter::record_success(const Source& source) {
 }
 
 void RateLimiter::record_failure(const Source& source, Clock::time_point now) {
-  // Connections are accepted in order of arrival, so a limit for loopback would make this host's own ranks wait; and a
-  // process that floods from this host pays as much as the listener does.
+  // Connections are accepted in order of arrival, so a limit for loopback would make this host's own ranks wait.
+  // Besides, flooding from this host costs the flooding process as much as the listener.
   if (source.loopback()) return;
   refill(now);
   tokens_ = std::max(-1.0, tokens_ - 1);
@@ -216,7 +216,7 @@ void RateLimiter::block_the_worst(Clock::time_point now) {
     blocked_.clear();
     return;
   }
-  tokens_ = limits_.burst / 4.0;  // lets other clients connect meanwhile
+  tokens_ = limits_.burst / 4.0;  // clients that were waiting can connect now
   if (now - complained_ <= kBetweenComplaints) return;
   complained_ = now;
   log::warn(
@@ -245,11 +245,11 @@ std::optional<RateLimiter::Clock::time_point> RateLimiter::paused_until(Clock::t
 
 namespace {
 
-// Meaning of an event: the upper half is the kind, the lower the number within it.
+// An event's number: the upper half is its kind, the lower half a number within the kind.
 constexpr std::uint64_t kOfListener = std::uint64_t{1} << 32;
 constexpr std::uint64_t kOfPending = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfClock = std::uint64_t{3} << 32;
-constexpr int kAtOnce = 64;  // connections accepted before waiting ones have their turn
+constexpr int kAtOnce = 64;  // most connections accepted before waiting ones have their turn
 
 }  // namespace
 
@@ -410,7 +410,7 @@ void Acceptor::look_at_clock() {
   }
 }
 
-/// Sets the timer for the next time at which there is something to do.
+/// Sets the timer to the next time at which there is something to do.
 void Acceptor::arm() {
   Clock::time_point wake = waiting_.empty() ? Clock::time_point::max() : waiting_.begin()->second.until;
   for (const Entrance& each : entrances_) {

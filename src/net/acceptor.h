@@ -22,7 +22,7 @@ struct sockaddr_storage;
 
 namespace cohort::net {
 
-/// Origin of a connection: an IPv6 address, an IPv4 address (mapped into IPv6), or nothing for a Unix socket.
+/// Origin of a connection: an IPv6 address, an IPv4 address mapped into IPv6, or zeros for a Unix socket.
 struct Source {
   std::array<std::uint8_t, 16> bytes{};
   bool network = false;  ///< stands for all IPv6 addresses that begin with these 64 bits
@@ -52,10 +52,10 @@ class RateLimiter {
  public:
   using Clock = std::chrono::steady_clock;
   struct Limits {
-    int burst = 5000;                           ///< unauthenticated connections in a row
+    int burst = 5000;                           ///< most unauthenticated connections in a row
     int per_second = 50;                        ///< unauthenticated connections a second in the long run
     int failures_to_block = 64;                 ///< failures of one source within `memory` that block the source
-    std::chrono::milliseconds blocked{10'000};  ///< how long a source is blocked
+    std::chrono::milliseconds blocked{10'000};  ///< time for which a source is blocked
     std::chrono::milliseconds memory{10'000};
     std::chrono::milliseconds pause{100};  ///< between checks of the listener while the limit is exceeded
   };
@@ -130,7 +130,7 @@ class Acceptor {
   };
   struct Accepted {
     SecureConnection connection;
-    std::string first;  ///< message
+    std::string first;  ///< first message
     Source source;
   };
 

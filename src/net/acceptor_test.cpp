@@ -30,7 +30,7 @@ struct House {
   std::uint16_t port = value_or_throw(local_endpoint(listener.get())).tcp.port;
   std::vector<sys::UniqueFd> callers;
 
-  /// False if nobody answers.
+  /// Connects; returns false if nobody answers.
   bool knock(const std::string& at = "127.0.0.1", std::chrono::milliseconds patience = 10s) {
     auto socket = connect_once({{at, port}, {}}, deadline_in(patience));
     if (!socket) return false;
@@ -40,7 +40,7 @@ struct House {
   bool somebody_waits() const { return value_or_throw(wait_ready(listener.get(), POLLIN, deadline_in(0ms))); }
 };
 
-/// Address of this host that peers on other hosts would use; empty: it has none.
+/// Returns the address of this host that peers on other hosts would use; empty if there is none.
 std::string outer_address() {
   for (const InterfaceAddress& each : value_or_throw(interface_addresses())) {
     if (!each.loopback && each.length == 4) return each.text;
@@ -48,7 +48,7 @@ std::string outer_address() {
   return {};
 }
 
-/// Host `host` of an IPv6 network of 64 bits.
+/// Returns host `host` of an IPv6 network with a prefix of 64 bits.
 Source of_network(std::uint8_t network, std::uint8_t host) {
   sockaddr_storage address{};
   auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
@@ -70,7 +70,7 @@ RateLimiter::Limits few() {
 TEST(RateLimiter, TakesStrangersSlowlyOnceManyHaveFailed) {
   House house;
   RateLimiter::Limits limits = few();
-  limits.failures_to_block = 100;  // nobody in particular
+  limits.failures_to_block = 100;  // no single source is blocked
   RateLimiter limiter(house.listener.get(), limits);
   auto now = Clock::now();
   for (int i = 0; i < 8; ++i) {
@@ -135,13 +135,13 @@ TEST(RateLimiter, TheKernelDoesNotAnswerWhoFailsAgainAndAgain) {
   }
   EXPECT_EQ(limiter.blocked(), 1U);
   EXPECT_FALSE(house.knock(outer, 300ms));
-  // Others come in, and what they send is read.
+  // Others are accepted, and their bytes are read.
   ASSERT_TRUE(house.knock());
   auto incoming = limiter.next(now);
   ASSERT_TRUE(incoming);
   ASSERT_EQ(::send(house.callers.back().get(), "hello", 5, MSG_NOSIGNAL), 5);
   EXPECT_TRUE(value_or_throw(wait_ready(incoming->socket.get(), POLLIN, deadline_in(10s))));
-  // Not for ever.
+  // The block ends after a while.
   now += 11s;
   EXPECT_FALSE(limiter.next(now));
   EXPECT_EQ(limiter.blocked(), 0U);
@@ -190,7 +190,7 @@ TEST(RateLimiter, OfAForeignIpv6NetworkAllAddressesCountAsOne) {
   EXPECT_EQ(of_network(1, 1).network_of(), of_network(1, 2).network_of());
   EXPECT_NE(of_network(1, 1).network_of(), of_network(2, 1).network_of());
   EXPECT_FALSE(of_network(1, 1).v4() || of_network(1, 1).loopback());
-  // The kernel takes the filter for it, too.
+  // The kernel accepts the filter for such a network, too.
   House house;
   RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
@@ -205,13 +205,13 @@ TEST(RateLimiter, WhereAPeerHasComeFromEachIpv6AddressCountsForItself) {
   RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
   limiter.record_success(of_network(1, 1));
-  // One of the peer's network fails, and then the peer's own address: nobody's but the first is shut out.
+  // A host in the peer's network fails, and then the peer's own address. Only the first is blocked.
   for (int i = 0; i < 50; ++i) {
     limiter.record_failure(of_network(1, 2), now);
     limiter.record_failure(of_network(1, 1), now);
   }
   EXPECT_EQ(limiter.blocked(), 1U);
-  // A peer that proves itself although its whole network is shut out opens it.
+  // A peer that proves itself although its whole network is blocked unblocks the network.
   for (int i = 0; i < 50; ++i) limiter.record_failure(of_network(2, 2), now);
   EXPECT_EQ(limiter.blocked(), 2U);
   limiter.record_success(of_network(2, 1));
@@ -226,7 +226,7 @@ TEST(RateLimiter, OfAnIpv6NetworkThatThisHostIsInEachAddressCountsForItself) {
   House house;
   RateLimiter limiter(house.listener.get(), few());
   const auto now = Clock::now();
-  // No address of this LAN fails often, though all of them together do.
+  // No single address of this LAN fails often, though all together do.
   Source neighbour{here->bytes};
   for (std::uint8_t host = 0; host < 50; ++host) {
     neighbour.bytes[15] = host;
@@ -285,7 +285,7 @@ TEST(ReplayFilter, WordsCountOnceAndTheOldestAreForgotten) {
   EXPECT_TRUE(heard.first_time(words(1)));
 }
 
-// Connections that an acceptor admits, and when they are reported.
+// Tests which connections an acceptor admits, and when it reports them.
 
 using namespace std::chrono_literals;
 
@@ -305,7 +305,7 @@ struct Gate {
     if (!socket) throw socket.error().error;
     return value_or_throw(SecureConnection::with_secret(*std::move(socket), Role::Client, secret));
   }
-  /// Waits as its owners do, and never without need.
+  /// Waits like the acceptor's owners, who call `next` only when its descriptor is ready.
   std::optional<Acceptor::Accepted> wait(std::chrono::milliseconds limit) {
     for (const auto deadline = deadline_in(limit); wait_ready(acceptor->fd(), POLLIN, deadline).value_or(false);) {
       if (auto accepted = acceptor->next()) return accepted;
@@ -318,7 +318,7 @@ struct Gate {
   std::optional<Acceptor> acceptor;
 };
 
-/// A time as short as a test wants it, and long enough for a handshake on this machine, which may be an emulated one.
+/// Returns a short time that is long enough for a handshake on this machine, which may be an emulated one.
 std::chrono::milliseconds short_patience() {
   Acceptor::Options options;
   options.patience = 60s;

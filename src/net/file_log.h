@@ -1,7 +1,7 @@
 // The file format of a file store: a header, then records. Also defines the frame of a record, which other logs use
 // too: length, checksum of the length, checksum of the body, body. The length has its own checksum because a damaged
-// length would look like a record that is still being written. Pure functions; the bytes may be another program's or
-// cut short.
+// length would look like a record that is still being written. Pure functions; the bytes may come from another program,
+// or be cut short.
 #pragma once
 
 #include "base/result.h"
@@ -56,10 +56,10 @@ std::string encode(const FileRecord& record);
 template <class T>
 struct Decoded {
   T value;
-  std::size_t bytes = 0;  ///< consumed from the front
+  std::size_t bytes = 0;  ///< number of bytes consumed from the front
 };
-/// Both return nullopt if the bytes end before the header or record does (a writer was killed, or is still writing),
-/// and Corrupt if the bytes are anything else.
+/// Both functions return nullopt if the bytes end before the header or record does (a writer was killed, or is still
+/// writing), and Corrupt if the bytes are anything else.
 Result<std::optional<Decoded<FileHeader>>> decode_header(std::string_view bytes);
 Result<std::optional<Decoded<FileRecord>>> decode_record(std::string_view bytes);
 

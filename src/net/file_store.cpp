@@ -1,6 +1,6 @@
-// A store in a file, and its locks. Locks are on bytes far behind the log, by open file description, so the kernel
-// drops them with the owner's last descriptor, even if the owner was killed. Any thread; a lock belongs to the open
-// file, not to the thread.
+// A store in a file, and its locks. Locks are on bytes far behind the log. They belong to the open file description, so
+// the kernel drops them with the owner's last descriptor, even if the owner was killed. Any thread; a lock belongs to
+// the open file, not to the thread.
 #include "base/log.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -157,7 +157,7 @@ class FileStore final : public MeetingStore {
   std::int64_t add(std::string_view key, std::int64_t amount) override {
     std::int64_t sum = 0;
     transact([&] {
-      Table copy;  // only for the arithmetic and its errors
+      Table copy;  // only to compute the result or the error
       if (const std::string* value = table_.find(key)) value_or_throw(copy.set(key, *value));
       sum = value_or_throw(copy.add(key, amount));
       append({RecordKind::Set, slot_, std::string(key), std::to_string(sum)});
@@ -438,7 +438,7 @@ bool FileStore::open(net::Deadline deadline) {
               "it was made by {}, and this process (rank {}) was told {} ranks -- give all the same, or another path",
               describe(header_), options_.rank, options_.size));
     }
-    // The first entry is the file's creator, which may not have taken its lock yet.
+    // The first entry is the file's creator, which may not have its lock yet.
     if (creator_is_coming) return false;
     if (members_.size() >= static_cast<std::size_t>(header_.size)) {
       std::string members;

@@ -16,7 +16,7 @@ namespace {
 
 #define COHORT_WIDE __attribute__((target("avx512f,avx512bw,vpclmulqdq"), always_inline)) inline
 
-// If the bytes of each block are reversed and the key is multiplied by x, GCM's products are those of POLYVAL (RFC
+// If the bytes of each block are reversed and the key is multiplied by x, GCM's products equal those of POLYVAL (RFC
 // 8452, appendix A): dot(a, b) = a b x^-128 modulo x^128 + x^127 + x^126 + x^121 + 1, bits in their usual order.
 constexpr long long kPolynomial = static_cast<long long>(0xC200000000000000);  // upper half, without x^128
 
@@ -99,8 +99,8 @@ __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) void Ghash::prepare(const
   ::OPENSSL_cleanse(halves.data(), sizeof halves);
 }
 
-/// Computes four sums in parallel, each over every fourth block; then multiplies each by a power of the key, which
-/// depends on where the sum ends, and adds them.
+/// Computes four sums in parallel, each over every fourth block, then multiplies each by the power of the key that
+/// belongs to its last block, and adds them.
 __attribute__((target("avx512f,avx512bw,vpclmulqdq"))) void Ghash::absorb(const std::byte* blocks,
                                                                           std::size_t count) noexcept {
   if (count == 0) return;

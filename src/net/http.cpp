@@ -261,8 +261,8 @@ std::string full_host_name() {
   return name;
 }
 
-/// Decides which clients are served. Compares MACs of tokens, under a key of this process: MACs have one length, and
-/// the comparison takes constant time.
+/// Decides which clients are served. Compares MACs of tokens, made with a key of this process, since MACs have one
+/// length, and are compared in constant time.
 class Admission {
  public:
   Admission(HttpClients clients, const Address& at, const std::string& token)
@@ -311,8 +311,8 @@ class Admission {
   bool is_pass(const std::string& shown) const {
     return same(hmac_sha256(key_.bytes(), shown), hmac_sha256(key_.bytes(), pass_));
   }
-  /// True if `host` is an address or one of this host's names. All addresses are allowed: with a wildcard address,
-  /// those of routers in front lead here too, and an address cannot be rebound.
+  /// True if `host` is an address or one of this host's names. All addresses are allowed, since an address cannot be
+  /// rebound, and with a wildcard address, addresses of routers in front lead here too.
   bool is_our_name(const std::string& host) const {
     if (is_loopback_name(host)) return true;
     if (is_loopback_name(at_.host)) return false;
@@ -392,7 +392,7 @@ struct HttpServer::Impl {
         const bool ready = waits[at++].revents != 0;
         const bool late = passed(each->until);
         const bool over = late || (ready && !advance(*each));
-        if (late && each->state != State::Ending) {  // the kernel holds no unsent bytes either
+        if (late && each->state != State::Ending) {  // then the kernel has no unsent bytes either
           const linger at_once{.l_onoff = 1, .l_linger = 0};
           (void)::setsockopt(each->fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
         }

@@ -40,7 +40,7 @@ std::optional<std::string> percent_decoded(std::string_view text);
 std::optional<std::size_t> head_end(std::string_view bytes) noexcept;
 /// Parses `head`, which ends at `head_end`.
 tl::expected<HttpRequest, HttpRefusal> parse_request(std::string_view head);
-/// Returns 0 or 1 for the type that the Accept header weights higher; 0 if the weights are equal.
+/// Returns which type the Accept header weights higher: 0 for `first`, 1 for `second`; 0 if equal.
 std::size_t preferred_type(std::string_view accept, std::string_view first, std::string_view second);
 
 struct HttpResponse {
@@ -52,14 +52,14 @@ struct HttpResponse {
 /// Serializes the response with headers that restrict what a browser does with it; the connection ends afterwards.
 std::string to_bytes(const HttpResponse& response);
 
-/// Makes foreign text safe for one line of output: removes line ends and control characters (Unicode's too). Of a text
-/// longer than `longest` bytes, "..." replaces the end, or with Kept::End the beginning.
+/// Makes foreign text safe for one line of output: removes line ends and control characters (Unicode's too). If the
+/// text is longer than `longest` bytes, "..." replaces its end, or with Kept::End its beginning.
 enum class Kept { Beginning, End };
 std::string as_line(std::string_view text, std::size_t longest = 500, Kept kept = Kept::Beginning);
 
 // A small server of pages (HTTP/1.1, GET and HEAD; one response per connection). Its own thread calls the handler.
 // Clients are not trusted: the number of connections, the size of a request and the time of each connection are
-// bounded, which the library used elsewhere (cpp-httplib of Debian 12) does not promise. The server reads only the
+// bounded; the library used elsewhere (cpp-httplib of Debian 12) does not promise that. The server reads only the
 // request's head, and serves no client without the token.
 
 /// Kind of clients, which determines how they present the token.
@@ -74,7 +74,7 @@ enum class HttpClients {
 
 struct HttpServerOptions {
   Address at;         ///< port 0 lets the system choose one
-  std::string token;  ///< empty: allowed only on loopback, and every client there is served
+  std::string token;  ///< empty: only allowed on loopback; every client there is served
   HttpClients clients = HttpClients::Machines;
   std::function<HttpResponse(const HttpRequest&)> handler;
   std::size_t most_connections = 64;

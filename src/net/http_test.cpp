@@ -114,7 +114,7 @@ sys::UniqueFd connect_to(const HttpServer& server) {
   return std::move(*connected);
 }
 
-/// All until the server ends; nullopt if it does not.
+/// Returns all bytes until the server closes; nullopt if it does not close.
 std::optional<std::string> rest_of(int fd) {
   std::string got;
   const Deadline until = deadline_in(kPatience);
@@ -200,7 +200,7 @@ TEST(HttpServer, AtAllAddressesItIsFoundByEachAndByItsName) {
   for (const std::string host : {"192.0.2.7:80", "[2001:db8::1]:80", "localhost", "127.0.0.1"})
     EXPECT_EQ(status(all, host), "200") << host;
   EXPECT_EQ(status(all, sys::host_name()), "200");
-  for (const std::string host : {"evil.example", "192.0.2.7.evil.example"})  // which may be made to lead here
+  for (const std::string host : {"evil.example", "192.0.2.7.evil.example"})  // may be made to resolve to this host
     EXPECT_EQ(status(all, host), "421") << host;
   page.at.host = "127.0.0.1";
   EXPECT_EQ(status(HttpServer(page), "192.0.2.7"), "421") << "from outside nobody comes here";
@@ -239,7 +239,7 @@ TEST(HttpServer, SlowAndLongAndManyStrangersAreBounded) {
     for (const auto& fd : idle) EXPECT_EQ(rest_of(fd.get()), "") << "one too many, or out of time";
   }
   EXPECT_TRUE(ask(server, "GET /" + std::string(9000, 'a')).starts_with("HTTP/1.1 431 "));
-  const sys::UniqueFd lazy = connect_to(server);  // does not read what it has asked for
+  const sys::UniqueFd lazy = connect_to(server);  // does not read the response to its request
   say(lazy.get(), "GET /big HTTP/1.0\r\n\r\n");
   pollfd waiting{lazy.get(), POLLRDHUP, 0};
   EXPECT_EQ(::poll(&waiting, 1, 20'000), 1) << "it is ended";

@@ -21,7 +21,7 @@
 namespace cohort::net {
 namespace {
 
-// True for interfaces of containers and virtual machines, whose networks usually do not leave this host.
+// True for interfaces of containers and virtual machines. Their networks usually do not leave this host.
 bool of_containers(std::string_view name) noexcept {
   for (const std::string_view prefix :
        {"docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "lxc", "lxd", "podman"}) {

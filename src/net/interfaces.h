@@ -39,7 +39,7 @@ bool fits(const InterfaceAddress& address, const NetworkFilter& filter) noexcept
 /// Returns the addresses of this host, without link-local ones.
 Result<std::vector<InterfaceAddress>> interface_addresses();
 
-/// Orders addresses as peers should try them: with filters, only those that fit, in the order of the filters
+/// Orders addresses as peers should try them: with filters, only addresses that fit, in the order of the filters
 /// (Unavailable if none fits); else networks, then bridges of containers and virtual machines, then loopback.
 Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
                                              const std::vector<NetworkFilter>& filters);
@@ -48,8 +48,8 @@ Result<std::vector<InterfaceAddress>> choose(std::vector<InterfaceAddress> all,
 /// in the order of `choose`, without loopback. May be empty.
 Result<std::vector<std::string>> offered_addresses();
 
-/// Returns the numeric address of this host from which packets to `peer` are sent, so one that the peer can answer.
-/// Sends nothing. Fails with Unavailable if there is no route to the peer.
+/// Returns the numeric address of this host from which packets to `peer` are sent, so that the peer can answer. Sends
+/// nothing. Fails with Unavailable if there is no route to the peer.
 Result<std::string> address_towards(const Address& peer);
 
 }  // namespace cohort::net

@@ -79,7 +79,7 @@ TEST(Networks, ThatAreOfferedAreNeitherLoopbackNorLinkLocal) {
   for (const std::string& address : *offered) {
     EXPECT_FALSE(is_loopback_name(address)) << address;
     EXPECT_FALSE(address.starts_with("fe80:")) << address;
-    EXPECT_TRUE(listen_on({{address, 0}, {}})) << address;  // it is this host's
+    EXPECT_TRUE(listen_on({{address, 0}, {}})) << address;  // the address is this host's
   }
 }
 

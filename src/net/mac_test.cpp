@@ -28,7 +28,7 @@ TEST(Hmac, IsThatOfTheStandard) {
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
 }
 
-// Tags of frames: the standard's value, and what changes them.
+// Tags of frames: equal to the standard's value, and changed by any change.
 
 constexpr FrameMac::Key kKey = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
@@ -39,7 +39,7 @@ FrameMac::Tag tag_of(FrameMac& mac, const std::string& frame, std::size_t piece 
   return mac.finish();
 }
 
-// OpenSSL's own GMAC, which takes its nonce as a parameter.
+// Compares with OpenSSL's own GMAC, which takes its nonce as a parameter.
 TEST(FrameMac, IsGmacWhoseNonceCountsTheFrames) {
   FrameMac mac(kKey);
   const std::string frame(5000, 'g');
@@ -59,7 +59,7 @@ TEST(FrameMac, IsGmacWhoseNonceCountsTheFrames) {
   EXPECT_EQ(tag, expected);
 }
 
-// Lengths around every border within the hash, split anywhere.
+// Takes lengths around each internal boundary of the hash, split anywhere.
 TEST(FrameMac, IsTheSameWithOurHashAndWithOpenSsls) {
   if (!Ghash::available()) GTEST_SKIP() << "this processor has no VPCLMULQDQ";
   std::mt19937 random(5);

@@ -31,7 +31,7 @@ class RpcServer {
     std::uint64_t id = 0;
     std::string_view body;
   };
-  /// Implemented by the server's owner. Throws only std::bad_alloc.
+  /// Interface that the server's owner implements. Its functions throw only std::bad_alloc.
   class Service {
    public:
     virtual ~Service() = default;
@@ -46,8 +46,8 @@ class RpcServer {
     std::optional<Secret> secret = {};  ///< required for TCP (InvalidArgument)
     bool public_secret = false;         ///< see `Acceptor::Options`; a first call without error is the proof
     SecureOptions secure = {};
-    std::size_t half_open_limit = 128;  ///< number of connections that have not proved the secret and made a call
-    std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< their time limit
+    std::size_t half_open_limit = 128;  ///< most connections that have not yet proved the secret and made a call
+    std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);  ///< time limit of these connections
     /// Uses shared memory with clients on this host that ask for it; clients compare `host` with their own. A TCP
     /// server also listens at a Unix name for that.
     bool shared_memory = false;
@@ -74,8 +74,8 @@ class RpcServer {
   // Called by the service, on the server's own thread.
 
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view body);
-  /// Answers with `head`, followed by `bytes` bytes that `fill` writes, during this call, to the memory where the
-  /// client will read them.
+  /// Answers with `head`, followed by `bytes` bytes. `fill` writes these during this call, directly to the memory from
+  /// which the client reads them.
   void answer(const ClientPtr& client, std::uint64_t id, std::string_view head, std::size_t bytes,
               const std::function<void(char*)>& fill);
   static const std::string& peer(const ClientPtr& client) noexcept;
@@ -116,12 +116,12 @@ class RpcClient {
   /// and the rest is sent while any thread waits; `finish` waits for the answer. Finish each call once, also after
   /// Timeout. Both throw as `call` does. `room` is the approximate size of the answer, if it is not small.
   std::uint64_t begin(std::uint8_t method, std::string_view body, std::size_t room = 0);
-  /// An answer of more than `kCopied` bytes may be in shared memory, where a faulty server could still write.
+  /// An answer of more than `kCopied` bytes may lie in shared memory, where a faulty server could still change it.
   RpcAnswer finish(std::uint64_t call, Deadline deadline);
   static constexpr std::size_t kCopied = 1024;
   /// Switches to shared memory for calls begun from now on; no call may be under way. Fails with the reason if that is
-  /// not possible; calls then stay on the connection. Over TCP, a server on this `host` returns the endpoint where
-  /// shared memory is possible. Throws as `call` does.
+  /// not possible; calls then stay on the connection. Over TCP, a server on this `host` returns the endpoint at which
+  /// it offers shared memory. Throws as `call` does.
   Result<std::optional<Endpoint>> share_memory(const std::string& host, Deadline deadline);
   /// Ends the connection: waiting callers get PeerLost. Not in a forked child.
   void close() noexcept;
@@ -134,13 +134,13 @@ class RpcClient {
 };
 
 struct RpcPlace {
-  std::vector<Endpoint> endpoints;    ///< several numeric ones are tried concurrently until a peer proves the secret
+  std::vector<Endpoint> endpoints;  ///< several numeric addresses are tried concurrently until a peer proves the secret
   std::optional<Secret> secret = {};  ///< the same as the server's
   SecureOptions secure = {};
 };
 /// Connects, authenticates and calls `greet`; tries until the deadline, with growing pauses, since the server may not
-/// be up yet. If `greet` throws Unavailable, PeerLost or Timeout, all is tried again. Throws Timeout with the latest
-/// reason, or an error that trying again would not change.
+/// be up yet. If `greet` throws Unavailable, PeerLost or Timeout, connecting is tried again, too. Throws Timeout with
+/// the latest reason, or an error that trying again would not change.
 void rpc_connect(const RpcPlace& place, Deadline deadline,
                  const std::function<void(SecureConnection, const std::string& place, Deadline limit)>& greet);
 

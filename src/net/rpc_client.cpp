@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::nanoseconds kSlice =
-    milliseconds(10);  // one wait in shared memory, between two checks of the connection
+    milliseconds(10);  // longest wait in shared memory between two checks of the connection
 
 std::string framed(std::uint8_t method, std::uint64_t id, std::string_view body) {
   codec::Writer out;
@@ -314,7 +314,7 @@ void RpcClient::say(std::uint8_t method, std::string_view body, Deadline deadlin
 
 namespace {
 
-/// Why an attempt failed, and whether to try again.
+/// The reason why an attempt failed, and whether to try again.
 struct Failure {
   Error error;
   bool again = false;

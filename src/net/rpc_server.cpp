@@ -97,7 +97,7 @@ class RpcServer::Impl {
     asio::post(io_, [this] {
       let_nobody_in();
       while (!clients_.empty()) close(*clients_.begin());
-      for (const auto& weak : timers_) {  // their callbacks are not needed any more
+      for (const auto& weak : timers_) {  // the timers' callbacks are not needed any more
         if (const auto timer = weak.lock()) timer->cancel();
       }
       work_.reset();  // cancelled operations end in their handlers, then the loop ends
@@ -353,7 +353,7 @@ class RpcServer::Impl {
   const std::string name_;
   const bool shared_memory_;
   const std::string host_;
-  std::string unix_name_;  // also listened at, in addition to the endpoint
+  std::string unix_name_;  // Unix name at which the server listens too, in addition to the endpoint
   Endpoint endpoint_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -363,7 +363,7 @@ class RpcServer::Impl {
   std::set<ClientPtr> clients_;
   std::vector<ClientPtr> sharing_;  // clients with shared memory
   bool crowded_ = false;
-  bool attentive_ = false;  // polls for calls in shared memory, so needs no wakeup
+  bool attentive_ = false;  // true while it polls for calls in shared memory, and so needs no wakeup
   SpinTime attention_;
   std::chrono::steady_clock::time_point served_{};
   std::set<std::weak_ptr<asio::steady_timer>, std::owner_less<>> timers_;

@@ -36,7 +36,7 @@ int digit_value(char c) {
   return -1;
 }
 
-// True if `text` looks like a variable's name, not like a secret (longer, or digits).
+// True if `text` looks like a variable's name, and not like a secret (which is longer, or digits).
 bool names_a_variable(std::string_view text) {
   const auto of_name = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; };
   const auto is_digit = [](char c) { return digit_value(c) >= 0; };
@@ -44,8 +44,8 @@ bool names_a_variable(std::string_view text) {
          !std::all_of(text.begin(), text.end(), is_digit);
 }
 
-// Copies word by word: vector registers would hold the whole secret, and code that saves them (a signal, the dynamic
-// linker when it looks up a function) would leave it on the stack.
+// Copies word by word, since vector registers would hold the whole secret. Code that saves registers (a signal, the
+// dynamic linker when it looks up a function) would leave it on the stack.
 void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
   for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {
     std::uint64_t word = 0;
@@ -314,7 +314,7 @@ void FrameMac::begin() {
                                reinterpret_cast<const unsigned char*>(first.data())));
 }
 
-/// Makes the pads of this frame and the next ones in one call, which costs more than encrypting a block.
+/// Makes the pads of this frame and the next ones in one call, since a call costs more than encrypting a block.
 void FrameMac::make_pads() {
   for (std::uint64_t i = 0; i < kPads; ++i) pads_[i] = first_counter(frames_ + i);
   encrypt_blocks(context_.get(), pads_);

@@ -36,7 +36,7 @@ class Secret {
 
   /// Reads a memory file of `to_sealed_memfd`; it can be read again. Sets CLOEXEC, so programs started by this process
   /// do not inherit the descriptor. Fails with Unavailable if the descriptor is closed or is not a sealed memory file
-  /// of 32 bytes: launchers in between (torchrun, Python's subprocess) close descriptors, and the number may be reused.
+  /// of 32 bytes. (Launchers in between, such as torchrun, close descriptors, and the number may be reused.)
   static Result<Secret> from_sealed_memfd(int fd);
 
   /// Reads 64 hexadecimal digits and an optional newline. Fails with InvalidArgument if other users may read the file
@@ -44,8 +44,8 @@ class Secret {
   /// environment variable NAME instead of a file.
   static Result<Secret> from_file(const std::string& path);
 
-  /// Makes a memory file that holds the secret, sealed against every change. CLOEXEC is set: clear it in the child that
-  /// is to inherit the file.
+  /// Makes a memory file that holds the secret, sealed against every change. CLOEXEC is set, so clear it in a child
+  /// that is to inherit the file.
   Result<sys::UniqueFd> to_sealed_memfd() const;
 
   std::span<const std::uint8_t, kBytes> bytes() const noexcept {
@@ -60,7 +60,7 @@ class Secret {
 
  private:
   Secret();
-  std::uint8_t* bytes_;  ///< sys::take_hidden_memory
+  std::uint8_t* bytes_;  ///< from sys::take_hidden_memory
 };
 
 /// Overwrites and clears a string that held a secret.
@@ -128,7 +128,7 @@ class FrameMac {
 
   std::unique_ptr<evp_cipher_ctx_st, Free> context_;
   std::unique_ptr<Ghash> hash_;       // null: `context_` computes the whole tag
-  std::array<Tag, kPads> pads_ = {};  // encrypt the hashes of the next frames
+  std::array<Tag, kPads> pads_ = {};  // these encrypt the hashes of the next frames
   std::uint64_t frames_ = 0;
 };
 

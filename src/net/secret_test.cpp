@@ -94,7 +94,7 @@ TEST(Secret, RefusesFilesThatAreOpenToOthersOrDamaged) {
 
 TEST(Secret, IsReadFromAVariable) {
   const std::string digits = std::string(63, '0') + "7";
-  ::setenv("TEST_SECRET_OF_JOB", (digits + "\n").c_str(), 1);  // as of a file that was made a Secret of Kubernetes's
+  ::setenv("TEST_SECRET_OF_JOB", (digits + "\n").c_str(), 1);  // as in a Kubernetes Secret made from a file
   EXPECT_TRUE(value_or_throw(Secret::from_file("env:TEST_SECRET_OF_JOB")) == *Secret::from_digits(digits));
   for (const char* value : {"", "7", "no digits at all"}) {
     ::setenv("TEST_SECRET_OF_JOB", value, 1);

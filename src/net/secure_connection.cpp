@@ -27,14 +27,14 @@ namespace {
 constexpr std::size_t kReadChunk = 16 << 10;
 constexpr std::size_t kReadPerAdvance = 256 << 10;
 constexpr std::size_t kHandshakeLimit = 4096;
-// Sent first if the kernel identifies the other end; a TLS handshake starts with 0x16 instead.
+// First bytes sent if the kernel identifies the other end; a TLS handshake starts with 0x16 instead.
 constexpr std::string_view kPlainGreeting = "COHORT1\n";
 constexpr char kTlsHandshake = 0x16;
 // Position of the random number in a ClientHello, after the headers of record and message and the version.
 constexpr std::size_t kHelloRandom = 11;
 constexpr std::string_view kRepeats = "it repeats what another connection began with";
 constexpr std::size_t kRecordHeader = 5;
-// TLS alerts handshake_failure and decrypt_error: the replies to a peer without the secret, and with another secret.
+// TLS alerts handshake_failure and decrypt_error: the replies to peers without a secret, and with another secret.
 constexpr std::string_view kTlsRefusal("\x15\x03\x03\x00\x02\x02\x28", 7);
 constexpr std::string_view kTlsOtherSecret("\x15\x03\x03\x00\x02\x02\x33", 7);
 
@@ -89,7 +89,7 @@ class RecordEdge {
       bytes.remove_prefix(step);
     }
   }
-  /// Number of bytes that can be read without reading past the current record, or past the next record's header.
+  /// Number of bytes that can be read without reading past the current record or, between records, the next header.
   std::size_t to_go() const noexcept { return left_ > 0 ? left_ : kRecordHeader - header_.size(); }
   bool between() const noexcept { return left_ == 0 && header_.empty(); }
 
@@ -106,19 +106,19 @@ struct SecureConnection::Impl {
   SecureOptions options;
   std::string peer;
   std::unique_ptr<TlsSession> tls;  // null if the kernel identifies the peer, or before a client's hello
-  std::optional<Secret> secret;     // until `tls` exists
-  std::string hello;                // a client's, until it is complete
+  std::optional<Secret> secret;     // kept until `tls` exists
+  std::string hello;                // the client's hello, until it is complete
   bool credible = false;
   bool established = false;
   bool end_of_input = false;
   std::size_t handshake_bytes = 0;
   pid_t process = ::getpid();
-  RecordEdge edge;         // in the received bytes
+  RecordEdge edge;         // position in the received bytes
   std::string waiting;     // framed messages, to be sent once established
   ByteQueue incoming;      // decrypted bytes
   ByteQueue outgoing;      // bytes for the socket
-  sys::UniqueFd to_send;   // sent with the next byte
-  sys::UniqueFd received;  // not yet taken
+  sys::UniqueFd to_send;   // a descriptor to be sent with the next byte
+  sys::UniqueFd received;  // a received descriptor, not yet taken
 
   bool encrypted() const noexcept { return tls != nullptr || secret.has_value(); }
 
@@ -149,7 +149,7 @@ struct SecureConnection::Impl {
     if (established) return {};
     const std::string_view have = incoming.view().substr(0, kPlainGreeting.size());
     if (!have.empty() && have != kPlainGreeting.substr(0, have.size())) {
-      (void)flush();  // our greeting shows the other end what is wrong
+      (void)flush();  // shows the other end, by our greeting, what is wrong
       if (have.front() == 0x16 || have.front() == 0x15) {
         return not_authenticated(fmt::format("it has a secret and this process has none -- {}", kHowToGiveASecret));
       }
@@ -193,7 +193,7 @@ struct SecureConnection::Impl {
         return not_authenticated(fmt::format("it brings no secret -- {}", kHowToGiveASecret));
       }
       if (role == Role::Client && handshake_bytes == bytes.size() && bytes.front() == kPlainGreeting.front()) {
-        (void)flush();  // our first message, if unsent, shows the other end what is wrong
+        (void)flush();  // shows the other end, by our first message, what is wrong
         return not_authenticated(fmt::format("it has no secret and this process has one -- {}", kHowToGiveASecret));
       }
       if (!tls) {
@@ -316,8 +316,8 @@ SecureConnection::SecureConnection(SecureConnection&&) noexcept = default;
 SecureConnection& SecureConnection::operator=(SecureConnection&&) noexcept = default;
 
 SecureConnection::~SecureConnection() {
-  // In a forked child, close_notify would go into the parent's stream. If the other end may have detached its socket,
-  // it would take close_notify for data.
+  // In a forked child, close_notify would go into the parent's stream. An end that may have detached its socket would
+  // take close_notify for data.
   if (!impl_ || !impl_->tls || !impl_->established || impl_->options.detachable || impl_->process != ::getpid()) return;
   // Send close_notify, as far as the socket takes it without blocking.
   impl_->tls->close();
@@ -479,12 +479,12 @@ void tell_of_no_secret(const Address& server, Deadline deadline) noexcept {
       const bool may_come = !socket && socket.error().kind == ConnectFailure::Refused;
       if (may_come && std::chrono::steady_clock::now() < deadline) continue;
       if (!socket) return;
-      // The greeting of an end without a secret, which the server recognises.
+      // Sends the greeting of clients that have no secret, which the server recognises.
       (void)::send(socket->get(), kPlainGreeting.data(), kPlainGreeting.size(), MSG_NOSIGNAL);
       (void)wait_ready(socket->get(), POLLIN, deadline);  // wait for the server's refusal
       return;
     }
-  } catch (const std::exception&) {  // the report is only for the server's user
+  } catch (const std::exception&) {  // failing is harmless, since the report is only for the server's user
   }
 }
 

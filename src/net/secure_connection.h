@@ -26,8 +26,8 @@ enum class Role { Client, Server };
 struct SecureOptions {
   /// Has to be equal at both ends. Keys differ by purpose, so a peer of one service cannot be redirected to another.
   std::string purpose = "store";
-  /// Longer messages are refused at both ends. Memory for a message grows with the bytes received, not with the
-  /// announced length.
+  /// Longer messages are refused at both ends. Memory for a message grows with the received bytes, not with the length
+  /// that was announced.
   std::size_t longest_message = (std::size_t{64} << 20) + (std::size_t{64} << 10);
   /// Filter that makes replayed ClientHellos fail, shared by a listener's server ends. Has to outlive their handshakes.
   ReplayFilter* heard = nullptr;
@@ -37,8 +37,8 @@ struct SecureOptions {
   bool descriptors = false;
 };
 
-/// Tells a server that this process lacks the secret it requires, so that the server reports the cause to its user. The
-/// server may start as late as `deadline`. Receives nothing.
+/// Tells a server that this process lacks the required secret, so that the server reports the cause to its user. Waits
+/// for a server that is not up yet until `deadline`.
 void tell_of_no_secret(const Address& server, Deadline deadline) noexcept;
 
 class SecureConnection {
@@ -55,7 +55,7 @@ class SecureConnection {
   ~SecureConnection();
 
   int fd() const noexcept;
-  /// True once the other end has proved itself. Before that not a byte of its messages is parsed.
+  /// True once the other end has proved itself. Before that, no byte of its messages is parsed.
   bool established() const noexcept;
   /// True if the other end's bytes so far were made with the secret and, with `SecureOptions::heard`, are no replay.
   /// For a server that has to choose connections to close before their handshakes end.
@@ -108,7 +108,7 @@ class SecureConnection {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds the one among several addresses where the right peer listens. All are tried concurrently, and only a peer that
+// Finds the address, among several, at which the right peer listens. All are tried concurrently, and only a peer that
 // proves the secret counts, so an address that belongs to another host here (a docker bridge, a tunnel) does no harm.
 // Blocks until the deadline at most; any thread.
 

@@ -47,7 +47,7 @@ struct Outcome {
   Result<void> client, server;
 };
 
-// Both handshakes, each on its own thread.
+// Runs both handshakes, each on its own thread.
 Outcome shake(SecureConnection& client, SecureConnection& server) {
   Outcome outcome;
   std::thread other([&] { outcome.server = server.handshake(deadline_in(seconds(10))); });
@@ -217,7 +217,7 @@ TEST(SecureConnection, SaysSoWhenOnlyOneSideHasASecret) {
     };
     auto client = make(fds[0], Role::Client, !server_has_it);
     auto server = make(fds[1], Role::Server, server_has_it);
-    // The end without a secret sends first; the other may read it before it has sent anything itself, and goes at once.
+    // The end without a secret sends first. The other may read that before it has sent anything, and closes at once.
     SecureConnection& without = server_has_it ? client : server;
     SecureConnection& with = server_has_it ? server : client;
     ASSERT_TRUE(without.advance());
@@ -230,7 +230,7 @@ TEST(SecureConnection, SaysSoWhenOnlyOneSideHasASecret) {
   }
 }
 
-/// Two ends that have met, and the bytes that each has sent, as somebody on the wire records them.
+/// Two ends that have connected, and the bytes that each has sent, as recorded on the wire.
 struct Recorded {
   std::string of_client, of_server;
 };
@@ -264,7 +264,7 @@ TEST(SecureConnection, WhatWasRecordedIsWorthNothingLater) {
   const Secret secret = secret_of(7);
   const Recorded recorded = record_a_conversation(secret);
   ASSERT_GT(recorded.of_client.size(), 300U);
-  // To a server, in one piece and in pieces.
+  // Replays them to a server, in one piece and in pieces.
   for (const std::size_t piece : {recorded.of_client.size(), std::size_t{50}}) {
     Pair pair = tcp_pair();
     auto server = value_or_throw(SecureConnection::with_secret(std::move(pair.server), Role::Server, secret));
@@ -281,7 +281,7 @@ TEST(SecureConnection, WhatWasRecordedIsWorthNothingLater) {
     EXPECT_FALSE(server.established());
     EXPECT_FALSE(server.next_message());
   }
-  // And to a client.
+  // Replays them to a client.
   Pair pair = tcp_pair();
   auto client = value_or_throw(SecureConnection::with_secret(std::move(pair.client), Role::Client, secret));
   ASSERT_TRUE(client.queue("for the true server"));
@@ -289,7 +289,7 @@ TEST(SecureConnection, WhatWasRecordedIsWorthNothingLater) {
   ASSERT_GT(::send(pair.server.get(), recorded.of_server.data(), recorded.of_server.size(), MSG_NOSIGNAL), 0);
   EXPECT_FALSE(client.handshake(deadline_in(seconds(10))));
   EXPECT_FALSE(client.established());
-  EXPECT_EQ(client.unsent_bytes(), 4 + std::string_view("for the true server").size());  // it has not left
+  EXPECT_EQ(client.unsent_bytes(), 4 + std::string_view("for the true server").size());  // not sent
 }
 
 TEST(SecureConnection, AServerKnowsWhoHasMadeABeginningWithTheSecret) {
@@ -311,7 +311,7 @@ TEST(SecureConnection, FirstWordsCountOnceForAListener) {
   const Secret secret = secret_of(7);
   const std::string of_client = record_a_conversation(secret).of_client;
   const std::size_t hello = 5 + (static_cast<std::size_t>(static_cast<unsigned char>(of_client[3])) << 8 |
-                                 static_cast<unsigned char>(of_client[4]));  // its record's length
+                                 static_cast<unsigned char>(of_client[4]));  // length of the hello's record
   ReplayFilter heard;
   // Repeated in one piece and, since an attacker may choose the pieces, in several.
   std::size_t times = 0;
@@ -347,7 +347,7 @@ TEST(SecureConnection, WhatIsLeftOfItIsASocketAndAKeyOfItsOwn) {
     other.join();
     ASSERT_TRUE(server.send("the last", deadline));
     auto theirs = value_or_throw(server.detach(encryption));
-    // Bytes right behind the last message are no longer the connection's.
+    // Bytes right behind the last message do not belong to the connection any more.
     const std::string_view bytes = "bulk";
     if (theirs.stream) {
       ASSERT_EQ(value_or_throw(theirs.stream->write(std::as_bytes(std::span(bytes)))), bytes.size());
@@ -419,7 +419,7 @@ TEST(Reach, TheOneThatProvesTheSecretIsFoundAmongOthers) {
   Listener right, wrong, silent;
   std::thread right_server = serve(right, secret);
   std::thread wrong_server = serve(wrong, other);
-  const Endpoint closed = Listener().endpoint;  // nobody is there any more
+  const Endpoint closed = Listener().endpoint;  // nothing listens there any more
   const std::vector<Endpoint> endpoints = {wrong.endpoint, silent.endpoint, closed, right.endpoint};
   {
     auto connection = reach(endpoints, secret, {}, deadline_in(20s));

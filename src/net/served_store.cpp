@@ -125,7 +125,7 @@ class StoreServer::Impl final : net::RpcServer::Service {
   void handle(const SessionPtr& session, std::uint64_t id, Request request) {
     Reply reply;
     switch (request.op) {
-      case Op::Hello: break;  // greeted before
+      case Op::Hello: break;  // handled before
       case Op::GoodBye: session->said_good_bye = true; return server_.close(session->client);
       case Op::Set: {
         const auto done = table_.set(request.keys[0], request.value);
@@ -278,7 +278,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // The server answers a wait at its deadline, with the missing keys. If no answer comes within this time after the
-// deadline, the server is considered gone.
+// deadline, the server counts as gone.
 constexpr seconds kGrace{10};
 
 class RemoteStore final : public MeetingStore {

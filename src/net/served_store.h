@@ -71,8 +71,8 @@ struct StoreClientOptions {
 /// InvalidArgument if authentication failed.
 std::shared_ptr<MeetingStore> connect_store(const StoreClientOptions& options, net::Deadline deadline);
 
-/// Does the same if one of several numeric addresses leads to the server: tries all concurrently, and uses the one
-/// whose peer proves the secret. `options.endpoint` is not used.
+/// Like connect_store, if one of several numeric addresses leads to the server: tries all concurrently, and uses the
+/// one whose peer proves the secret. `options.endpoint` is not used.
 std::shared_ptr<MeetingStore> connect_store_at_any(std::span<const net::Endpoint> endpoints,
                                                    const StoreClientOptions& options, net::Deadline deadline);
 

@@ -43,7 +43,7 @@ namespace {
 
 constexpr std::uint32_t kUnderWay = 0, kAnswered = 1, kElsewhere = 2;
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kLeastRoom = 512;  // for answers without rows, mostly errors
+constexpr std::size_t kLeastRoom = 512;  // space for answers without rows, mostly errors
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 constexpr std::size_t aligned(std::size_t bytes) noexcept { return (bytes + kLine - 1) / kLine * kLine; }
@@ -153,7 +153,7 @@ std::uint32_t SharedCallsClient::blocks_for(std::size_t body, std::size_t room) 
 }
 
 std::optional<SharedCallId> SharedCallsClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
-  // Use the lowest free blocks that suffice, so that recently used blocks, which are in the caches, are reused.
+  // Use the lowest free blocks that suffice, so that recently used blocks are reused, which are in the caches.
   const std::uint32_t blocks = blocks_for(body.size(), room);
   const std::uint64_t run = (std::uint64_t{1} << blocks) - 1;
   std::uint32_t number = 0;

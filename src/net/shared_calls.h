@@ -42,17 +42,17 @@ class SpinTime {
   }
 
  private:
-  // About the time a wakeup takes: spinning that long costs at most twice as much as sleeping immediately.
+  // About the time that a wakeup takes, so spinning that long costs at most twice as much as sleeping immediately.
   static constexpr std::chrono::nanoseconds kMost = std::chrono::microseconds(50);
   static constexpr std::chrono::nanoseconds kLeast = std::chrono::microseconds(1);
   std::atomic<std::int64_t> now_{kMost.count()};
 };
 
 inline constexpr std::size_t kSharedBlock = std::size_t{64} << 10;
-inline constexpr std::uint32_t kSharedBlocks = 63;  ///< behind one block that holds the control data of both ends
+inline constexpr std::uint32_t kSharedBlocks = 63;  ///< these follow one block with the control data of both ends
 inline constexpr std::size_t kSharedBytes = (kSharedBlocks + 1) * kSharedBlock;
 
-/// Identifies a call at both ends: the number of calls begun before, and the call's first block.
+/// Identifies a call at both ends, by the number of calls begun before it and its first block.
 class SharedCallId {
  public:
   SharedCallId(std::uint32_t order, std::uint32_t block) noexcept : value_(std::uint64_t{order} << 8 | block) {}
@@ -108,7 +108,7 @@ class SharedCallsServer {
   void tell(std::uint32_t number, std::uint32_t state) noexcept;
 
   sys::SharedSegment segment_;
-  std::uint32_t taken_ = 0;  ///< number of calls so far
+  std::uint32_t taken_ = 0;  ///< number of calls taken so far
   struct UnderWay {
     std::uint64_t id = 0;
     std::uint32_t blocks = 0;  ///< 0: no call is under way here

@@ -100,7 +100,7 @@ TEST(SharedCalls, WhoSleepsIsWoken) {
   later.join();
 }
 
-// A client that has gone mad: it writes into the memory what it likes.
+// A faulty client that writes arbitrary bytes into the memory.
 TEST(SharedCalls, WhatMakesNoSenseIsRefused) {
   const auto segment = value_or_throw(sys::create_shared_segment("test", kSharedBytes));
   for (unsigned seed = 0; seed < 2000; ++seed) {
@@ -125,15 +125,15 @@ TEST(SharedCalls, WhatMakesNoSenseIsRefused) {
   }
 }
 
-// Calls through shared memory, between an RpcServer and an RpcClient.
+// Tests calls through shared memory, between an RpcServer and an RpcClient.
 
 using namespace std::chrono_literals;
 
-/// Answers with as many bytes as the call says, and the call; or when another call comes; or never.
+/// Answers a call with the number of bytes that it asks for and its body, at once, when another call comes, or never.
 class Echo final : public RpcServer::Service {
  public:
   enum Method : std::uint8_t { kEcho = 1, kPark, kRelease, kNever, kNonsense };
-  std::atomic<RpcServer*> server{nullptr};  // it listens before it is known here
+  std::atomic<RpcServer*> server{nullptr};  // the server listens before this is set
 
   Result<void> on_call(const RpcServer::ClientPtr& client, const RpcServer::Call& call) override {
     switch (call.method) {
@@ -199,7 +199,7 @@ TEST(RpcShared, CallsOfAllLengths) {
   Served served(true);
   const auto client = connect(served.server.endpoint());
   share(*client);
-  // Answers go in shared memory, and where the answer or the call does not fit there, over the socket.
+  // Answers go through shared memory, or over the socket if the answer or the call does not fit there.
   for (const std::size_t bytes : {0U, 10U, 1000U, 5000U, 300'000U, 3'000'000U, 5'000'000U}) {
     for (const std::size_t body : {8U, 100'000U, 2'000'000U, 4'300'000U}) {
       std::string asked = std::to_string(bytes);

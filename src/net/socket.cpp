@@ -320,7 +320,7 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
       return fd;
     }
     error_number = errno;
-    if (error_number == EADDRINUSE) break;  // another address of the name is not the one that peers try
+    if (error_number == EADDRINUSE) break;  // peers would not try another address of this name
   }
   if (error_number == EADDRINUSE) {
     const std::string holder = describe_holder(endpoint);
@@ -382,7 +382,7 @@ Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& 
       return std::optional<sys::UniqueFd>(std::move(fd));
     }
     switch (errno) {
-      // The connection failed in the queue, which is no error of the listener (accept(2), "Error handling").
+      // The connection has failed while it was queued, which is no error of the listener (accept(2), "Error handling").
       case EINTR:
       case ECONNABORTED:
       case ENETDOWN:
@@ -417,7 +417,7 @@ tl::expected<sys::UniqueFd, ConnectError> connect_once(const Endpoint& endpoint,
     if (!fd) {
       error_number = errno;
     } else {
-      // A silent first address must not use up the time of the others.
+      // A first address that does not answer must not use up the time of the others.
       const auto left = deadline - std::chrono::steady_clock::now();
       const Deadline share = std::chrono::steady_clock::now() + left / static_cast<int>(addresses.size() - i);
       error_number = connect_socket(fd.get(), addresses[i], share);
@@ -482,7 +482,7 @@ Result<bool> is_local_host(const std::string& host, Deadline deadline) {
 }
 
 void watch_link(int fd) {
-  const int on = 1, seconds = 1, probes = 127;  // callers of `link_silence`, not the kernel, limit a peer's silence
+  const int on = 1, seconds = 1, probes = 127;  // the callers of `link_silence` limit a peer's silence, not the kernel
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);

@@ -17,7 +17,7 @@
 namespace cohort::net {
 
 /// Listens. Port 0 lets the system choose one; `local_endpoint` returns it. Fails with Unavailable; if the address is
-/// in use, the message names the process that uses it, if /proc shows that.
+/// in use, the message names the process that uses it, provided that /proc shows it.
 Result<sys::UniqueFd> listen_on(const Endpoint& endpoint);
 /// Address to which the socket is bound.
 Result<Endpoint> local_endpoint(int fd);
@@ -28,7 +28,7 @@ std::string describe_peer(int fd);
 
 /// Accepts one pending connection; nullopt if there is none.
 Result<std::optional<sys::UniqueFd>> accept_one(int listener);
-/// Also stores the peer's address in `from` and `size`, as accept(2) does.
+/// Also stores the peer's address in `from` and `size`, like accept(2).
 Result<std::optional<sys::UniqueFd>> accept_one(int listener, sockaddr_storage& from, socklen_t& size);
 
 enum class ConnectFailure { NameUnknown, Refused, NoAnswer, Other };

@@ -1,4 +1,4 @@
-// Guarantees of every store, run over all of them.
+// Tests the guarantees that every store gives, with each kind of store.
 #include "net/address.h"
 #include "net/served_store.h"
 #include "net/store.h"
@@ -24,7 +24,7 @@ using net::deadline_in;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Several views of one store, as several processes would have them.
+// Opens several views of one store, as several processes would.
 struct Fixture {
   virtual ~Fixture() = default;
   virtual std::shared_ptr<Store> open() = 0;
@@ -265,7 +265,7 @@ TEST_P(StoreSemantics, OnlyOneWinsACompareAndSet) {
   }
 }
 
-// One handle used by several threads: a wait must not hold up the set that ends it.
+// Several threads use one handle, and a wait must not hold up the set that ends it.
 TEST_P(StoreSemantics, AWaitInOneThreadDoesNotHoldUpAnother) {
   const auto store = fixture_->open();
   std::vector<std::thread> waiters;

@@ -1,5 +1,5 @@
-// The served store's treatment of strangers, the dead and the late.
-// A file store's log when it was cut, damaged or left behind.
+// Tests how the served store treats strangers, dead clients and late ones.
+// Tests a file store's log that was cut, damaged or left behind.
 #include "net/store.h"
 #include "base/testing/sanitized.h"
 #include "net/address.h"
@@ -72,7 +72,7 @@ bool contains(const Error& error, std::string_view text) {
   return std::string_view(error.what()).find(text) != std::string_view::npos;
 }
 
-// Reads until the other end closes; what came. Fails the test if it does not close.
+// Reads until the other end closes, and returns what came. Fails the test if it does not close.
 std::string read_to_end(int fd, seconds limit = seconds(20)) {
   std::string all;
   char chunk[4096];
@@ -116,7 +116,7 @@ TEST(StoreServer, ProbesGetNothingAndDoNoHarm) {
                     std::string("\x16\x03\x01\x10\x00", 5).substr(0, bytes.size()));
     (void)!::send(probe.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     ::shutdown(probe.get(), SHUT_WR);
-    // A TLS alert at most.
+    // The server sends a TLS alert at most.
     EXPECT_LE(read_to_end(probe.get()).size(), 7U);
   }
   const auto store = served.connect();
@@ -139,7 +139,7 @@ TEST(StoreServer, ACrowdThatSaysNothingGivesWayAtOnce) {
   for (int i = 0; i < 40; ++i) silent.push_back(served.knock());
   const auto store = served.connect();
   EXPECT_EQ(store->add("n", 1), 1);
-  // The first connections are gone, long before their time was over.
+  // The first connections are closed long before their time limit.
   for (int i = 0; i < 30; ++i) EXPECT_EQ(read_to_end(silent[static_cast<std::size_t>(i)].get()), "");
 }
 
@@ -180,7 +180,7 @@ TEST(StoreServer, ARepeatedHelloKeepsNobodyOut) {
     repeated.push_back(served.knock());
     ASSERT_EQ(::send(repeated.back().get(), hello.data(), hello.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(hello.size()));
-    // The first is answered, as its client would have been; the others are closed without a word.
+    // The first is answered, as its client would have been. The others are closed without an answer.
     if (i > 0) {
       EXPECT_EQ(read_to_end(repeated.back().get()), "");
     }
@@ -244,7 +244,7 @@ TEST(StoreServer, ItsOwnerSetsWhatIsNotThere) {
     std::this_thread::sleep_for(milliseconds(50));
     served.server->set_if_absent("b", "third");
   });
-  EXPECT_EQ(store->get("b", deadline_in(seconds(20))), "third");  // a thread that waits for it is woken
+  EXPECT_EQ(store->get("b", deadline_in(seconds(20))), "third");  // a thread that waits for the key is woken
   owner.join();
   EXPECT_EQ(store->get("a", deadline_in(seconds(20))), "first");
 }
@@ -303,7 +303,7 @@ TEST(StoreServer, AnotherMeetingIsNotOurs) {
   });
   EXPECT_EQ(error.code(), ErrorCode::Timeout);
   EXPECT_TRUE(contains(error, "world#1")) << error.what();
-  // When the first gives way to the second, a waiting client gets in.
+  // When the first server gives way to the second, a waiting client is admitted.
   std::thread change([&] {
     std::this_thread::sleep_for(milliseconds(100));
     first.reset();
@@ -446,8 +446,8 @@ namespace {
 std::atomic<int> refusals = 0;
 }
 
-#if !defined(__SANITIZE_THREAD__)  // which has its own
-/// Replaces the system's, for this program.
+#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer has its own epoll_ctl
+/// Replaces the system's function in this program.
 extern "C" int epoll_ctl(int set, int what, int fd, epoll_event* event) noexcept {
   if (what == EPOLL_CTL_ADD && refusals > 0) {
     --refusals;
@@ -505,7 +505,7 @@ TEST(FileLog, WhatWasCutIsNotThereYet) {
   }
 }
 
-// Neither for a record nor for one that ends later: what follows a torn record is cut off.
+// Nor for a record that ends later, since everything after a torn record is cut off.
 TEST(FileLog, AFlippedBitIsNeverTakenForARecord) {
   const std::string header = encode(kHeader);
   for (std::size_t bit = 0; bit < header.size() * 8; ++bit) {
@@ -550,7 +550,7 @@ TEST(FileStore, RefusesAFileThatWasLeftBehind) {
   const FileRecord member{RecordKind::Member, 0, {}, "rank 0 (pid 4711)"};
   EXPECT_EQ(opening(encode(kHeader)), ErrorCode::Unavailable);
   EXPECT_EQ(opening(encode(kHeader) + encode(member)), ErrorCode::Unavailable);
-  // Torn by its writer, which is dead: the rest still shows whose it was.
+  // The record is torn, since its writer is dead. The rest still shows whose file it was.
   EXPECT_EQ(opening(encode(kHeader) + encode(member) + encode(kRecord).substr(0, 9)), ErrorCode::Unavailable);
 }
 

@@ -48,7 +48,7 @@ class TlsEnd {
   SSL* ssl() const noexcept { return ssl_.get(); }
   bool server() const noexcept { return server_; }
   /// After the handshake, true if the peer has proved the key; nothing else authenticates the peer. (On a server that
-  /// has answered but not finished: true if the client's hello was made with the key, even if replayed.)
+  /// has answered but not finished, also if the client's hello was made with the key, even if replayed.)
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
   /// Erases the key, which is not needed after the handshake.
   void forget_key() noexcept;
@@ -149,15 +149,15 @@ int TlsEnd::find_psk(SSL* ssl, const unsigned char* identity, std::size_t size, 
   return *session == nullptr ? 0 : 1;
 }
 
-/// Returns the settings shared by all servers or all clients; keys are not part of them. They are made once, since that
-/// takes longer than a handshake, and never freed, since threads may still run when the process ends.
+/// Returns the settings shared by all servers or all clients; keys are not part of them. They are made once, since
+/// making them takes longer than a handshake, and never freed, since threads may still run when the process ends.
 SSL_CTX* TlsEnd::context_of(bool server) {
   const auto make = [](bool serves) -> SSL_CTX* {
     std::unique_ptr<SSL_CTX, FreeContext> context(::SSL_CTX_new(::TLS_method()));
     if (!context) return nullptr;
     ::SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
     ::SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
-    // Certificates are not used: a client that is offered one instead of the key must refuse it.
+    // Certificates are not used, so a client that is offered one instead of the key must refuse it.
     if (!serves) ::SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
     if (::SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
         ::SSL_CTX_set_max_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
@@ -190,7 +190,7 @@ Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, 
   SSL* const ssl = end->ssl_.get();
   if (ssl == nullptr) return openssl_error("SSL_new");
   SSL_set_app_data(ssl, end.get());
-  // Most connections are idle most of the time, and a TlsStream needs different buffers.
+  // Frees the buffers while a connection is idle, as most are. TlsStream::make allocates others.
   ::SSL_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   if (server) {
     ::SSL_set_accept_state(ssl);
@@ -206,7 +206,7 @@ namespace {
 // key by itself.
 constexpr std::uint64_t kMostUnderKey = std::uint64_t{1} << 37;
 
-// Part of a BIO for sockets, since OpenSSL's own raises SIGPIPE.
+// Functions of a BIO for sockets, since OpenSSL's own raises SIGPIPE.
 int descriptor(BIO* bio) { return static_cast<int>(reinterpret_cast<std::intptr_t>(::BIO_get_data(bio))); }
 
 int send_some(BIO* bio, const char* bytes, int count) {
@@ -254,7 +254,7 @@ const BIO_METHOD* socket_method() {
   return method;
 }
 
-/// Makes a PeerLost error, and keeps errno as after send and recv for the caller.
+/// Makes a PeerLost error, and leaves errno as send or recv has set it, for the caller.
 tl::unexpected<Error> lost(int error) {
   auto failure = fail(ErrorCode::PeerLost, "{}", errno_text(error));
   errno = error;
@@ -328,7 +328,7 @@ bool TlsStream::holds_bytes() const noexcept { return ::SSL_has_pending(end_->ss
 struct TlsSession::Impl {
   std::unique_ptr<TlsEnd> end;
   SSL* ssl = nullptr;
-  BIO* input = nullptr;  // both belong to ssl
+  BIO* input = nullptr;  // `ssl` owns both BIOs
   BIO* output = nullptr;
 };
 

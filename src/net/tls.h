@@ -18,9 +18,9 @@
 
 namespace cohort::net {
 
-// Rejects replayed ClientHellos: remembers the ClientHellos that a listener has accepted, each proved to be made with
-// the secret. Only holders of the secret can make new ones, so others cannot fill the filter. Beyond its capacity the
-// filter forgets the oldest. One thread at a time.
+// Rejects replayed ClientHellos: remembers the ClientHellos that a listener has accepted, each of which was proved to
+// be made with the secret. Only holders of the secret can make new ones, so others cannot fill the filter. Beyond its
+// capacity the filter forgets the oldest. One thread at a time.
 class ReplayFilter {
  public:
   /// The random number of a ClientHello.
