@@ -85,7 +85,7 @@ TEST(Env, GivesTypedValuesAndDefaults) {
                           {"COHORT_TIMES", ""}};
   EXPECT_TRUE(*env::flag(env::kEncrypt, given));
   EXPECT_TRUE(*env::flag(env::kIntegrity, given));  // the default
-  EXPECT_FALSE(*env::flag(env::kTimes, given));     // empty is not set
+  EXPECT_FALSE(*env::flag(env::kTimes, given));     // empty counts as not set
   EXPECT_EQ(*env::number(env::kConnections, given), 16);
   EXPECT_EQ(*env::number(env::kConnections, env::Map()), 1);
   EXPECT_EQ(*env::seconds(env::kTimeout, given), std::chrono::milliseconds(2));
@@ -117,7 +117,7 @@ TEST(Env, RefusesWrongValuesInOneWay) {
     EXPECT_EQ(good.error().code(), ErrorCode::InvalidArgument);
     EXPECT_NE(std::string(good.error().what()).find(words), std::string::npos) << good.error().what();
   }
-  EXPECT_TRUE(env::check(env::Map{{"HOROVOD_CACHE_CAPACITY", "x"}, {"RANK", "x"}}));  // others', and others' leftovers
+  EXPECT_TRUE(env::check(env::Map{{"HOROVOD_CACHE_CAPACITY", "x"}, {"RANK", "x"}}));  // variables of others are ignored
   EXPECT_FALSE(env::number(env::kRank, env::Map{{"RANK", "x"}}));
 }
 
@@ -211,7 +211,7 @@ TEST(Codec, RefusesTextLongerThanAllowed) {
   EXPECT_FALSE(Reader(writer.bytes()).text(3));
 }
 
-// Properties of the codec for any values.
+// Properties that the codec has for any values.
 
 RC_GTEST_PROP(CodecProperty, ReadsBackWhatWasWritten, (std::uint64_t whole, std::int16_t small, std::string text)) {
   Writer writer;

@@ -15,7 +15,7 @@ using enum Variable::Use;
 using Kind = Type::Kind;
 
 constexpr Type kFlag(Kind::Flag, "1 or 0", 0, 1);
-/// Returns the type of a number. `shown`: text for lists, if it says more than the range.
+/// Returns the type of a number. `shown`: text for lists of variables, if the range alone says too little.
 constexpr Type number_from(double least, double most, const char* shown = "") {
   return {Kind::Number, shown, least, most};
 }

@@ -77,8 +77,8 @@ inline constexpr std::string_view kOmpNumThreads = "OMP_NUM_THREADS";
 inline constexpr std::string_view kTfIntraOpThreads = "TF_NUM_INTRAOP_THREADS";
 inline constexpr std::string_view kTfInterOpThreads = "TF_NUM_INTEROP_THREADS";
 
-/// Variables by which `cohort run` divides a host's cores: sets each, unless it is set, to a rank's share. TensorFlow
-/// does not read OpenMP's.
+/// Variables by which `cohort run` divides a host's cores. It sets each of them that is unset to a rank's share.
+/// TensorFlow does not read OpenMP's.
 inline constexpr std::string_view kThreadCounts[] = {kOmpNumThreads, kTfIntraOpThreads, kTfInterOpThreads};
 
 /// Prefix of variables that stand for options of `cohort run`. (kRunDir also begins so, but is not one.)
@@ -91,7 +91,7 @@ struct Type {
   constexpr Type(Kind what, const char* text, double from, double to)
       : shown(text), kind(what), least(from), most(to) {}
 
-  std::string_view shown;  ///< for lists
+  std::string_view shown;  ///< text for lists of variables
   Kind kind = Kind::Text;
   double least = 0;
   double most = 0;
@@ -136,7 +136,7 @@ std::optional<std::string> get(std::string_view name, const Source& from = {});
 std::string text(std::string_view name, const Source& from = {});
 
 // Return the value by the type of the variable's row, or the row's default if the variable is not set. Fail with
-// InvalidArgument, naming variable, value and permitted values; Unavailable if it is not set and has no default.
+// InvalidArgument, naming variable, value and permitted values; with Unavailable if there is no value and no default.
 
 Result<bool> flag(std::string_view name, const Source& from = {});
 Result<int> number(std::string_view name, const Source& from = {});

@@ -54,7 +54,7 @@ Result<std::string> read_text(const std::string& path);
 class FileReader {
  public:
   static Result<FileReader> open(const std::string& path);
-  /// Fills all of `bytes`, from where the last call ended. Fails with Io if the file ends before.
+  /// Fills all of `bytes`, continuing where the last call ended. Fails with Io if the file ends before.
   Result<void> read(std::span<std::byte> bytes);
   /// Continues reading at `offset`.
   Result<void> seek(std::uint64_t offset);
@@ -103,7 +103,7 @@ class AtomicFile {
       : writer_(std::move(writer)), path_(std::move(path)), aside_(std::move(aside)) {}
   FileWriter writer_;
   std::string path_;
-  std::string aside_;  ///< the hidden name, if it has one
+  std::string aside_;  ///< the hidden name, if the file has one
 };
 
 /// Replaces a file by this content, with AtomicFile.
@@ -112,7 +112,7 @@ Result<void> write_file_atomically(const std::string& path, std::string_view tex
 
 /// Syncs a folder (fsync), so that the names in it survive a power cut.
 Result<void> sync_folder(const std::string& path);
-/// rename(2). Replaces a file, or an empty folder by a folder.
+/// Renames by rename(2). The new name may be that of a file, or, for a folder, of an empty folder.
 Result<void> rename_path(const std::string& from, const std::string& to);
 /// Like mkdir -p, and syncs the parents of new folders.
 Result<void> make_folders(const std::string& path);
@@ -121,7 +121,7 @@ Result<void> remove_tree(const std::string& path);
 /// Names in a folder, sorted, without "." and "..".
 Result<std::vector<std::string>> list_folder(const std::string& path);
 
-/// Returns `bytes` random bytes (256 at most) from the kernel as two hexadecimal digits each: for unique names.
+/// Returns `bytes` random bytes (256 at most) from the kernel, each as two hexadecimal digits, for unique names.
 std::string random_hex(std::size_t bytes);
 /// Writes all of `text`, unlike write(2). Returns false, with errno set, if that fails.
 bool write_all(int fd, std::string_view text);

@@ -98,7 +98,7 @@ std::vector<std::vector<int>> cores_of_process() {
       return parse_integer<int>(first_word(folder + file).value_or("")).value_or(-1);
     };
     const int core = place("core_id");
-    // If the kernel does not tell, each processor counts as a core.
+    // If the kernel does not say, each processor counts as a core.
     found.emplace_back(place("physical_package_id"), core < 0 ? number : core, number);
   }
   std::sort(found.begin(), found.end());

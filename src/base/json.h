@@ -1,4 +1,4 @@
-// Reading JSON with limits, and writing it: nlohmann's parser and writer are compiled only once, in json.cpp. Code that
+// Reads JSON with limits, and writes it. nlohmann's parser and writer are compiled only once, in json.cpp. Code that
 // uses a value's members includes <nlohmann/json.hpp> in its .cpp file. Pure; any thread.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace cohort {
 
-/// Deepest nesting that is accepted, for the sake of recursive readers.
+/// Deepest nesting that is accepted, since readers are recursive.
 inline constexpr int kDeepestJson = 64;
 
 /// Parses untrusted JSON, the whole text as one value. Fails with Corrupt: "more than 64 levels", "no JSON, from

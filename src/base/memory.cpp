@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-// Memory left for other processes: a host without free memory kills processes.
+// Memory left for other processes, since a host without free memory kills processes.
 constexpr std::size_t kReserve = std::size_t{64} << 20;
 
 std::optional<std::size_t> read_number(const std::string& path) {
@@ -147,7 +147,7 @@ Result<SharedSegment> create_shared_segment(const std::string& name, std::size_t
     return refuse(bytes, fmt::format("{} MiB are available to this process (host or cgroup)", available >> 20));
   }
   rlimit file_size{};
-  if (::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && whole > file_size.rlim_cur) {  // would raise SIGXFSZ
+  if (::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && whole > file_size.rlim_cur) {  // ftruncate would raise SIGXFSZ
     return refuse(bytes, fmt::format("files may have {} bytes at most (ulimit -f)", file_size.rlim_cur));
   }
   SharedSegment segment;
@@ -199,7 +199,7 @@ struct Page {
 constexpr std::size_t kSlots = 64;
 constexpr std::size_t kPageBytes = kSlots * kHiddenBytes;
 
-// A list to whose front pages are added; none is ever removed.
+// A list of pages. New pages are added at its front, and none is ever removed.
 std::atomic<Page*> pages{nullptr};
 
 void* take_from(Page& page) noexcept {

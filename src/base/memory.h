@@ -1,10 +1,9 @@
-// SharedSegment: memory that several processes map: an anonymous file (memfd) without a name, so nothing can be left
-// behind. It is sealed against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so
-// running out of memory is an error here and not a signal later. Mappings and descriptors have one owner; not
-// thread-safe, owns no globals.
-// take_hidden_memory: memory for a few small secrets, which core dumps omit (MADV_DONTDUMP), and which is not swapped
-// if the limits allow locking it. Never returned to the system. Without locks: any thread may call, and a forked child
-// too.
+// SharedSegment: memory that several processes map, an anonymous file (memfd), so that nothing can be left behind. It
+// is sealed against shrinking, so a peer cannot turn reads into SIGBUS, and faulted in before use, so running out of
+// memory is an error here and not a signal later. Mappings and descriptors have one owner; not thread-safe, owns no
+// globals.
+// take_hidden_memory: memory for a few small secrets. Core dumps omit it (MADV_DONTDUMP), and it is not swapped if the
+// limits allow locking it. It is never returned to the system. Lock-free: any thread may call, and a forked child too.
 #pragma once
 
 #include "base/result.h"

@@ -75,7 +75,7 @@ bool has_flag(const void* memory, const std::string& flag) {
   return false;
 }
 
-/// A core dump would leave it out.
+/// True if a core dump would leave the memory out.
 bool is_left_out(const void* memory) { return has_flag(memory, "dd"); }
 
 TEST(HiddenMemory, AForkedChildLocksItAgain) {

@@ -1,5 +1,5 @@
-// Strict parsing of numbers, booleans and lists of numbers such as "0,3-5": the whole text must be valid. Also a hash
-// of text. Pure; any thread.
+// Parses numbers, booleans and lists of numbers such as "0,3-5" strictly: the whole text must be valid. Also hashes
+// text. Pure; any thread.
 #pragma once
 
 #include "base/result.h"
@@ -41,8 +41,8 @@ inline std::optional<bool> parse_truth(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-/// Removes the text up to the first of `marks`, and the mark, and returns it without the mark; all text if there is
-/// none.
+/// Removes the text up to the first of `marks`, mark included, and returns it without the mark; takes all text if there
+/// is none.
 inline std::string_view take_until(std::string_view& text, std::string_view marks) noexcept {
   const std::string_view taken = text.substr(0, text.find_first_of(marks));
   text.remove_prefix(taken.size() == text.size() ? taken.size() : taken.size() + 1);
@@ -59,8 +59,8 @@ constexpr std::uint64_t fnv1a(std::string_view text) noexcept {
   return hash;
 }
 
-/// Returns the numbers ascending, each once. Fails with InvalidArgument unless the text is numbers below `limit` and
-/// ranges, with commas between.
+/// Returns the numbers ascending, each once. Fails with InvalidArgument unless the text consists of numbers below
+/// `limit` and ranges, separated by commas.
 Result<std::vector<int>> parse_ranges(std::string_view text, int limit);
 
 /// Returns "0-2,5" for {0, 1, 2, 5}. `numbers` must be ascending.

@@ -41,7 +41,7 @@ constexpr const char* kSteps[] = {
     "sched_setaffinity",       "execve"};
 enum Step { kDeathSignal, kSession, kGroup, kDup, kClose, kFolder, kLimit, kProcessors, kExec };
 
-/// Everything that the child needs, prepared before fork: after fork only async-signal-safe calls are allowed.
+/// Everything that the child needs, prepared before fork, since only async-signal-safe calls are allowed after it.
 struct Prepared {
   const char* path;
   std::vector<char*> arguments;
@@ -112,7 +112,7 @@ bool close_on_exec_from(int first) {
   if (prepared.group == Group::Own && ::setpgid(0, 0) < 0) give_up(prepared, kGroup, errno);
   for (int target = 0; target < 3; ++target) {
     const int source = prepared.stdio[static_cast<std::size_t>(target)];
-    if (source == target) continue;  // the caller's own, which is not CLOEXEC
+    if (source == target) continue;  // it is the caller's own, and not CLOEXEC
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
   for (const auto& [source, target] : prepared.moved) {
@@ -253,7 +253,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   if (prepared.report < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
   write_end.reset();
 
-  // Blocks signals, so that none runs a handler of the parent's in the child.
+  // Blocks signals, so that none runs one of the parent's handlers in the child.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -286,7 +286,7 @@ tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
   do {
     got = ::read(report_.get(), &report, sizeof report);
   } while (got < 0 && errno == EINTR);
-  // End of file: exec has closed the other end. (Or the child was killed before, as its status will show.)
+  // At the end of file, exec has closed the other end. (Or the child was killed before, as its status will show.)
   if (got != static_cast<ssize_t>(sizeof report)) return std::move(child_);
   while (::waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -427,7 +427,7 @@ bool descends_from(pid_t pid, pid_t ancestor) {
 }
 
 bool signal_if(pid_t pid, int number, const std::function<bool(pid_t)>& is_meant) {
-  if (pid <= 0) return false;  // kill(2) would take these as groups
+  if (pid <= 0) return false;  // kill(2) would take such a pid for a group
   const auto held = open_pidfd(pid);
   return held && is_meant(pid) && ::syscall(SYS_pidfd_send_signal, held->get(), number, nullptr, 0) == 0;
 }

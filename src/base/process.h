@@ -53,7 +53,7 @@ struct SpawnOptions {
   /// "NAME=value"; the complete environment.
   std::vector<std::string> environment;
   std::string folder;  ///< working directory; empty: the caller's
-  int stdin_fd = -1;   ///< these become 0, 1, 2; -1: /dev/null for stdin, the caller's for the others
+  int stdin_fd = -1;   ///< these three become 0, 1, 2; -1: /dev/null for stdin, the caller's for the others
   int stdout_fd = -1;
   int stderr_fd = -1;
   /// Pairs (the caller's descriptor, its number in the child, above 2). All other descriptors are closed.
@@ -73,7 +73,7 @@ struct ChildProcess {
   UniqueFd pidfd;
 };
 
-/// Cause and step of a program that did not start.
+/// Reason why a program did not start, and the step that failed.
 struct SpawnFailure {
   int error_number = 0;
   std::string step;  ///< e.g. "execve"
@@ -81,7 +81,7 @@ struct SpawnFailure {
 
 /// Returns "fork: Resource temporarily unavailable (EAGAIN); ...". If a limit is reached, also names it and its usage.
 std::string to_string(const SpawnFailure& failure);
-/// Describes the limits behind EAGAIN when a process or thread could not be created.
+/// Describes the limits that may have caused EAGAIN when a process or thread could not be created.
 std::string limit_of_processes();
 
 /// A started child whose exec has not been confirmed yet, so that many can be started side by side.
@@ -111,7 +111,7 @@ struct ProcessStat {
   int exit_word = 0;              ///< status word as in waitpid; 0 if not known yet
 };
 std::optional<ProcessStat> process_stat(pid_t pid);
-/// Pure part of `process_stat`.
+/// The pure part of `process_stat`, which parses the file's text.
 std::optional<ProcessStat> parse_process_stat(std::string_view text);
 
 /// Effect that a signal would have on a process, from /proc/PID/status.
@@ -122,7 +122,7 @@ enum class SignalFate {
 };
 /// Returns nullopt if the process has ended or is gone.
 std::optional<SignalFate> signal_fate(pid_t pid, int number);
-/// Pure part of `signal_fate`.
+/// The pure part of `signal_fate`, which parses the file's text.
 std::optional<SignalFate> parse_signal_fate(std::string_view text, int number);
 
 /// All living descendants (zombies excepted) of a process, nearest first.
@@ -167,14 +167,14 @@ class PeerProcess {
   explicit PeerProcess(ProcessId id);
 
   pid_t pid() const noexcept { return id_.pid; }
-  /// True if the process is exiting or has ended. After SIGKILL the kernel first frees memory, and only then are
-  /// sockets closed and pidfds readable. The PF_EXITING flag is set within milliseconds, so this checks the flag. Needs
-  /// only its own descriptor: a process that has none free does not take a living process for dead.
+  /// True if the process is exiting or has ended. After SIGKILL the kernel first frees memory, and only then closes
+  /// sockets and makes pidfds readable. It sets the PF_EXITING flag within milliseconds, so this checks the flag. Needs
+  /// no new descriptor, so that a process without free ones does not take a living process for dead.
   bool gone() const;
 
  private:
   ProcessId id_;
-  UniqueFd stat_;  // /proc/PID/stat, which stays this process's if the pid is reused
+  UniqueFd stat_;  // /proc/PID/stat; still of the same process if the pid is reused
 };
 
 /// Cores that this process may run on.

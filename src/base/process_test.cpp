@@ -125,13 +125,13 @@ TEST(Process, SignalsAreAsANewProcessExpectsThem) {
 
 void expect_only_named_descriptors() {
   int ends[2];
-  ASSERT_EQ(::pipe(ends), 0);  // without CLOEXEC, as a careless library would
+  ASSERT_EQ(::pipe(ends), 0);  // without CLOEXEC, as in a careless library
   int output[2];
   ASSERT_EQ(::pipe2(output, O_CLOEXEC), 0);
-  // Above the one that is inherited, many enough for more than one call to list them.
+  // Higher descriptors than the inherited one, so many that more than one call is needed to list them.
   std::vector<UniqueFd> more;
   for (int i = 0; i < 300; ++i) more.emplace_back(::fcntl(ends[0], F_DUPFD, 60));
-  // Not in a pipeline nor a substitution: for those the shell opens descriptors of its own.
+  // Uses no pipeline and no substitution, for which the shell would open its own descriptors.
   auto options = shell("ls /proc/$$/fd; exit 0");
   options.inherited = {{ends[1], 50}};
   options.stdout_fd = output[1];
@@ -227,7 +227,7 @@ TEST(Process, ASignalReachesOnlyTheOneThatIsMeant) {
   EXPECT_TRUE(signal_if(child->pid, 0, [](pid_t pid) { return descends_from(pid, ::getpid()); }));
   EXPECT_FALSE(descends_from(::getppid(), ::getpid()));
   EXPECT_FALSE(descends_from(::getpid(), ::getpid()));
-  // It ends in between, and its pid may be another's by then.
+  // The process ends in between, and its pid may belong to another one by then.
   EXPECT_FALSE(signal_if(child->pid, 0, [](pid_t pid) {
     ::kill(pid, SIGKILL);
     return ::waitpid(pid, nullptr, 0) == pid;
@@ -282,7 +282,7 @@ TEST(PeerProcess, KnowsTheLivingFromTheDead) {
   const PeerProcess process({child, 0});
   EXPECT_FALSE(process.gone());
   ::kill(child, SIGKILL);
-  EXPECT_TRUE(becomes_gone(process));  // also before anyone has waited for it
+  EXPECT_TRUE(becomes_gone(process));  // also before it has been waited for
   ::waitpid(child, nullptr, 0);
   EXPECT_TRUE(process.gone());
   EXPECT_TRUE(PeerProcess({child, 0}).gone());
@@ -305,7 +305,7 @@ TEST(PeerProcess, LivesOnWhenItsFirstThreadEnds) {
       static_cast<void>(::write(ready[1], "x", 1));
       ::pause();
     }).detach();
-    ::syscall(SYS_exit, 0);  // of this thread alone; pthread_exit would unwind the test
+    ::syscall(SYS_exit, 0);  // ends only this thread; pthread_exit would unwind the test
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);

@@ -77,7 +77,7 @@ class Reader {
   std::string_view rest_;
 };
 
-/// Limits of texts and lists whose fields do not set their own. `what`: prefix of error messages.
+/// Limits of texts and lists whose fields do not set their own. `what` is the prefix of error messages.
 struct Limits {
   std::size_t longest_text = 4096;
   std::size_t most_elements = std::size_t{1} << 20;
@@ -193,7 +193,7 @@ class Decoder {
   void demand(bool condition, std::string_view otherwise) {
     if (!condition) spoil(Error(ErrorCode::Corrupt, std::string(otherwise)));
   }
-  /// Fails with Corrupt, and the first error.
+  /// Fails with Corrupt, naming the first error, if there was one.
   Result<void> finish() {
     demand(reader_.at_end(), "message is longer than its fields");
     if (error_) return tl::unexpected(*error_);

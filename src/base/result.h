@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error, for what fails in ordinary use (parsing, probing, planning), so that several problems
-// can be reported at once. At the public boundary `value_or_throw` turns the Error into an exception.
+// Result<T>: a value or an Error, for functions that may fail in ordinary use (parsing, probing, planning), so that
+// several problems can be reported at once. At the public boundary `value_or_throw` turns the Error into an exception.
 #pragma once
 
 #include <cohort/error.h>
@@ -45,7 +45,7 @@ T value_or_throw(Result<T> result) {
   if constexpr (!std::is_void_v<T>) return *std::move(result);
 }
 
-/// Returns the result of `f`, or the Error it throws: for code that checks results but calls code that throws.
+/// Returns the result of `f`, or the Error it throws. For code that checks results but calls code that throws.
 template <class F>
 auto result_of(F&& f) -> Result<decltype(f())> {
   try {

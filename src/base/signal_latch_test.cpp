@@ -1,4 +1,4 @@
-// Checks that a latch keeps a process's signal handlers: the program's own work before, beside and after it.
+// Checks that a latch respects the program's own signal handlers, which work before, beside and after it.
 #include "base/signals.h"
 
 #include <gtest/gtest.h>
@@ -94,11 +94,11 @@ TEST_F(SignalLatchTest, AHandlerInstalledOverItStaysAndNothingCallsInACircle) {
   EXPECT_EQ(second.received(), SIGUSR1);
   latch.reset();
   EXPECT_EQ(action_of(SIGUSR1).sa_sigaction, &over);
-  ::sigaction(SIGUSR1, &below, nullptr);  // as it was, for the second one's end
+  ::sigaction(SIGUSR1, &below, nullptr);  // restores it, for the end of the second latch
 }
 
 TEST_F(SignalLatchTest, HandlersThatAreKeptOutliveEveryLatch) {
-  // Signals of its own: they are kept for as long as this process runs.
+  // Uses signals of no other test, since their handlers are kept as long as this process runs.
   ::signal(SIGALRM, plain);
   std::optional<SignalLatch> one = latch_of({SIGHUP, SIGALRM});
   one->keep_handlers();
@@ -106,7 +106,7 @@ TEST_F(SignalLatchTest, HandlersThatAreKeptOutliveEveryLatch) {
   EXPECT_EQ(one->received(), SIGALRM);
   one.reset();
   (void)latch_of({SIGHUP, SIGALRM});
-  ::raise(SIGHUP);  // would end this process
+  ::raise(SIGHUP);  // would otherwise end this process
   ::raise(SIGALRM);
   EXPECT_EQ(plain_calls, 2) << "the program's own is called as before";
   const SignalLatch later = latch_of({SIGHUP});

@@ -50,7 +50,7 @@ Result<SignalFd> SignalFd::create(std::initializer_list<int> signals) {
 
 SignalFd::~SignalFd() {
   if (!fd_) return;
-  // Consumes pending signals, which have no reader any more, and would end the process when they are unblocked.
+  // Consumes pending signals, which have no reader any more, since they would end the process when they are unblocked.
   while (next()) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -106,7 +106,7 @@ bool may_be_handled(int number) {
 bool install(int number) {
   const std::lock_guard lock(slots_mutex);
   Slot& slot = slots[number];
-  // If a later handler calls ours, ours must not call that handler: the calls would never end.
+  // If a later handler calls ours, ours must not call that handler, or the calls would never end.
   if (!slot.installed) {
     if (::sigaction(number, nullptr, &slot.before) != 0) return false;
     struct sigaction action = {};

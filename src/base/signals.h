@@ -1,9 +1,9 @@
 // Names of signals. SignalFd: signals that are read from a descriptor. It blocks its signals in the calling thread (and
 // in threads started later) until it is destroyed; create it before any thread. Ignored signals (by nohup, in a shell's
 // background job) stay ignored, and are never read.
-// SignalLatch: remembers that signals have come. Installs handlers until it is destroyed, which also call the previous
-// handlers. Any number of latches per process, on any threads; any thread may call `received`. If the program installs
-// a handler later, that one must call the latch's, as handlers should.
+// SignalLatch: remembers that signals have come. Until it is destroyed, it has handlers installed, which also call the
+// previous handlers. Any number of latches per process, on any threads; any thread may call `received`. A handler that
+// the program installs later must call the latch's, as handlers should.
 #pragma once
 
 #include "base/result.h"
@@ -45,16 +45,15 @@ class SignalFd {
 class SignalLatch {
  public:
   /// Fails with InvalidArgument for an empty list, for numbers that are no signals or cannot be handled (SIGKILL,
-  /// SIGSTOP), and for signals of the program's own faults (SIGSEGV, ...), from whose handlers the program must not
-  /// return.
+  /// SIGSTOP), and for signals of the program's own faults (SIGSEGV, ...), whose handlers must not return.
   static Result<SignalLatch> create(const std::vector<int>& signals);
   SignalLatch(SignalLatch&& other) noexcept;
   SignalLatch& operator=(SignalLatch&&) = delete;
   /// The last latch of a signal restores the previous handler, unless another handler has been installed meanwhile.
   ~SignalLatch();
 
-  /// Keeps the handlers after the latch is destroyed, for the rest of the process: a process that ends because of a
-  /// signal may receive another one while it ends.
+  /// Keeps the handlers until the process ends, even after the latch is destroyed: a process that ends because of a
+  /// signal may receive another one meanwhile.
   void keep_handlers() noexcept { keeps_handlers_ = true; }
 
   /// Returns the first of its signals that has come since the latch was made; 0 if none has.
@@ -63,7 +62,7 @@ class SignalLatch {
  private:
   struct Watched {
     int number;
-    std::uint32_t before;  ///< how often the signal had come when the latch was made
+    std::uint32_t before;  ///< number of times that the signal had come when the latch was made
   };
   explicit SignalLatch(std::vector<Watched> watched) : watched_(std::move(watched)) {}
   std::vector<Watched> watched_;

@@ -118,7 +118,7 @@ TEST_F(Files, ReadsWhatTellsNoSize) {
   ASSERT_TRUE(write_file_atomically(at("a"), std::string(10000, 'x')));
   EXPECT_EQ(read_text(at("a")), std::string(10000, 'x'));
   EXPECT_EQ(read_text(at("none")).error().code(), ErrorCode::Unavailable);
-  // It can be opened, and each read fails: as what /proc has of a process that ends between the two.
+  // The path can be opened, but reads fail, as for a file in /proc whose process ends in between.
   EXPECT_EQ(read_text(folder_).error().code(), ErrorCode::Io);
 }
 

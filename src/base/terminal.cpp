@@ -38,7 +38,7 @@ TextStyle text_style(int fd) {
 
 bool in_foreground(int fd) {
   const pid_t group = ::tcgetpgrp(fd);
-  // A negative group: not the controlling terminal, so reading it cannot stop this process.
+  // If the group is negative, this is not the controlling terminal, so reading it cannot stop this process.
   return group < 0 || group == ::getpgrp();
 }
 

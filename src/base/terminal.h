@@ -11,7 +11,7 @@ namespace cohort::sys {
 bool wants_colour(int fd);
 /// True if the environment's locale uses UTF-8.
 bool speaks_unicode();
-/// How a table or bar is drawn.
+/// Style in which a table or bar is drawn.
 struct TextStyle {
   bool unicode = false;
   bool colour = false;

@@ -41,7 +41,7 @@ std::thread start_without_signals(std::function<void()> body);
 /// True if start_without_signals has started the calling thread, so that its waits do not delay the program.
 bool in_service_thread() noexcept;
 /// Permanently lowers the calling thread's priority: to a tenth of other threads' share of the processor (nice 10), and
-/// to the disk's idle time if its scheduler supports priorities (class idle). Ignores settings that the system refuses.
+/// to the disk's idle times (class idle) if its scheduler has priorities. Ignores settings that the system refuses.
 void give_way() noexcept;
 
 /// Sleeps while `word` equals `seen`, for `limit` at most.

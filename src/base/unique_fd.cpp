@@ -76,7 +76,7 @@ ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& des
   header.msg_controllen = control.size();
   const ssize_t received = ::recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
   if (received < 0) return received;
-  // The buffer is for one descriptor. The system closes descriptors that do not fit; padding may admit a second one.
+  // The buffer is for one descriptor; padding may admit a second. The system closes descriptors that do not fit.
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
     for (std::size_t at = 0; at + sizeof(int) <= item->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {

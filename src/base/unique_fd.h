@@ -1,7 +1,7 @@
 // UniqueFd: a file descriptor with one owner, closed when destroyed. Not thread-safe.
 // send_with_fd: a descriptor sent with bytes over a Unix socket to another process. Any thread; owns no globals.
-// close_on_fork: descriptors that a forked child must not keep open, or a peer could not tell by the end of the
-// connection that the parent has died. (CLOEXEC helps only if the child execs.) Any thread.
+// close_on_fork: registers descriptors that a forked child must not keep open, since peers learn of the parent's death
+// by the end of the connection. (CLOEXEC helps only if the child execs.) Any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -39,7 +39,7 @@ class UniqueFd {
 
 /// Like send(2) without SIGPIPE. Sends `descriptor`, unless it is negative, along with the first byte.
 ssize_t send_with_fd(int socket, const void* bytes, std::size_t size, int descriptor, int flags = 0) noexcept;
-/// Like recv(2). Puts a descriptor that was sent along into `descriptor` (CLOEXEC); of several, the last.
+/// Like recv(2). Puts a descriptor that was sent along into `descriptor` (CLOEXEC); if several were, the last one.
 ssize_t receive_with_fd(int socket, void* bytes, std::size_t size, UniqueFd& descriptor, int flags = 0) noexcept;
 
 /// Makes children that this process forks from now on close `fd` immediately.

@@ -18,7 +18,7 @@ inline constexpr bool kThreadSanitizer = true;
 #else
 inline constexpr bool kThreadSanitizer = false;
 #endif
-inline constexpr bool kUndefinedBehaviorSanitizer = false;  // g++ does not report it
+inline constexpr bool kUndefinedBehaviorSanitizer = false;  // g++ defines no macro for it
 #endif
 
 }  // namespace cohort
