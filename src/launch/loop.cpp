@@ -45,7 +45,7 @@ struct Watch::State : std::enable_shared_from_this<Watch::State> {
     auto ready = [self = shared_from_this(), &side, what](const asio::error_code& error) {
       side.armed = false;
       if (self->closed || error == asio::error::operation_aborted || !side.callback) return;
-      // A copy: the callback may replace itself.
+      // Copies the callback, since it may replace itself.
       const auto callback = side.callback;
       callback();
       if (!self->closed) self->arm(side, what);

@@ -78,8 +78,8 @@ struct ProcessEnd {
   bool out_of_memory = false;  ///< the kernel counted an out-of-memory kill around the same time
   std::string last_stderr;     ///< the last lines of its stderr
   RankReport last;             ///< what the process was doing
-  std::string words;           ///< the process's last words: an exception with its trace
-  CauseReport cause;           ///< the same for programs
+  std::string words;           ///< the process's last words: for example an exception with its trace
+  CauseReport cause;           ///< the cause, as programs read it
 };
 
 struct Exited : ProcessEnd {
@@ -158,7 +158,7 @@ struct WorkerPlan {
   std::int32_t number = 0;  ///< number within the role
 };
 
-/// Program of the processes of a role that do not run the ranks' program.
+/// Program of a role whose processes do not run the ranks' program.
 struct RoleProgram {
   Role role = Role::Server;
   std::string path;
@@ -184,9 +184,9 @@ struct StartJob {
   std::vector<RoleProgram> programs = {};
   /// A failed server keeps its host busy until StartAgain or GoOnWithout is sent for it, or all are told to end.
   bool servers_again = false;
-  /// signals that `cohort run`'s caller ignores; workers do, too
+  /// signals that `cohort run`'s caller ignores; workers ignore them, too
   std::vector<std::int32_t> ignored = {};
-  /// The other ranks go on when a rank fails: the processes that the failed rank has started are ended with it.
+  /// The other ranks go on when a rank fails, so the processes that the failed rank has started are ended with it.
   bool elastic = false;
 };
 
@@ -220,9 +220,9 @@ struct SignalWorkers {
 };
 
 /// Sends `signal` to the processes of `role`, and SIGKILL to those that are left after the grace. `role` is the first
-/// role of which processes run; later roles wait for orders of their own. SIGKILL, or a grace of 0, kills the processes
-/// of all roles. Where a rank saves when it is asked, the grace is `saving_ms` if that is longer: the agent sees this
-/// at once, the supervisor a second later.
+/// role with running processes; later roles wait for orders of their own. SIGKILL, or a grace of 0, kills the processes
+/// of all roles. If a rank saves when it is asked, the agent makes the grace at least `saving_ms`: it sees such a rank
+/// at once, the supervisor only a second later.
 struct StopWorkers {
   std::int32_t signal = 15;
   std::uint32_t grace_ms = 5000;

@@ -159,8 +159,8 @@ SweepStep sweep_once(std::span<const pid_t> spared, const OnReaped& on_reaped) {
   for (const pid_t pid : left_over(spared)) {
     if (sys::signal_if(pid, SIGKILL, is_ours)) ++step.killed;
   }
-  // A listing may miss processes that move meanwhile, so only "no child" is proof. With spared children the listing is
-  // the best there is, and the caller's next step looks again.
+  // A listing may miss processes that move meanwhile, so only "no child" is proof. With spared children there is
+  // nothing better than the listing, and the caller's next call looks again.
   if (!spared.empty()) step.clean = step.killed == 0 && left_over(spared).empty();
   return step;
 }

@@ -1,5 +1,5 @@
 // The processes of a job: their roles (Roles), their environment as a value, and the end of all descendants of this
-// process. Values of one thread; `sweep` and its kind are for one thread of a process.
+// process. Each value belongs to one thread; only one thread of a process may reap and sweep.
 #pragma once
 
 #include <cohort/role.h>

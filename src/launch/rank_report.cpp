@@ -115,7 +115,7 @@ RankReport read_status(const status::StatusLayout& page) {
     if (status.background.load() != 0) continue;
     GroupReport group;
     group.id = status.id.load();
-    // The last operation is kept when a rank has left its last world to end.
+    // Keeps the last operation of a rank that has left its last world in order to end.
     if (group.id == 0 && !(left_all && status.collectives.begun.load() != 0)) continue;
     group.rank = status.rank.load();
     group.size = status.size.load();

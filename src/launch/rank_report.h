@@ -1,5 +1,5 @@
 // State of a rank at one moment, as its agent reads it from the rank's status page and from /proc, and text that
-// describes it for people. Values. `read_status` accepts any contents of the page, which another process writes.
+// describes it for people. Plain values; `read_status` accepts any contents of the page, which another process writes.
 #pragma once
 
 #include "launch/processes.h"
@@ -68,9 +68,9 @@ struct CauseReport {
 
 struct RankReport {
   std::int32_t rank = 0;
-  std::int32_t pid = 0;            ///< the process that has the page; before that, the worker's own
+  std::int32_t pid = 0;            ///< pid of the process that has the page; before that, the worker's pid
   bool has_page = false;           ///< the rank has written into its page
-  std::int32_t forming = 0;        ///< the size of a world whose ranks it waits for; kToBeMember; 0: not waiting
+  std::int32_t forming = 0;        ///< size of the world whose ranks it waits for, or kToBeMember; 0: it does not wait
   std::uint32_t worlds = 0;        ///< number of worlds formed so far
   std::int64_t formed_epoch = -1;  ///< elastic job: the epoch of its latest world; -1: none
   bool has_state = false;          ///< has the elastic job's training state, and can give it to others
@@ -91,19 +91,19 @@ struct RankReport {
   LossReport losses;
 };
 
-/// Use of one of the host's GPUs by all processes; -1: the driver does not tell (a GPU that is divided, MIG).
+/// Use of one of the host's GPUs by all processes; -1: the driver does not report it (a divided GPU, MIG).
 struct GpuUse {
-  std::int64_t percent = -1;  ///< share of the last moments in which something ran on the GPU
+  std::int64_t percent = -1;  ///< how much of the last moments something ran on the GPU
   std::int64_t memory = -1;   ///< bytes
 };
 
-/// Reads the fields of the report that the status page has.
+/// Reads those fields of the report that the status page has.
 RankReport read_status(const status::StatusLayout& page);
 /// Returns true if the program waits for peers, in any of its communicators.
 bool waits(const RankReport& report);
 /// Returns true if the rank has left its last world: it is about to end, or to form another.
 bool has_left(const RankReport& report);
-/// Returns why the rank ended: the Error it died of or, without last words, the cause by which its world ended.
+/// Returns why the rank ended: the Error that ended it or, without last words, the cause by which its world ended.
 CauseReport read_cause(const status::StatusLayout& page);
 /// Returns the rank's own last words, for people; empty if it left none.
 std::string last_words(const status::StatusLayout& page);
@@ -112,8 +112,8 @@ std::string last_words(const status::StatusLayout& page);
 std::string doing(const RankReport& report);
 /// Returns ", step 12" or nothing.
 std::string at_step(const RankReport& report);
-/// Returns the processes' texts as lines, equal texts folded into one: "ranks 1-3: waiting in barrier(), operation 2".
-/// `without`: a process that is left out.
+/// Returns the processes' texts as lines, with identical texts folded into one: "ranks 1-3: waiting in barrier(),
+/// operation 2". `without`: a process that is left out.
 std::vector<std::string> folded(const std::vector<std::string>& by_process, const Roles& roles, int without = -1);
 
 }  // namespace cohort::launch

@@ -12,7 +12,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr double kPays = 0.05;  // share of a step; a smaller gain may be chance
-constexpr int kLocalSteps = 8;  // local SGD loses no accuracy with this many after a warm-up
+constexpr int kLocalSteps = 8;  // this many local steps after a warm-up lose no accuracy
 constexpr double kStillWire = 1.0 / 3;
 
 /// Divides `exposed` seconds in proportion to the operations' own time.
@@ -33,8 +33,8 @@ StepShares divide(double step, double exposed, const RankTimes& times) {
 /// Returns the bytes that one host sends between hosts for each byte of a sum over all of them.
 double two_level_bytes(const StepCosts& costs) noexcept { return 2.0 * (costs.hosts - 1) / costs.hosts; }
 
-/// Returns the part of `busy` seconds of wire in `operations` that computing does not hide. The hidden time is the
-/// present one, at most all but the last operation, which nothing can hide.
+/// Returns the part of `busy` seconds of wire in `operations` that computing does not hide. Assumes that as much is
+/// hidden as now, except for the last operation, which nothing can hide.
 double exposed_wire(const StepCosts& costs, double busy, double operations) {
   const double hidden = std::max(0.0, costs.busy_wire - costs.step.wire);
   const double last = std::min(costs.step.wire, costs.busy_wire / std::max(1.0, costs.operations));
@@ -98,7 +98,7 @@ StepCosts costs_of(const std::vector<RankTimes>& ranks, int hosts) {
   costs.balanced_compute = all / speeds;
   costs.slowest_rank = computes.back().second->rank;
   costs.slowest_host = computes.back().second->host;
-  // No program hides every wait of every step: if none was seen, the program waits where that cannot be seen.
+  // No program hides every wait of every step: if none was seen, the program waits where it is not measured.
   costs.waits_seen = ranks.size() == 1 || exposed > 0;
   return costs;
 }
@@ -135,7 +135,7 @@ std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts) {
         {Change::Kind::Shares, "shares of the samples by speed", now.step() - std::min(gained, now.waiting), now.wire});
   const double ratio = present_ratio(costs);
   const double rest = now.step() - now.wire;
-  // Bytes of a stripe's owner, which encodes what it sends and what it has reduced, and decodes both.
+  // Bytes that a stripe's owner handles: it encodes what it sends and what it has reduced, and decodes both.
   const double own_bytes = costs.bytes * costs.hosts / costs.processes;
   std::optional<double> least;  // seconds for all bytes of a step
   for (const FormatCosts& format : facts.formats) {
@@ -199,7 +199,7 @@ std::string advice_of(const StepCosts& costs, const PlanFacts& facts) {
                        bytes_in_words(costs.wire_bytes / std::max(costs.busy_wire, 1e-12)),
                        bytes_in_words(costs.wire_bytes));
   }
-  // Only the number of bytes is known, not their type.
+  // Only the number of bytes is known, and not their type.
   const char* const of = best->kind == Change::Kind::Format
                              ? " (wire_format of DistributedDataParallel, for float32; it rounds gradients)"
                              : "";

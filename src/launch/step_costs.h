@@ -1,4 +1,4 @@
-// Breaks down the time of a job's steps, from the figures that its ranks report at their end, and estimates the step
+// Breaks down the time of a job's steps, from the figures that the ranks report when they end, and estimates the step
 // time with fewer bytes between hosts, fewer synchronisations or another distribution of the samples. Pure; any thread.
 #pragma once
 
@@ -35,19 +35,19 @@ struct StepShares {
 struct StepCosts {
   int processes = 1;
   int hosts = 1;
-  double steps = 0;       ///< number of measured steps
-  double seconds = 0;     ///< duration of these steps, or of the whole program
-  StepShares step;        ///< mean over the ranks
-  double operations = 0;  ///< operations of a rank in a step
-  double bytes = 0;       ///< bytes of a rank's collectives in a step
-  double busy_wire = 0;  ///< seconds of a step in which an operation waited for the wire, visible to the program or not
+  double steps = 0;             ///< number of measured steps
+  double seconds = 0;           ///< duration of these steps, or of the whole program
+  StepShares step;              ///< mean over the ranks
+  double operations = 0;        ///< operations of a rank in a step
+  double bytes = 0;             ///< bytes of a rank's collectives in a step
+  double busy_wire = 0;         ///< seconds of a step in which operations waited for the wire, hidden or not
   double wire_bytes = 0;        ///< bytes that a host sends in a step; the maximum over the hosts
   double slowest_compute = 0;   ///< compute seconds per step of the slowest rank
   double median_compute = 0;    ///< median of the compute seconds per step
   double balanced_compute = 0;  ///< compute seconds if each rank had samples according to its speed
   int slowest_rank = -1;
   std::string slowest_host;
-  bool waits_seen = true;  ///< false: no rank's waits were seen, so the program waits where it cannot be seen
+  bool waits_seen = true;  ///< false: no rank's waits were seen, so the program waits where it is not measured
 };
 
 /// Returns false if some rank took no timed steps: then nothing is known.
@@ -59,7 +59,7 @@ StepCosts costs_of(const std::vector<RankTimes>& ranks, int hosts);
 struct FormatCosts {
   WireFormat format = WireFormat::None;
   double ratio = 1;                     ///< bytes on the wire for a byte of float32
-  double encode_ns = 0, decode_ns = 0;  ///< of a byte of float32, on one core
+  double encode_ns = 0, decode_ns = 0;  ///< time for a byte of float32, on one core
 };
 /// Returns the bytes that a host sends, relative to sending its sums as float32: below 1 with another format; 0 if
 /// there are no sums over all ranks, or if nothing goes to other hosts.
@@ -87,8 +87,8 @@ struct Change {
 /// collectives shows which data already travels in a smaller format.
 std::vector<Change> changes_of(const StepCosts& costs, const PlanFacts& facts);
 
-/// Returns the change to make, if any pays: the mildest of those within 5 % of the best. Suggests fewer
-/// synchronisations, which change the training, only if the wire would still take a third of a step.
+/// Returns the change to make, if any pays: the mildest one within 5 % of the best. Suggests fewer synchronisations,
+/// which change the training, only if the wire would still take a third of a step.
 std::optional<Change> best_of(const std::vector<Change>& changes, const StepCosts& costs);
 
 /// Returns advice such as "62 % of each step (118 ms of 190 ms) is waiting for the wire (...): int8 on the wire would

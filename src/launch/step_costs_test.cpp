@@ -5,7 +5,7 @@
 namespace cohort::launch {
 namespace {
 
-/// Two hosts of a rank each, whose step has 60 ms of wire for 4 operations of 8 MB in all.
+/// Two hosts with one rank each. A step spends 60 ms on the wire, in 4 operations with 8 MB in all.
 std::vector<RankTimes> two_hosts(double exposed, double step = 0.1) {
   std::vector<RankTimes> ranks;
   for (int rank = 0; rank < 2; ++rank) {
@@ -43,7 +43,7 @@ TEST(StepCosts, FewerBytesMakeTheSeenPartOfTheWireShorter) {
   const auto changes = changes_of(costs, without_codecs());
   ASSERT_NE(find(changes, "bfloat16"), nullptr);
   EXPECT_NEAR(find(changes, "bfloat16")->step, 0.055 + 0.030 - 0.015, 1e-9);
-  // As int8 there would be as much to hide, but for the last operation.
+  // With int8, the same time would be hidden, except for the last operation.
   EXPECT_NEAR(find(changes, "int8")->step, 0.055 + 0.060 / 4 * 8.125 / 32, 1e-9);
   EXPECT_EQ(best_of(changes, costs)->what, "int8 on the wire");  // int4 brings no 5 % more
   const std::string text = advice_of(costs, without_codecs());
@@ -55,7 +55,7 @@ TEST(StepCosts, FewerBytesMakeTheSeenPartOfTheWireShorter) {
 TEST(StepCosts, CodecsAreCounted) {
   const StepCosts costs = costs_of(two_hosts(0.045), 2);
   PlanFacts slow;
-  for (FormatCosts& format : slow.formats) format.encode_ns = 10;  // 80 ms for a rank's 8 MB
+  for (FormatCosts& format : slow.formats) format.encode_ns = 10;  // takes 80 ms for a rank's 8 MB
   EXPECT_GT(find(changes_of(costs, slow), "int4")->step, 0.1);
   EXPECT_EQ(best_of(changes_of(costs, slow), costs)->kind, Change::Kind::LocalSteps);
 }
@@ -82,14 +82,14 @@ TEST(StepCosts, FewerSynchronisationsWhereTheWireStaysMostOfAStep) {
   auto ranks = two_hosts(0.9, 1.0);
   for (RankTimes& rank : ranks) {
     rank.busy = rank.wire = 90;
-    rank.wire_bytes *= 4.125 / 32;  // fewer bytes are not to be had
+    rank.wire_bytes *= 4.125 / 32;  // no format has fewer bytes
   }
   EXPECT_EQ(best_of(changes_of(costs_of(ranks, 2), {}), costs_of(ranks, 2))->kind, Change::Kind::LocalSteps);
 }
 
 TEST(StepCosts, SlowRanksAskForShares) {
   auto ranks = two_hosts(0);
-  ranks[0].exposed = 5;  // of 100 ms it waits 50 for the other
+  ranks[0].exposed = 5;  // it waits 50 of 100 ms for the other rank
   ranks[0].waited = 6;
   ranks[0].wire = 0;
   const StepCosts costs = costs_of(ranks, 2);
@@ -106,7 +106,7 @@ TEST(StepCosts, OfOneHostOrWithoutStepsNothingIsSaid) {
   auto ranks = two_hosts(0.01);
   for (RankTimes& rank : ranks) rank.host = "a", rank.wire = rank.wire_bytes = 0;
   EXPECT_EQ(advice_of(costs_of(ranks, 1), {}), "");
-  for (RankTimes& rank : ranks) rank.exposed = 0;  // it waits where that is not seen
+  for (RankTimes& rank : ranks) rank.exposed = 0;  // it waits where that is not measured
   EXPECT_EQ(advice_of(costs_of(ranks, 2), {}), "");
 }
 
@@ -115,7 +115,7 @@ TEST(StepCosts, LargerBucketsSaveLatencyAndHideLess) {
   facts.latency = 0.005;
   const auto changes = changes_of(costs_of(two_hosts(0.045), 2), facts);
   ASSERT_NE(find(changes, "buckets"), nullptr);
-  EXPECT_NEAR(find(changes, "buckets")->wire, 0.045, 1e-9);  // all of one bucket, whose sending nothing hides
+  EXPECT_NEAR(find(changes, "buckets")->wire, 0.045, 1e-9);  // all of one bucket, since nothing hides its transfer
 }
 
 }  // namespace

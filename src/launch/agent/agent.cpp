@@ -267,7 +267,7 @@ void Agent::on_message(Message message) {
     workers_.kill(kill->rank);
   } else if (const auto* finish = std::get_if<Finish>(&message)) {
     if (options_.own) {
-      // A host that leaves does so well; but its ranks may have saved because the whole job ends.
+      // A host that leaves has not failed, but its ranks may have saved because the whole job ends.
       exit_status_ = finish->status == 0 && workers_.have_saved() ? kRequeueStatus : finish->status;
       if (workers_.idle() && finish->status != 0 && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
@@ -355,18 +355,18 @@ void Agent::on_signal() {
 }
 
 // A batch system tells all processes of a step to end, and kills them a while later. Ranks that save are given that
-// time, and the supervisor is told for those on other hosts. An elastic job may go on without this host.
+// time; the supervisor is notified, for ranks on other hosts. An elastic job may go on without this host.
 bool Agent::told_to_make_room(int signal) {
   if (signal != SIGTERM || ::getppid() != guard_ || upstream_.lost()) return false;
   const bool elastic = !options_.own && workers_.elastic();
   if (!workers_.makes_room() && !elastic && !passed_on_) return false;
-  // The guard passes on the signals that it gets: the same signal twice is one request.
+  // The guard passes on the signals that it gets, so the same signal twice is one request.
   if (!std::exchange(passed_on_, true) && workers_.running()) upstream_.send(Told{signal});
   return true;
 }
 
-// A signal to the launcher of a node is meant for the job, which its supervisor ends on all nodes. The third signal
-// ends the launcher immediately.
+// A signal to the launcher of a node is meant for the job, so the supervisor ends the job on all nodes. The third
+// signal ends the launcher immediately.
 bool Agent::told_as_launcher(int signal) {
   if (!options_.own || ::getppid() != guard_ || upstream_.lost() || !upstream_.connected()) return false;
   const auto now = Clock::now();
@@ -393,14 +393,14 @@ void Agent::lease_ports(int count) {
 
 using Clock = std::chrono::steady_clock;
 
-/// Nothing of a job may be left 2 s after its supervisor's end: the agent gets most of that time.
+/// Nothing of a job may be left 2 s after its supervisor's end, and the agent gets most of that time.
 constexpr auto kAgentGrace = std::chrono::milliseconds(1200);
 constexpr auto kSweepLimit = std::chrono::seconds(10);
 
-/// The time in which ranks save without a supervisor, and a second for the agent.
+/// Covers the time in which ranks save without a supervisor, and a second for the agent.
 constexpr auto kSavingGrace = kTimeAlone + std::chrono::seconds(1);
 
-/// Signal that the agent gets for one that is to end the guard: SIGTERM, by which the agent ends, or the same signal.
+/// Signal for the agent when the guard has to end. AsTerm: SIGTERM, which ends the agent; Unchanged: the same signal.
 enum class Passes { AsTerm, Unchanged };
 
 /// Forks `agent` into a child, waits for it, then ends every process that is left. If `lifeline_fd` ends, the agent has

@@ -1,5 +1,5 @@
 // Measures the use of this host's GPUs through NVML, if there is a driver. Runs on its own thread, since a driver may
-// be slow, and a silent agent is taken for dead. Any thread.
+// be slow and a silent agent counts as dead. Any thread.
 #pragma once
 
 #include "launch/rank_report.h"

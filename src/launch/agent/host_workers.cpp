@@ -203,8 +203,8 @@ void HostWorkers::reap() {
 }
 
 void HostWorkers::watch_for_dying() {
-  // A dying process's memory is freed before the parent is told, which takes 60 ms per GiB and more; the process's
-  // flags show its end immediately.
+  // The kernel frees a dying process's memory (60 ms per GiB and more) before it notifies the parent; the process's
+  // flags show the end immediately.
   for (auto& worker : workers_) {
     if (!worker->alive() || worker->reported) continue;
     const auto stat = sys::process_stat(worker->pid());
@@ -222,7 +222,7 @@ void HostWorkers::watch_for_dying() {
 void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   if (worker.reported) return;
   worker.reported = true;
-  // The worker's last words are in the pipe, and the window no longer matters. A pipe holds little, so this loop ends.
+  // The worker's last words are in the pipe: the window no longer matters. A pipe holds little, so this loop ends.
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
   // Reports what the other ranks are doing: useful for the post-mortem, and lost after they have been stopped.
@@ -253,7 +253,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
 
 void HostWorkers::stop(const StopWorkers& order) {
   if (stage_ == Stage::Sweeping && epoch_.grace_end) {
-    // The workers have ended; the processes that they have started are within their grace, which may be shortened now.
+    // The workers have ended. The processes that they have started are within their grace, and this may shorten it.
     if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
     for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
     epoch_.grace_end = Clock::now() + milliseconds(order.grace_ms);
@@ -289,8 +289,8 @@ void HostWorkers::stop(const StopWorkers& order) {
   grace_ = Timer(loop_, grace, [this, role = order.role] { end_of_grace(role); });
 }
 
-// Also asks processes that left their worker's group (setsid, daemons), so that they need not be killed; but not those
-// started by a rank that was asked alone.
+// Also asks processes that left their worker's group (setsid, daemons), so that they need not be killed. Leaves out
+// those that descend from a rank whose group is not to be asked yet.
 void HostWorkers::ask_those_apart(const StopWorkers& order) {
   for (const pid_t pid : sys::descendants(::getpid())) {
     const bool apart = std::ranges::any_of(workers_, [&](const auto& worker) {
@@ -303,7 +303,7 @@ void HostWorkers::ask_those_apart(const StopWorkers& order) {
   }
 }
 
-// Asks the processes that are left of a rank that was asked alone and has ended.
+// Asks the remaining processes of an ended rank that was asked without its group.
 void HostWorkers::ask_what_is_left_of(const Worker& worker) {
   const auto of_its_group = [&worker](pid_t pid) { return ::getpgid(pid) == worker.pid() && is_ours(pid); };
   for (const pid_t pid : sys::descendants(::getpid())) {
@@ -383,7 +383,7 @@ void HostWorkers::sweep_further() {
     sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
     return;
   }
-  // All writers are gone: the pipes hold the last output, which is small enough to ignore the window.
+  // All writers are gone, so the pipes hold the last output. It is small enough to ignore the window.
   for (auto& worker : workers_) {
     while (worker->drain()) {
     }

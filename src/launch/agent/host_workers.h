@@ -34,7 +34,7 @@ class HostWorkers {
   HostWorkers(Loop& loop, Upstream& upstream, const AgentOptions& options, const net::Secret& secret)
       : loop_(loop), upstream_(upstream), options_(options), secret_(secret) {}
 
-  /// Returns true if nothing runs: not yet, or not any more.
+  /// Returns true if nothing runs yet, or nothing runs any more.
   bool idle() const noexcept { return stage_ == Stage::Waiting || stage_ == Stage::Finished; }
   bool waiting() const noexcept { return stage_ == Stage::Waiting; }
   bool running() const noexcept { return stage_ == Stage::Running; }
@@ -53,7 +53,7 @@ class HostWorkers {
   void start_more(const WorkerPlan& plan);
   void stop(const StopWorkers& order);
   void kill_all();
-  /// Called when the supervisor is gone: ranks that save when they are asked get the time to.
+  /// Called when the supervisor is gone: gives ranks that save when they are asked the time to do so.
   void save_alone();
   /// Returns the ranks' common exit status since `save_alone`: kRequeueStatus if all have saved; nullopt if not called.
   std::optional<int> status_alone() const noexcept { return status_alone_; }
@@ -78,7 +78,7 @@ class HostWorkers {
 
   /// State of one order to start workers.
   struct Epoch {
-    /// Failed servers that await a decision; the order, if the supervisor has said that the server is started again.
+    /// Failed servers that await a decision, each with its order once the supervisor has decided to start it again.
     std::map<int, std::optional<StartAgain>> awaited = {};
     std::size_t alive = 0;
     bool stopping = false;
@@ -132,7 +132,7 @@ class HostWorkers {
   std::optional<int> status_alone_;
   KeptSignals kept_signals_{loop_, workers_, upstream_};
   Timer grace_;
-  Timer around_;  ///< for shells around ranks that were asked alone
+  Timer around_;  ///< for shells around ranks that were asked without their group
   Timer reports_;
   GpuMeter gpus_;
   Timer stacks_;

@@ -61,7 +61,7 @@ void TraceCollector::drain(Rank& rank, status::TimelineReader::Until until, std:
     if (first_ns == 0) first_ns = entry.ended_ns;
     rank.trace->append(events, entry, rank.reader.name(entry.name));
   });
-  // The missing entries came before these.
+  // The lost entries are older than these.
   if (const std::uint64_t lost = rank.reader.lost(); lost > rank.told_lost && rank.trace) {
     rank.trace->append_lost(out, first_ns != 0 ? first_ns : now_of(CLOCK_MONOTONIC), lost - rank.told_lost);
     rank.told_lost = lost;

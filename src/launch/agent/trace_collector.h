@@ -1,6 +1,6 @@
-// Sends the timelines of one host's ranks to the supervisor, as they stand in the trace: the rings are drained a
+// Sends the timelines of one host's ranks to the supervisor, as text in the trace's format. Drains the rings a
 // few times a second, and once more when nothing runs any more. If the supervisor does not keep up, the rings fill and
-// their oldest events are lost, which the trace says; the ranks never wait. One thread.
+// lose their oldest events; the trace says so, and the ranks never wait. One thread.
 #pragma once
 
 #include "base/memory.h"
@@ -28,7 +28,7 @@ class TraceCollector {
   TraceCollector(Loop& loop, Upstream& upstream, Options options)
       : loop_(loop), upstream_(upstream), options_(std::move(options)) {}
 
-  /// Makes the ring of a rank that is about to be started, which inherits it. Fails with Unavailable.
+  /// Makes the ring of a rank that is about to be started; the rank inherits the ring. Fails with Unavailable.
   Result<int> add(int rank);
   /// Starts draining regularly.
   void begin() { wait(); }

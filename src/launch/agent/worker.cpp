@@ -38,7 +38,7 @@ std::size_t line_after(std::string_view text, std::size_t at) {
   return end == std::string_view::npos ? text.size() : end + 1;
 }
 
-/// Returns the start of the line after the exception's own, which is the first that is not indented.
+/// Returns the start of the line that follows the exception's line (the first one that is not indented).
 std::size_t traceback_end(std::string_view text, std::size_t begin) {
   std::size_t line = line_after(text, begin);
   while (line < text.size() && text[line] == ' ') line = line_after(text, line);
@@ -56,7 +56,7 @@ std::size_t last_header(std::string_view text, std::size_t before) {
   return std::string_view::npos;
 }
 
-/// Returns the start of the last traceback, including those it names as its causes; npos if there is none.
+/// Returns the start of the last traceback, including the tracebacks of its causes; npos if there is none.
 std::size_t traceback_in(std::string_view text) {
   std::size_t begin = last_header(text, text.size());
   while (begin != std::string_view::npos && begin > 0) {
@@ -127,7 +127,7 @@ Result<void> Worker::prepare(const std::string& log_folder, Log log, bool with_i
     if (!ends) return tl::unexpected(ends.error());
     pipes_[i].fd = std::move(ends->read_end);
     child_ends_[i + 1] = std::move(ends->write_end);
-    // Only our end: the other end is the worker's, and programs do not expect EAGAIN there.
+    // Makes only our end nonblocking: programs do not expect EAGAIN on their own end.
     set_nonblocking(pipes_[i].fd.get());
     if (!logs) continue;
     const std::string name = log_name(role_, number_, static_cast<Stream>(i));
@@ -193,7 +193,7 @@ bool Worker::is_of_this_rank(pid_t pid) const {
 }
 
 pid_t Worker::takes_term() const {
-  // The rank can write anything into the page: the number there may be no pid of its own processes.
+  // The rank can write anything into the page, so the number need not be a pid of its own processes.
   const pid_t pid = page() != nullptr ? page()->pid.load() : 0;
   return is_of_this_rank(pid) && sys::signal_fate(pid, SIGTERM) == sys::SignalFate::Taken ? pid : 0;
 }
@@ -229,7 +229,7 @@ bool Worker::offer(int number) const {
       if (::getpgid(held) == child_.pid) fate = sys::signal_fate(held, number);
       return fate == sys::SignalFate::Taken;
     });
-    // A process that ignores the signal has decided so: there is nothing to wait for.
+    // A process that ignores the signal does so on purpose, so there is nothing to wait for.
     used = used || sent || fate == sys::SignalFate::Ignored;
   }
   return used;

@@ -32,17 +32,17 @@ class Tail {
   explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
 
   void append(std::string_view bytes);
-  /// Returns at most so many lines and bytes, the last ones, from the beginning of a line if possible. The stack frames
-  /// that libtorch's errors have by the hundred ("frame #12: ...") are left out and do not count. If the kept text has
-  /// a Python traceback, the result begins with its first line, since it gives the reason: all of it up to
-  /// kTracebackLines, else its end and the last lines after it.
+  /// Returns the last lines within both limits, from the beginning of a line if possible. Leaves out the stack frames
+  /// that libtorch's errors have by the hundred ("frame #12: ..."), and does not count them. If the kept text has a
+  /// Python traceback, the result begins with the traceback's first line, since a traceback gives the reason. If more
+  /// than kTracebackLines follow, only the end of the traceback and the last lines after it are returned.
   std::string text() const;
 
  private:
   std::size_t lines_;
   std::size_t longest_;
   std::string bytes_;     ///< whole lines without frames, then the beginning of one
-  std::size_t line_ = 0;  ///< where the unfinished line begins
+  std::size_t line_ = 0;  ///< start of the unfinished line
 };
 
 /// Number of the secret's descriptor in workers; higher than those that shell scripts use for redirections.
@@ -77,12 +77,12 @@ class Worker {
   bool over() const noexcept { return reported && !alive() && !pipes_[0].fd && !pipes_[1].fd; }
   /// Signals the process group, which is safe while the leader has not been reaped.
   void signal(int number) const;
-  /// Asks the worker to end. A rank that has a handler for SIGTERM gets the signal alone, since it may need the
-  /// processes that it has started (data loaders) to save. For any other process, the whole group gets the signal.
+  /// Asks the worker to end. A rank that has a handler for SIGTERM gets the signal without its group, since it may need
+  /// the processes that it has started (data loaders) to save. For any other process, the whole group gets the signal.
   void ask_to_end(int number);
   /// Asks the rest of the group, too.
   void ask_group();
-  /// Returns true if the rank was asked alone: the rest of its group is still to be told.
+  /// Returns true if the rank was asked without its group, which is still to be asked.
   bool spares_its_group() const noexcept { return asked_alone_ > 0; }
   /// Returns true if the process that was asked has ended, but not the shell around it that the agent has started.
   bool left_by_its_rank() const;
@@ -118,7 +118,7 @@ class Worker {
   std::optional<std::chrono::steady_clock::time_point> words_began() const;
   /// Makes the rank write its stacks; false if it cannot.
   bool ask_stacks();
-  /// Returns the stacks written since.
+  /// Returns the stacks that the rank has written since `ask_stacks`.
   std::string stacks() const;
   /// Returns the descriptor of the status page, which the program inherits; -1: there was no memory for a page.
   int status_fd() const noexcept { return status_.fd.get(); }
@@ -163,7 +163,7 @@ class Worker {
   bool input_ended_ = false;
 };
 
-/// Delivers SIGUSR1 and SIGUSR2 to ranks. They would end a program without a handler, and any helper that a rank has
+/// Delivers SIGUSR1 and SIGUSR2 to ranks. They would end a program without a handler, or a helper that a rank has
 /// started (a data loader), so only processes that have a use for the signal get it. For a rank that is still starting
 /// and has no such process, the signal is kept until there is one.
 class KeptSignals {

@@ -1,4 +1,4 @@
-// Starts the workers of one order; later also a server again, or one more worker. One thread.
+// Starts the workers of one order, and later restarts a server or adds a worker. One thread.
 #pragma once
 
 #include "base/process.h"
@@ -33,12 +33,12 @@ class WorkerLaunch {
 
   /// Checks that this host has everything that the order needs.
   Result<void> prepare(StartJob order);
-  /// Forks a worker, whose program is still to be confirmed.
+  /// Forks a worker; `confirm` its program next.
   Result<std::unique_ptr<Worker>> start(const WorkerPlan& plan, Worker::Log log);
 
   const StartJob& job() const noexcept { return job_; }
   const Environment& environment() const noexcept { return environment_; }
-  /// The run's folder if it was made here: it is removed if nothing was put into it.
+  /// Returns the run's folder if this host made it. It is removed again if nothing was put into it.
   const std::string& made_folder() const noexcept { return made_folder_; }
   std::optional<TraceCollector>& traces() noexcept { return traces_; }
 

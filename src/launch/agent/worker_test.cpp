@@ -38,7 +38,7 @@ std::array<sys::UniqueFd, 2> make_pipe() {
   return {sys::UniqueFd(ends[0]), sys::UniqueFd(ends[1])};
 }
 
-/// A process of ours that is no rank's: it echoes lines for as long as no signal ends it.
+/// A child process that belongs to no rank: it echoes lines until a signal ends it.
 class Bystander {
  public:
   Bystander() {
@@ -61,7 +61,7 @@ class Bystander {
   Bystander& operator=(const Bystander&) = delete;
 
   pid_t pid() const { return child_.pid; }
-  /// A signal that was sent before comes before the answer.
+  /// A signal that was sent earlier arrives before the answer.
   bool answers() {
     if (::write(to_[1].get(), "x", 1) != 1) return false;
     pollfd answer{from_[0].get(), POLLIN, 0};
@@ -93,7 +93,7 @@ class WorkerTest : public testing::Test {
     if (!worker_ || worker_->pid() <= 0) return;
     const auto family = sys::descendants(worker_->pid());
     worker_->signal(SIGKILL);
-    for (const pid_t pid : family) ::kill(pid, SIGKILL);  // whatever is in a group of its own
+    for (const pid_t pid : family) ::kill(pid, SIGKILL);  // kills also what has left the worker's group
     ::waitpid(worker_->pid(), nullptr, 0);
   }
   status::StatusLayout& layout() { return *static_cast<status::StatusLayout*>(page_.data()); }
@@ -118,7 +118,7 @@ class WorkerTest : public testing::Test {
   std::string said_;
 };
 
-// It waits in `read` for what never comes: while a shell starts programs, it blocks all signals for moments.
+// Waits in `read` for input that never comes, since a shell that starts programs blocks signals for moments.
 constexpr const char* kAnswers = "trap 'echo asked' QUIT; echo ready; while :; do read line; done";
 
 TEST_F(WorkerTest, WhateverTheRankTookForItsPidNobodyElseIsAsked) {
@@ -133,7 +133,7 @@ TEST_F(WorkerTest, WhateverTheRankTookForItsPidNobodyElseIsAsked) {
 }
 
 TEST_F(WorkerTest, AProcessThatTheRankHasStartedIsAskedItself) {
-  // In a group and a session of its own.
+  // The child gets a group and a session of its own.
   start(std::string("setsid sh -c \"") + kAnswers + "\"; exit");
   const auto children = sys::descendants(worker_->pid());
   ASSERT_FALSE(children.empty());

@@ -52,7 +52,7 @@ void Health::report(RankReport report, Clock::time_point now) {
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
   report.step = std::max<std::int64_t>(report.step, 0);  // the page may hold any value
   const bool stays = rank.known && same_operations(rank.report, report);
-  // Ranks that wait in slices (Python does, to handle signals) may be seen between two: one such report is ignored.
+  // A rank that waits in slices (as Python does, for signals) may report between two: one such report is ignored.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
   if (rank.paused) {
     report.groups = rank.report.groups;
@@ -165,7 +165,7 @@ std::optional<int> Health::world_rank(std::uint64_t group, int rank) const {
 
 std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   if (!rank.known || rank.gone) return std::nullopt;
-  // While a requested operation is being executed, the rank is not waiting by name.
+  // While a requested operation is executed, the rank is not waiting for an operation matched by name.
   const bool idle =
       std::ranges::all_of(rank.report.groups, [](const GroupReport& group) { return group.begun == group.ended; });
   if (rank.report.named.waiting && idle) {
@@ -199,8 +199,8 @@ std::optional<Health::Need> Health::need_of(const Rank& rank) const {
   return std::nullopt;
 }
 
-// Handles a supervisor that was stopped itself (Ctrl-Z, a suspended machine): its data is old, and the time that has
-// passed says nothing about the ranks.
+// Handles a supervisor that was stopped itself (Ctrl-Z, a suspended machine). Its data is old, and the passed time says
+// nothing about the ranks.
 void Health::forgive_sleep(Clock::time_point now) {
   const bool slept = !judged_at_ || now - *judged_at_ > kLongestBetween;  // also before the first call
   judged_at_ = now;
@@ -302,7 +302,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
     waiting.push_back(static_cast<int>(i));
     for (std::size_t other = 0; roles_.is_rank(static_cast<int>(other)); ++other) {
       const Rank& theirs = ranks_[other];
-      // A rank that has formed more worlds took part in this world, too.
+      // A rank that has formed more worlds than the waiting rank took part in this world, too.
       if (theirs.gone && !theirs.left && theirs.report.worlds <= rank.report.worlds)
         absent.push_back(static_cast<int>(other));
     }
@@ -318,7 +318,7 @@ void Health::look_for_absent(Clock::time_point now, Findings& findings) const {
       absent.size() == 1 ? "it" : "they", roles_.names_of(waiting), waiting.size() == 1 ? "waits" : "wait");
 }
 
-// Finds the greatest set of waiting ranks each of which needs another of the set: none of them can go on first.
+// Finds the largest set of waiting ranks in which each needs another one, so that none can go on first.
 void Health::look_for_deadlock(Findings& findings) {
   if (limits_.deadlock.count() == 0 || findings.end) return;
   std::map<int, Need> stuck;
@@ -457,7 +457,7 @@ std::string Health::waiting_times() const {
       if (time > longest) std::tie(longest, number) = std::tuple(time, of);
     };
     double all = static_cast<double>(waited(rank.report)) * 1e-9;
-    // Operations that have not ended are in no sum of the rank.
+    // The rank's sums do not include operations that have not ended.
     const double now =
         rank.known && !rank.gone ? std::chrono::duration<double>(rank.heard_at - rank.waiting_at).count() : 0;
     for (const GroupReport& group : rank.report.groups) {

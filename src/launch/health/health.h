@@ -2,10 +2,10 @@
 // returns warnings for people and, if nothing can go on, the reason why the job has to end. HealthWatch connects Health
 // to the supervisor. One thread.
 // A rank waits if its program waits in a collective or message that needs a peer. Ranks that wait only for waiting
-// ranks, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that others
-// wait for, and that does something else, may be saving or evaluating: it is named, and given up only much later. If no
-// reports of ranks come although their host is connected, the host's processes do not run. Processes of other roles are
-// in no world: only missing reports and stops are checked for them.
+// ranks, none of which has moved or used its processor for a while, will wait for ever (a deadlock). A rank that does
+// something else while others wait for it may be saving or evaluating, so it is named first, and given up only much
+// later. If no reports of ranks come although their host is connected, the host's processes do not run. Processes of
+// other roles are in no world: only missing reports and stops are checked for them.
 #pragma once
 
 #include "launch/messages.h"
@@ -23,9 +23,9 @@
 
 namespace cohort::launch {
 
-// Warnings are about a running job: a person should look, though the job goes on. Values. Health, StepWatch and the
-// disk's watcher make them; `Warnings` (supervise/) delivers them. StepWatch, which checks a job's steps, is pure: it
-// takes reports and the time. One thread.
+// Warnings are plain values. Each says that a person should look at a running job, though the job goes on. Health,
+// StepWatch and the disk's watcher make them; `Warnings` (supervise/) delivers them. StepWatch, which checks a job's
+// steps, is pure: it takes reports and the time. One thread.
 
 /// docs/tracking.md explains each kind.
 enum class WarningKind : std::uint8_t {
@@ -112,15 +112,15 @@ class Health {
   void report(RankReport report, Clock::time_point now);
   /// `worlds`: number of worlds that the rank had formed.
   void ended(int rank, Clock::time_point now, std::uint32_t worlds = 0);
-  /// Adds ranks behind the existing ones. There are no other processes. `hosts`: those of all ranks.
+  /// Adds ranks behind the existing ones; the job has no other processes. `hosts`: the hosts of all ranks.
   void grow(std::vector<std::string> hosts, Clock::time_point now);
-  /// The others go on without the rank, in a world of their own; with `has_left` false, the rank stays after all.
+  /// Called when the others go on in a world without the rank; with `has_left` false, the rank stays after all.
   void left(int rank, bool has_left = true);
-  /// Another process has been started in place of the rank's.
+  /// Called when another process has been started in place of the rank's.
   void began_anew(int rank, Clock::time_point now);
-  /// The agent of these processes is at work, whether or not it has something to report of them.
+  /// Called when the agent of these processes is at work, whether or not it reports anything about them.
   void heard_of_host(const std::vector<int>& processes, Clock::time_point now);
-  /// Nothing is left of these processes, and nothing more will come from their agent.
+  /// Called when nothing is left of these processes, and nothing more will come from their agent.
   void host_ended(const std::vector<int>& processes);
 
   struct Findings {
@@ -143,8 +143,8 @@ class Health {
   bool somebody_leaves() const;
   /// Returns true if a running rank has reported that it saves when a signal asks it to.
   bool somebody_saves() const;
-  /// Returns in one line how long each rank has waited for others in collectives; empty if none has. The others wait
-  /// for a rank that waits less than they do.
+  /// Returns in one line how long each rank has waited for others in collectives; empty if none has. The rank that
+  /// waits least is the one that the others wait for.
   std::string waiting_times() const;
   const RankReport& last(int rank) const { return ranks_[static_cast<std::size_t>(rank)].report; }
 
@@ -156,9 +156,9 @@ class Health {
     bool left = false;
     bool swept = false;            ///< its descendants are gone, too
     bool paused = false;           ///< waited in the report before, and apparently not in this one
-    Clock::time_point heard_at{};  ///< time of the last report, or of its end
+    Clock::time_point heard_at{};  ///< time of the last report, or of the rank's end
     bool silence_told = false;
-    Clock::time_point moved_at{};    ///< last change of its counters, or use of its processor
+    Clock::time_point moved_at{};    ///< last time that its counters changed or it used its processor
     Clock::time_point waiting_at{};  ///< start of waiting for the current operation
     Clock::time_point forming_at{};  ///< start of waiting for a world's ranks
     std::uint64_t moved_cpu_ms = 0;
@@ -169,11 +169,11 @@ class Health {
     std::uint64_t step_waited_ns = 0;
     double own_seconds = 0;   ///< seconds per step without waits, in its last whole window
     bool own_is_new = false;  ///< not checked yet
-    int slow_windows = 0;     ///< consecutive ones so far
+    int slow_windows = 0;     ///< number of consecutive slow windows so far
     Clock::time_point slow_since{};
     bool slow_told = false;
   };
-  /// The ranks of the world for which a rank waits.
+  /// Ranks that a waiting rank needs before it can go on.
   struct Need {
     std::vector<int> ranks;
     std::string what;
@@ -212,7 +212,7 @@ class HealthWatch {
 
   /// Returns new findings; to be called once a second while all ranks run.
   Health::Findings look();
-  /// Takes the reports of these processes' agent.
+  /// Takes the reports that the agent of these processes has sent.
   void take(Reports reports, const std::vector<int>& processes);
   /// `last`: the rank's last report.
   std::vector<Warning> rank_ended(int process, RankReport last);

@@ -50,7 +50,7 @@ class Job {
   Health::Clock::time_point now() const { return now_; }
   void sleep(seconds time) { now_ += time; }
   void mute(int rank, bool on = true) { muted_[static_cast<std::size_t>(rank)] = on; }
-  /// Everything stays as it is for so long; the findings of all that time.
+  /// Lets the time pass without any change, and returns all findings.
   Health::Findings pass(seconds time, bool busy = false) {
     Health::Findings all;
     for (seconds passed(0); passed < time; passed += seconds(1)) {
@@ -116,7 +116,7 @@ TEST(Health, SaysWhoHasWaitedHowLong) {
   job.pass(seconds(1));
   EXPECT_EQ(job.health().waiting_times(),
             "waited for others in collectives: rank 0: 2.5 s (longest 2 s, operation 17)");
-  // A wait that goes on counts, too.
+  // A wait that has not ended counts, too.
   job.comes(0, 18);
   job.comes(1, 17, false);
   job.pass(seconds(1));  // now it is seen to wait
@@ -165,7 +165,7 @@ TEST(Health, ARankThatIsElsewhereIsNamedAtDoubledIntervalsAndGivenUpAtTheLimit) 
                        "ranks 0,2 have waited for 30 s in barrier(), operation 4 for rank 1 (host, pid 101)"))
       << first.warnings[0].text;
   EXPECT_FALSE(first.end);
-  // Without a sign of life it is no deadlock either: it waits for nobody.
+  // A rank without a sign of life is in no deadlock either, since it waits for nobody.
   const auto second = job.pass(seconds(1650));
   EXPECT_FALSE(second.end);
   EXPECT_EQ(second.warnings.size(), 4u);  // 120, 240, 480, 960
@@ -188,7 +188,7 @@ TEST(Health, WhoComesAfterAllIsForgiven) {
 
 TEST(Health, RanksThatWaitForEachOtherEndTheJobSoon) {
   Job job(3);
-  // 0 waits for a message of 1, which is in a collective that 0 has not come to; 2 is elsewhere.
+  // Rank 0 waits for a message of rank 1, which is in a collective that rank 0 has not reached; rank 2 is elsewhere.
   job.world(0).message = "recv(float32[4])";
   job.world(0).peer = 1;
   job.comes(1, 1);
@@ -354,7 +354,7 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   EXPECT_TRUE(contains(found.stopped[0].why, "nothing has come from the agent of host (ranks 0-1) for 60 s"))
       << found.stopped[0].why;
 
-  // One that reports nothing of its ranks is at work: they may take long to free their memory.
+  // An agent that reports nothing about its ranks is at work: the ranks may take long to free their memory.
   Job busy(2);
   for (const int rank : {0, 1}) {
     busy.mute(rank);
@@ -368,7 +368,7 @@ TEST(Health, AnAgentThatSaysNothingAfterItsLastRankIsNamedAsWell) {
   }
   EXPECT_EQ(busy.pass(seconds(6)).warnings.size(), 1u);
 
-  // A host that has said that nothing is left has no more to say.
+  // A host that has said that nothing is left need not report any more.
   Job over(2);
   over.health().ended(0, over.now());
   over.health().ended(1, over.now());
@@ -408,7 +408,7 @@ TEST(Health, ServersAreInNoWorldAndMayBeStoppedLikeAnybody) {
   job[2].groups.clear();
   job[3].groups.clear();
   job[3].state = 'T';
-  // Both ranks wait for each other by name: the servers are not those whom they wait for.
+  // Both ranks wait for each other in operations matched by name, and not for the servers.
   for (const int rank : {0, 1}) {
     job[rank].named.waiting = true;
     job[rank].named.name = "grad";

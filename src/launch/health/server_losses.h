@@ -16,7 +16,7 @@ class ServerLosses {
  public:
   ServerLosses(int most_restarts, int most_lost) : most_restarts_(most_restarts), most_lost_(most_lost) {}
 
-  /// Called at another start of all processes. Earlier restarts of servers still count.
+  /// Called when all processes are started again. Earlier restarts of servers still count.
   void begin_epoch();
   /// Sets in `ending` how often the process had been started again.
   void recall(int process, Ending& ending) const;
@@ -41,7 +41,7 @@ class ServerLosses {
   int restarts_ = 0;
   int lost_ = 0;                 ///< number of servers that the job goes on without
   std::map<int, Ending> again_;  ///< by process: the latest failure of a server that is started again
-  std::set<int> awaited_;        ///< those of which the agent has not reported the restart yet
+  std::set<int> awaited_;        ///< servers whose restart the agent has not reported yet
 };
 
 }  // namespace cohort::launch

@@ -36,8 +36,8 @@ std::string indented(std::string_view rest) {
   return text;
 }
 
-/// Returns the words before the stack, which is in the log, and the most telling frames of a crash: the first ones with
-/// names. Leaves out the line of an error's fields, since the error's text has them.
+/// Returns the words before the stack (the log has the stack) and, for a crash, the first frames with names, which tell
+/// most. Leaves out the line of an error's fields, since the error's text has them.
 std::string essence(const std::string& words, bool logged) {
   if (!logged) return words;
   constexpr std::size_t kFrames = 3;
@@ -153,7 +153,7 @@ std::string to_string(const PostMortem& post_mortem) {
     const char* const verb = has_left(first.last) ? "had" : "was";
     text += fmt::format("cohort:   it {} {}{}\n", verb, doing(first), at_step(first.last));
   }
-  // Each sentence is shown once: a Python traceback is on stderr, a C++ runtime's message of an exception in the words.
+  // Shows each sentence once: a Python traceback is on stderr, a C++ runtime's message of an exception in the words.
   std::string words = essence(first.words, !post_mortem.log_folder.empty());
   if (!words.empty() && !is_exception(first) && first.last_stderr.find(last_line(words)) != std::string::npos)
     words = "";

@@ -1,5 +1,5 @@
-// The end of a job: which failure came first, what a person is told about it and can try, whether the job is started
-// again (Restarts), and its exit status. Pure; one thread.
+// Decides about the end of a job: which failure came first, what a person is told about it and can try, whether the job
+// is started again (Restarts), and its exit status. Pure; one thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -44,14 +44,14 @@ bool follows_another(const Ending& ending);
 /// end by; or the job goes on without it.
 bool has_ended_well(const Ending& ending);
 
-/// Returns `doing` of its last report; for processes that are no ranks "running, in no world, as servers are".
+/// Returns what the process did by its last report; for a server or evaluator "running, in no world, as servers are".
 std::string doing(const Ending& ending);
 
 struct PostMortem {
   Ending first;
   int world_size = 1;
   int ended_well = 0;               ///< ranks that had already ended with 0
-  std::vector<int> missed = {};     ///< the ranks of these without which `first` could not go on
+  std::vector<int> missed = {};     ///< ranks among `ended_well` without which `first` could not go on
   int running = 0;                  ///< ranks that have not ended yet
   std::vector<std::string> others;  ///< what the other processes were doing then
   std::string log_folder;
@@ -69,18 +69,18 @@ std::string demangled(std::string_view text);
 /// from the rank's status and last words. Empty if the last words suffice.
 std::string advice(const Ending& ending);
 
-/// Why an attempt broke down, if another attempt may go well.
+/// The reason why an attempt broke down, if another attempt may go well.
 struct Breakdown {
   std::string text;   ///< "rank 1 on h failed after 10.0 s: exit code 1"
-  std::string cause;  ///< "exit code 1": equal if two attempts broke down in the same way
+  std::string cause;  ///< "exit code 1": identical if two attempts broke down in the same way
   double after_seconds = 0;
 };
 
 /// Decides whether a job that broke down (a rank failed, or nothing went on) is started again.
 class Restarts {
  public:
-  /// A job that breaks down this soon has hardly made a step. If that happens this often in a row in the same way, no
-  /// restart will help.
+  /// A job that breaks down within kSoonSeconds has hardly made a step. If kSameInARow attempts break down so early for
+  /// the same cause, no restart will help.
   static constexpr double kSoonSeconds = 5;
   static constexpr int kSameInARow = 3;
 
@@ -109,7 +109,7 @@ class Restarts {
 struct JobEnd {
   Roles roles;
   std::vector<Ending> endings;
-  bool early = false;                   ///< processes without an ending still run
+  bool early = false;                   ///< made while processes still run; they have no entry in `endings`
   std::string start_failure;            ///< why the job could not be started; empty: it could
   std::string stop_reason;              ///< why the job was stopped; empty: it was not
   std::optional<int> stop_status;       ///< the exit status, if it is not a rank's
@@ -121,8 +121,8 @@ struct JobEnd {
   std::string log_folder;
   bool colour = false;
 
-  /// Excuses ranks whose end does not count in an elastic job: those that are lost while it ends, and those that had
-  /// only come, which have nothing to save.
+  /// Excuses ranks whose end does not count in an elastic job: ranks that are lost while the job ends, and newcomers,
+  /// which have nothing to save.
   void excuse_elastic_ranks();
 };
 

@@ -39,7 +39,7 @@ void Departures::let_go(const std::vector<int>& agents, Reason reason, const std
     job_.agents[index].leaving = true;
     const std::vector<int> all = job_.workers_on(index, false);
     const bool members = std::ranges::any_of(counted, [this](int worker) { return job_.roster.takes_part(worker); });
-    // Some that leave already may be in a step.
+    // Workers that leave already may be in a step.
     const auto leaves = [this](int worker) { return job_.roster.find(worker)->leaving; };
     if (!members && std::ranges::any_of(all, leaves)) {
       for (const int worker : all) {

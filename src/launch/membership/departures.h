@@ -1,6 +1,6 @@
 // Workers that leave an elastic job as planned: by its user's order, because their host is no longer listed, or because
-// their agent has been told to end. They leave when the others have formed a world without them; until then they become
-// members again if the others are lost. The last worker that has the training's state does not leave. A part of
+// their agent has been told to end. They leave when the others have formed a world without them; if the others are lost
+// before, they become members again. The last worker that has the training's state does not leave. A part of
 // Membership. Pure. One thread.
 #pragma once
 
@@ -38,7 +38,7 @@ class Departures {
   void look_for_held();
   /// Called when the others have formed a world of the latest epoch.
   void note_formed();
-  /// Called when the others cannot go on alone: makes up to `room` leaving workers members again, and returns them.
+  /// Called when the others cannot go on: makes up to `room` leaving workers members again, and returns them.
   std::vector<int> take_back(int room);
   /// Drops workers that have ended, and agents that run nothing.
   void forget();
@@ -49,7 +49,7 @@ class Departures {
   struct Leaving {
     Reason reason = Reason::Order;
     std::vector<int> workers = {};
-    std::vector<int> counted = {};  ///< workers of these that were counted until they left
+    std::vector<int> counted = {};  ///< those of `workers` that were counted until they left
     int agent = 0;
     bool all = false;                ///< all workers of the agent leave
     std::uint64_t epoch = 0;         ///< the first epoch without them
@@ -83,7 +83,7 @@ class Departures {
   std::vector<Leaving> leaving_;
   std::vector<Held> held_;
   std::optional<Time> notices_at_;
-  /// By host that is no longer listed or has fewer slots: the reason why its workers stay.
+  /// Maps a host that is no longer listed, or has fewer slots, to the reason why its workers stay.
   std::map<std::string, std::string> unspared_;
 };
 

@@ -44,7 +44,7 @@ struct Ended {
   enum class How {
     Done,    ///< with status 0
     Asked,   ///< as asked, or because all ranks have saved
-    Notice,  ///< with kRequeueStatus for itself alone, while the others do not save
+    Notice,  ///< with kRequeueStatus, while the others do not save
     Killed,  ///< by a signal
     Failed,  ///< with another status
   };
@@ -101,7 +101,7 @@ struct AgentNoticed {
 struct Listed {
   std::vector<PlannedHost> hosts;
 };
-/// Order of the job's user to add a host; TakeAway: to take one away.
+/// An order of the job's user to add a host. (TakeAway is the order to take one away.)
 struct Add {
   PlannedHost host;
 };

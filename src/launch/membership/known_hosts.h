@@ -17,7 +17,7 @@ namespace cohort::launch {
 class KnownHosts {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  /// How long a host rests after its first failure, and at most; nullopt: for ever.
+  /// Shortest and longest time for which a host rests after failures; nullopt: for ever.
   using Cooldown = std::optional<std::pair<std::chrono::seconds, std::chrono::seconds>>;
 
   /// `barred`: hosts that exist and are not used until they are listed anew.
@@ -38,7 +38,7 @@ class KnownHosts {
   /// Returns the host's number of slots; 0: it is not listed.
   int slots_of(const std::string& host) const;
 
-  /// Makes the host rest as Horovod documents it: for the shorter time, then each time twice as long, up to the longer.
+  /// Makes the host rest as Horovod documents it: for the shorter time, then twice as long each time, up to the longer.
   void note_failure(const std::string& host, Time now);
   /// Returns true if the host is neither barred nor resting.
   bool may_use(const std::string& host, Time now) const;
@@ -54,7 +54,7 @@ class KnownHosts {
 
   const Cooldown cooldown_;
   std::set<std::string> barred_;
-  std::vector<PlannedHost> listed_;           ///< the hosts that exist; without a script, those of the start
+  std::vector<PlannedHost> listed_;           ///< the hosts that exist; without a script, the hosts at the start
   std::vector<PlannedHost> added_;            ///< hosts among these that the job's user has added
   std::map<std::string, Failures> failures_;  ///< by host
   std::map<std::pair<std::string, int>, std::optional<Time>> held_;  ///< by host and slot; nullopt: for ever

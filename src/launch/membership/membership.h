@@ -3,14 +3,14 @@
 //
 // These rules always hold, in any order of events:
 // - The training is never lost silently. After any training, the job goes on only with a worker that has the state
-// among its members, or it ends and says so: fresh workers are never announced alone. No plan (an order, a list, a
-// notice) lets the last worker with the state go until another has it. A leaving worker becomes a member again if the
-// others are lost before they have formed a world without it.
+// among its members, or it ends and says so. An epoch of only fresh workers is never announced then. No plan (an order,
+// a list, a notice) lets the last worker with the state go until another has it. A leaving worker becomes a member
+// again if the others are lost before they have formed a world without it.
 // - Each worker counts once. The workers of an epoch run; their number is within the limits (below the minimum only
 // after a worker has finished, so that the others finish, too); rank 0 can give the training to the others.
 // - Each started worker is counted, or is a newcomer that waits to be, or leaves within a time limit, or has ended.
 // Ended workers are forgotten when no epoch has them.
-// - There is one verdict: after the job has been ended nothing is announced, and it is ended once.
+// - There is one verdict: the job is ended once, and nothing is announced after that.
 #pragma once
 
 #include "base/result.h"

@@ -1,5 +1,5 @@
-// Random schedules of everything that can happen to an elastic job: Membership decides, and a world that is as slow and
-// as unlucky as it may be plays agents and ranks. The invariants are those of membership.h.
+// Random schedules of everything that can happen to an elastic job: Membership decides, and the test plays agents and
+// ranks that are as slow and as unlucky as they may be. The invariants are those of membership.h.
 #include "launch/membership/membership.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using How = event::Ended::How;
 struct TrueWorker {
   int agent = 0;
   bool runs = false;   ///< its agent has started it
-  bool asked = false;  ///< to be a member, by itself
+  bool asked = false;  ///< it has asked by itself to be a member
   bool stopped = false, dying = false, member = false;
   bool removed = false;  ///< it has seen that the others have formed a world without it
   std::int64_t formed = -1;
@@ -73,7 +73,7 @@ class Play {
     latest_ = membership_->current();
     for (const auto& member : latest_.members) workers_.at(member.worker).member = true;
     tell(event::Ordered{});
-    while (below(6) == 0) random_event();  // as ranks start
+    while (below(6) == 0) random_event();  // while ranks start
     if (!over_) tell(running());
   }
   void run(int events) {
@@ -175,7 +175,7 @@ class Play {
     if (!excuse.excused) over_ = true;
   }
   void carry_out(const action::Say& say, bool) {
-    // Somebody that leaves, and that the others have not gone on without, may be a member again.
+    // A leaving worker that the others have not gone on without may become a member again.
     if (say.text.find("the job cannot go on: no worker") == std::string::npos || finished_) return;
     for (const auto& [number, known] : membership_->roster().all()) {
       const auto there = workers_.find(number);
@@ -190,7 +190,7 @@ class Play {
     }
   }
   void carry_out(const action::StopRanks& stop, bool) {
-    // SIGTERM within a step is the job's end to all ranks. (Who has been in no world yet tells nobody.)
+    // SIGTERM within a step makes all ranks end the job. (A rank that has been in no world yet passes it on to nobody.)
     for (const auto& [number, worker] : workers_) {
       if (stop.signal != SIGTERM || worker.agent != stop.agent || !worker.runs || worker.formed < 0 || worker.dying)
         continue;
@@ -213,10 +213,10 @@ class Play {
   }
   void carry_out(const action::EndAsTold&, bool) { over_ = true; }
   template <typename A>
-  void carry_out(const A&, bool) {}  // lines, and what others are told of it
+  void carry_out(const A&, bool) {}  // texts and notices need nothing here
 
   // ---- what ranks do by themselves ----
-  /// The latest epoch's world is formed; then all have the state, where one of them has it or nobody has begun.
+  /// Forms the latest epoch's world. After that all members have the state, if one had it or nobody has begun.
   void form() {
     std::vector<TrueWorker*> members;
     for (const auto& member : latest_.members) {
@@ -229,7 +229,7 @@ class Play {
     if (!trains_) return;
     const bool given = std::ranges::any_of(members, [](const TrueWorker* one) { return one->has_state; });
     EXPECT_TRUE(given || !begun_) << "fresh workers begin a training anew that others had begun";
-    // One may be lost before. (Where ranks do not speak of the state, that is not known.)
+    // A member may be lost before. (Where ranks do not report the state, that is not known.)
     if (says_state_ && below(3) == 0) return;
     for (TrueWorker* const member : members) member->has_state = true;
     begun_ = true;
@@ -269,7 +269,7 @@ class Play {
         if (worker != workers_.end() && below(3) == 0) end(worker->first, How::Notice);
         break;
       case 3:
-        // (A member's part is done only with what the training has become.)
+        // (Only a worker that has got the training's state can finish its part.)
         if (worker != workers_.end() && below(12) == 0 && (worker->second.has_state || !trains_)) {
           finished_ = true;
           end(worker->first, below(4) == 0 ? How::Asked : How::Done);
@@ -369,7 +369,7 @@ class Play {
       tell(event::AgentStarted{agent});
     }
   }
-  /// Once the others have formed a world.
+  /// Workers leave by themselves once the others have formed a world.
   void leave_by_themselves() {
     for (const auto& [number, worker] : std::map(workers_)) {
       if (worker.removed && worker.runs && workers_.contains(number)) return end(number, How::Notice);
@@ -418,16 +418,16 @@ class Play {
       EXPECT_FALSE(known.ended() && known.counted) << number;
       EXPECT_FALSE(known.leaving && known.counted) << number;
       counted += known.counted ? 1 : 0;
-      // (One that was taken back although it has seen the others' world ends next, and the decider learns of that.)
+      // (A worker that was taken back although it has seen the others' world ends next, and Membership learns of that.)
       state = state || (known.counted && there && (workers_.at(number).has_state || workers_.at(number).removed));
     }
     for (const auto& [number, worker] : workers_) EXPECT_TRUE(membership_->roster().all().contains(number));
-    // Somebody goes on that has the state, or it is being found out, or the training is over.
+    // Somebody with the state goes on, or it is not known yet who has the state, or the training is over.
     EXPECT_TRUE(state || !begun_ || finished_ || membership_->next_look()) << "the training is lost in silence";
     EXPECT_TRUE(options_.most == 0 || counted <= options_.most);
     EXPECT_LE(membership_->roster().all().size(), workers_.size() + membership_->current().members.size());
   }
-  /// Time passes, and nothing else happens but that processes end that are to: no worker is left that nobody waits for.
+  /// Lets time pass, in which only processes that have to end do so: no worker remains that nobody waits for.
   void finish() {
     for (int i = 0; i < 40 && !over_ && !testing::Test::HasFailure(); ++i) {
       now_ += seconds(1);
@@ -442,7 +442,7 @@ class Play {
       check();
     }
     if (over_ || testing::Test::HasFailure()) return;
-    // (Health ends a job one of whose ranks has ended before anybody trained.)
+    // (Health ends a job if one of its ranks has ended before anybody trained.)
     if (finished_ && !membership_->roster().formed()) return;
     for (const auto& [number, known] : membership_->roster().all()) {
       EXPECT_FALSE(known.leaving && !known.ended()) << number << " leaves, and was never told to end";
@@ -461,11 +461,11 @@ class Play {
   rendezvous::Membership latest_;
   bool begun_running_ = false, begun_ = false, finished_ = false, over_ = false, ended_ = false;
   int changes_ = 0;
-  std::int64_t formed_ = -1;                 ///< the latest epoch of which there has been a world
+  std::int64_t formed_ = -1;                 ///< the latest epoch that has formed a world
   std::map<int, std::uint64_t> dropped_at_;  ///< by worker: the first epoch without it
 };
 
-// COHORT_TEST_TIMES: so many times more.
+// COHORT_TEST_TIMES multiplies the number of schedules.
 TEST(MembershipRandom, InvariantsHoldInAnyOrderOfEvents) {
   const char* const times = std::getenv("COHORT_TEST_TIMES");
   const unsigned schedules = 100'000U * static_cast<unsigned>(std::max(1, times == nullptr ? 1 : std::atoi(times)));

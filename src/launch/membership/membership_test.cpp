@@ -23,7 +23,7 @@ PlannedHost planned(const std::string& name, int index, int ranks, int first = 0
   return host;
 }
 
-/// On hosts h0, h1, ... with so many workers each.
+/// Returns a plan of the hosts h0, h1, ..., with this many workers on each.
 Plan plan_with(const std::vector<int>& ranks, int spares = 0) {
   Plan plan;
   for (const int count : ranks) {
@@ -76,7 +76,7 @@ class MembershipTest : public testing::Test {
     return on(event::Reported{{{worker, false, false, formed, has_state}}});
   }
   Membership::Answer arrive(int worker) { return on(event::Reported{{{worker, true, true}}}); }
-  /// A host that is added comes, with one worker, and this is its number.
+  /// Adds a host, which comes with one worker of this number.
   void come(const std::string& name, int agent, int worker) {
     on(event::Add{planned(name, 0, 1)});
     const auto joined = on(event::AgentJoined{agent});
@@ -113,7 +113,7 @@ TEST_F(MembershipTest, GoesOnWithoutThoseThatFail) {
   EXPECT_EQ(membership_->current().members.front().host_number, 0) << "hosts are numbered anew";
   const auto last = end(2);
   EXPECT_NE(said_.find("the job cannot go on: 1 worker is left, and 2 are wanted"), std::string::npos) << said_;
-  // Nobody has formed a world since: those before may be why the last one has failed.
+  // Nobody has formed a world since, so the earlier failures may be why the last worker has failed.
   ASSERT_EQ(those<action::Excuse>(last).size(), 4U);
   EXPECT_FALSE(those<action::Excuse>(last).back().excused);
   EXPECT_TRUE(membership_->over());
@@ -150,7 +150,7 @@ TEST_F(MembershipTest, WaitsForOthersBelowTheLeast) {
   EXPECT_EQ(ended_->status, 75);
 }
 
-// It is counted, and in no epoch yet.
+// The worker is counted, but it is in no epoch yet.
 TEST_F(MembershipTest, ForgetsWorkersThatEndWhileTheJobWaitsForMore) {
   for (const char* const how : {"killed", "lost", "drained", "75"}) {
     begin({.least = 3, .others_may_come = true}, plan_with({1, 2}));
@@ -219,7 +219,7 @@ TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTheOthersAreLost) {
     }
     report(0, 2, true);
     EXPECT_TRUE(those<action::StopRanks>(after(seconds(6))).empty()) << how << ": it leaves no more";
-    // Once another has the state it leaves.
+    // It leaves once another worker has the state.
     come("c", 2, 2);
     if (how[0] == 'n') continue;
     report(2, 3, true);
@@ -237,7 +237,7 @@ TEST_F(MembershipTest, WhoLeavesIsAMemberAgainWhereTooFewWouldBeLeft) {
   EXPECT_EQ(said_, "host h2 stays: fewer than --min-np 2 would be left\n");
 }
 
-// It ends by itself, or has been killed: nobody has the training.
+// The worker ends by itself or has been killed, so nobody has the training.
 TEST_F(MembershipTest, WhoHasLeftIsNoMemberAgain) {
   for (const bool removed : {false, true}) {
     begin({.least = 1}, plan_with({1, 1}));
@@ -343,7 +343,7 @@ TEST_F(MembershipTest, GoesOnWhereItIsHeardThatOneHasTheState) {
   EXPECT_NE(said_.find("worker 1 (h0) was killed by SIGKILL; epoch 2"), std::string::npos) << said_;
 }
 
-// Programs that never say that they have the state: who has formed a world has it.
+// In programs that never report the state, a worker that has formed a world has it.
 TEST_F(MembershipTest, CountsWorldsWhereNobodySpeaksOfTheState) {
   begin({.least = 1, .others_may_come = true}, plan_with({1}));
   report(0, 0, false);
@@ -366,7 +366,7 @@ TEST_F(MembershipTest, BeginsAnewWhereThatWasAskedFor) {
   EXPECT_FALSE(those<action::Excuse>(lost).back().excused);
 }
 
-// Its process has ended, and then its connection does.
+// First its process ends, then its connection.
 TEST_F(MembershipTest, LosesAHostOnce) {
   for (const bool starts : {false, true}) {
     begin({.least = 1}, plan_with({1, 1}));
@@ -474,12 +474,12 @@ TEST(KnownHosts, RestTwiceAsLongAfterEachFailure) {
     hosts.note_failure("a", now);
     EXPECT_TRUE(hosts.may_use("b", now));
     now += seconds(pause) - seconds(1);
-    hosts.note_failure("a", now);  // while it rests: of the same trouble
+    hosts.note_failure("a", now);  // while it rests, so it counts as the same trouble
     EXPECT_FALSE(hosts.may_use("a", now));
     now += seconds(1);
     EXPECT_TRUE(hosts.may_use("a", now));
   }
-  now += seconds(6);  // that is long ago
+  now += seconds(6);  // the last failure is long ago
   hosts.note_failure("a", now);
   EXPECT_TRUE(hosts.may_use("a", now + seconds(2)));
   hosts.hold("a", 0, now);

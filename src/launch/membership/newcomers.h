@@ -1,4 +1,4 @@
-// Workers that an elastic job gets while it runs: their hosts, their slots, and how far they have come. A part of
+// Workers that an elastic job gets while it runs: their hosts and slots, and how far their start has come. A part of
 // Membership. Pure. One thread.
 #pragma once
 

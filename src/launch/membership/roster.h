@@ -23,15 +23,15 @@ struct KnownWorker {
   int slot = 0;  ///< local rank on its host
   Stage stage = Stage::Ordered;
   bool first = false;         ///< was a member of the first epoch
-  bool was_member = false;    ///< of any epoch, this one too
+  bool was_member = false;    ///< has been a member of some epoch, this one included
   bool counted = false;       ///< the job goes on with it: the worker is in the latest epoch, or will be in the next
   bool leaving = false;       ///< leaves as planned: ends by itself, or is told to end
   bool waits = false;         ///< waits for a world, or to be a member; reported since some worker finished
   bool to_be_member = false;  ///< has reported that it waits to be a member
   std::int64_t formed_epoch = -1;
-  bool has_state = false;                            ///< as the worker reports it
-  bool reported = false;                             ///< since a worker with the state has saved and ended
-  std::optional<std::chrono::seconds> stopped = {};  ///< was stopped for this time, and is killed for it
+  bool has_state = false;                            ///< as last reported by the worker
+  bool reported = false;                             ///< has reported since a worker with the state saved and ended
+  std::optional<std::chrono::seconds> stopped = {};  ///< is killed because it was stopped for this time
 
   bool running() const noexcept { return stage == Stage::Running; }
   bool ended() const noexcept { return stage == Stage::Ended; }
@@ -76,13 +76,13 @@ class Roster {
   std::vector<const KnownWorker*> counted() const;
   /// Returns true if a counted worker other than these can give the training to others.
   bool others_know(const std::vector<int>& without) const;
-  /// Returns the agents of counted workers; the last one is that of the worker that has known the training longest.
+  /// Returns the agents of counted workers; the agent of the worker that has known the training longest is last.
   std::vector<int> youngest_agents_first() const;
   /// Returns the workers sorted: the last to come is first.
   std::vector<int> youngest_first(std::vector<int> workers) const;
 
   const rendezvous::Membership& current() const noexcept { return current_; }
-  /// Makes the counted workers the members of the next epoch's record.
+  /// Begins the next epoch, in whose record all counted workers are members.
   void begin_epoch(const std::string& cause);
   /// Makes the record of the first epoch.
   void begin();

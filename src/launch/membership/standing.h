@@ -28,10 +28,10 @@ struct MembershipOptions {
   bool asks_script = false;              ///< the discovery script lists the hosts regularly
   bool come_by_themselves = false;       ///< agents of other hosts come by themselves
   KnownHosts::Cooldown cooldown = {};
-  std::chrono::seconds timeout{};             ///< for other workers to come
-  std::chrono::milliseconds start_timeout{};  ///< for an agent to come, and for its ranks to run
-  std::chrono::milliseconds grace{};          ///< for leaving workers, after the others have gone on
-  std::chrono::milliseconds preempt_grace{};  ///< for workers whose agent has been told to end
+  std::chrono::seconds timeout{};             ///< time for other workers to come
+  std::chrono::milliseconds start_timeout{};  ///< time for an agent to come, and for its ranks to run
+  std::chrono::milliseconds grace{};          ///< time for leaving workers to end, after the others have gone on
+  std::chrono::milliseconds preempt_grace{};  ///< the same time if their agent has been told to end
 };
 
 struct KnownAgent {
@@ -91,7 +91,7 @@ struct Standing {
   int next_worker = 0, next_agent = 0;
   bool ordered = false, running = false, over = false;
   bool finishing = false;           ///< some worker has finished
-  std::optional<Time> wait_limit;   ///< too few workers are left, and others may come until then
+  std::optional<Time> wait_limit;   ///< set if too few workers are left: others may come until then
   std::optional<Time> doubt_limit;  ///< time limit to hear whether the remaining workers have the state
   Time now{};
   std::vector<Action> actions;

@@ -157,8 +157,8 @@ void Succession::note_saved() {
 
 void Succession::look_for_members() {
   const Roster& roster = job_.roster;
-  // Once all that have the state have saved, those without one, such as a frozen newcomer, have nothing to do.
-  // (One may have got the state since its last report.)
+  // Once all that have the state have saved, those without the state, such as a frozen newcomer, have nothing to do.
+  // (A worker may have got the state since its last report.)
   const auto may = [&roster](const KnownWorker& one) { return !one.ended() && (roster.knows(one) || !one.reported); };
   const bool saved = saved_ && std::ranges::none_of(
                                    roster.all(), may, [](const auto& one) -> auto& { return one.second; });
@@ -170,8 +170,8 @@ void Succession::look_for_members() {
   job_.act(action::EndWorkers{});
 }
 
-// After some worker has finished: looks whether all running workers wait for a world that is never formed. If nobody
-// has trained, a rank that ended well may be why the others wait: that is a failure, which Health reports.
+// Called after some worker has finished: checks whether all running workers wait for a world that is never formed. If
+// nobody has trained, the others may wait because a rank has ended well; Health reports that as a failure.
 void Succession::look_for_waiting() {
   Roster& roster = job_.roster;
   if (!job_.finishing || workers_ended_ || !job_.may_change() || job_.doubt_limit || !roster.formed()) return;

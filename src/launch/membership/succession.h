@@ -13,7 +13,7 @@ namespace cohort::launch {
 
 class Succession {
  public:
-  enum class Course { GoesOn, Fails };  ///< GoesOn, too, once the ending has been given as an action
+  enum class Course { GoesOn, Fails };  ///< GoesOn also once an action has ended the job
 
   /// `job` outlives this.
   explicit Succession(Standing& job) : job_(job) {}
@@ -52,9 +52,9 @@ class Succession {
   bool saved_ = false;            ///< a worker with the state has saved and ended, as asked
   bool workers_ended_ = false;    ///< the workers were asked to end
   std::set<int> fresh_failures_;  ///< failures since the last world: they may be why other workers fail
-  bool own_errors_ = true;        ///< these workers have failed by themselves
+  bool own_errors_ = true;        ///< the workers in `fresh_failures_` have failed by themselves
   std::string doubt_cause_;
-  std::optional<Standing::Time> announced_at_;  ///< when the latest epoch was announced; its world is not formed yet
+  std::optional<Standing::Time> announced_at_;  ///< when the latest epoch was announced, while its world is not formed
   std::optional<Action> verdict_;
 };
 

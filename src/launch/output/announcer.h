@@ -39,17 +39,17 @@ class Announcer {
   /// Reports a text for people.
   void say(const std::string& text);
   void warn(const Warning& warning);
-  /// All ranks run; `text` describes the job.
+  /// Reports that all ranks run; `text` describes the job.
   void started(const RunState& state, const std::string& run_folder, const std::string& text);
   void rank_ended(const Ending& ending);
-  /// The members have formed a world.
+  /// Reports that the members have formed a world.
   void members_formed(const MembersChange& change, const std::string& text);
-  /// An elastic job has changed its members; `text` says who has changed, and why.
+  /// Reports that an elastic job has changed its members; `text` says who has changed, and why.
   void members_changed(const rendezvous::Membership& before, const rendezvous::Membership& now,
                        const std::string& text);
-  /// A process has been started in place of one that ended as `before`.
+  /// Reports that a process has been started in place of the one that ended with `before`.
   void started_again(const Ending& before, int pid);
-  /// A rank has failed and others are slow to end: reports the post-mortem before the end.
+  /// Reports the post-mortem before the job's end, when a rank has failed and others are slow to end.
   void failed(const PostMortem& post_mortem);
   /// Reports the end of an attempt: a post-mortem or the reason, and whether another attempt follows.
   void ended(const JobEnd& end, const Verdict& verdict, const Restarts::Decision& restart);

@@ -45,8 +45,8 @@ Console::~Console() {
 }
 
 void Console::interrupt() {
-  // A terminal with space for one byte counts as ready and then blocks a longer write: a signal, whose handler does
-  // nothing, interrupts the thread's write.
+  // A terminal with space for one byte counts as ready and then blocks a longer write. A signal interrupts the thread's
+  // write; its handler does nothing.
   static const bool handled = [] {
     struct sigaction nothing {};
     nothing.sa_handler = [](int) {};
@@ -143,7 +143,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// The limit of `drain` is counted in this many looks, so that time in which this process itself was stopped (Ctrl-Z)
+/// Divides the limit of `drain` into this many looks, so that time in which this process itself was stopped (Ctrl-Z)
 /// counts as one look only.
 constexpr int kLooks = 10;
 /// Time for the complaint to be read, if stderr has another reader than stdout.
@@ -279,7 +279,7 @@ void Display::on_console() {
 }
 
 bool Display::all_out() {
-  // The order matters: when the console is idle, it is known which output did not fit.
+  // Asks for `idle` first: once the console is idle, it is known which output did not fit.
   const bool idle = console_.idle();
   for (const int fd : {1, 2}) {
     const int error = console_.no_room(fd);

@@ -38,7 +38,7 @@ struct ViewOptions {
   PrefixStyle style = PrefixStyle::Rank;
   std::vector<std::string> hosts;                 ///< host of each process
   Roles roles;                                    ///< roles of the processes
-  std::array<bool, 2> terminal = {false, false};  ///< of stdout and stderr: progress bars overwrite themselves there
+  std::array<bool, 2> terminal = {false, false};  ///< whether stdout and stderr are: progress bars overwrite themselves
   std::array<bool, 2> colour = {false, false};
   std::size_t speakers = 0;                       ///< number of ranks that are shown; 0: all
   std::array<bool, 2> collapse = {false, false};  ///< "[0-3] | text" for a line that ranks 0 to 3 have printed
@@ -56,7 +56,7 @@ class OutputView {
   explicit OutputView(ViewOptions options);
 
   std::vector<Text> feed(int rank, Stream stream, std::string_view bytes, Clock::time_point now);
-  /// Adds ranks behind the existing ones; `hosts`: those of all ranks.
+  /// Adds ranks behind the existing ones; `hosts`: the hosts of all ranks.
   void grow(std::vector<std::string> hosts);
   /// Completes the unfinished lines of all streams, when nothing more comes.
   std::vector<Text> finish();
@@ -77,8 +77,8 @@ class OutputView {
     bool partial_shown = true;
     std::string rest;  ///< without prefixes: the text that has no line end yet
   };
-  /// A line that waits for equal ones. Held lines are shown in the order in which they came. A rank joins only lines
-  /// that came after the last one that it has printed, so that each rank's lines keep their order.
+  /// A line that waits for equal lines of other ranks. Held lines are shown in the order in which they came. A rank
+  /// joins only lines that came after the last one that it has printed, so that each rank's lines keep their order.
   struct Held {
     Stream stream;
     std::string text;
@@ -136,8 +136,8 @@ class Console {
   void drop();
   /// Returns true if the reader of stdout (1) or stderr (2) is gone.
   bool reader_gone(int fd) const noexcept { return gone_[fd == 2].load(std::memory_order_relaxed); }
-  /// Returns why (errno) bytes were dropped that did not fit into the file; 0 if all could be written. Each piece is
-  /// tried again, so output that comes when there is space is written.
+  /// Returns the errno with which bytes were dropped because they did not fit into the file; 0 if all could be written.
+  /// Each piece is tried, so output that comes once there is space again is written.
   int no_room(int fd) const noexcept { return no_room_[fd == 2].load(std::memory_order_relaxed); }
 
  private:
@@ -175,7 +175,7 @@ class Display {
     /// Bytes by source that were written, or dropped because the reader is gone.
     std::vector<std::pair<std::size_t, std::uint64_t>> taken;
     bool reader_gone = false;  ///< nobody reads stdout any more; set after each write
-    /// stdout (1) or stderr (2) goes to a file without space, and why (errno). Once for each.
+    /// Descriptors (1 or 2) that go to a file without space, each reported once, with the errno.
     std::vector<std::pair<int, int>> no_room;
   };
   explicit Display(Loop& loop);
@@ -206,7 +206,7 @@ class Display {
   void find_terminal();
   std::string status_line() const;
   void on_console();
-  /// Returns true if everything is written, and nothing is to be reported of output that did not fit.
+  /// Returns true if everything is written and all output that did not fit has been reported.
   bool all_out();
   void show(const std::vector<Text>& texts);
   void wait_for_release();

@@ -65,7 +65,7 @@ TEST(Console, EndsWhileATerminalHoldsAWrite) {
   {
     Console console;
     console.write(terminal.get(), std::string(1 << 20, 'x'));
-    // Until the terminal is full: it has taken nothing more for a while.
+    // Waits until the terminal is full, so that it has taken nothing more for a while.
     std::uint64_t before = 1;
     ASSERT_TRUE(soon([&] {
       std::this_thread::sleep_for(50ms);
@@ -76,8 +76,8 @@ TEST(Console, EndsWhileATerminalHoldsAWrite) {
   EXPECT_LT(std::chrono::steady_clock::now() - since, 20s);
 }
 
-/// Writes 1 MiB to a pipe and drains it with a limit of a second, while `read` looks after the pipe's other end.
-/// Returns how many bytes that got.
+/// Writes 1 MiB to a pipe and drains it with a limit of a second, while `read` handles the pipe's other end. Returns
+/// how many bytes `read` got.
 std::size_t drained(const std::function<std::size_t(int)>& read) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return 0;
@@ -158,7 +158,7 @@ TEST(Collapse, EachRanksLinesKeepTheirOrder) {
   OutputView view(collapsing(2));
   view.feed(0, Stream::Stdout, "a\nb\na\n", kStart);
   EXPECT_EQ(joined(view.feed(1, Stream::Stdout, "b\na\n", kStart)), "");
-  // Rank 1 has said "b" before "a": its "a" is rank 0's second one.
+  // Rank 1 has printed "b" before "a", so its "a" is joined with rank 0's second one.
   EXPECT_EQ(joined(view.release(kStart + kCollapseWindow)), "h:0 | a\n[0-1] | b\n[0-1] | a\n");
   OutputView errors(collapsing(2));
   errors.feed(0, Stream::Stdout, "a\n", kStart);

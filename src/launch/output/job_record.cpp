@@ -160,7 +160,7 @@ bool changes_a_run(std::string_view name) {
           !has(kTyped, name));
 }
 
-/// Returns where a private value begins, behind its '='; npos: the word has none.
+/// Returns where a private value begins, behind its '='; npos: the argument has none.
 std::size_t private_part(std::string_view word) {
   std::size_t begin = 0;
   for (auto equals = word.find('='); equals != std::string_view::npos; equals = word.find('=', begin)) {

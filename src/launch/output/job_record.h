@@ -30,11 +30,11 @@ std::optional<GitRevision> git_revision(const std::string& folder);
 /// Returns true for names that mark a value as secret: API_KEY, hf-token, SLURM_JWT, db_pass, ...
 bool looks_private(std::string_view name);
 
-/// Returns true if an environment variable may be written into a file: it is in the list of those that change how a job
-/// runs, and neither its name nor its value looks private.
+/// Returns true if an environment variable may be written into a file: it is in the list of variables that change how a
+/// job runs, and neither its name nor its value looks private.
 bool is_recorded(std::string_view name, std::string_view value);
 
-/// Returns a command line without the secrets in its words: --api-key=X, TOKEN=X, --env=TOKEN=X, --password X.
+/// Returns a command line without the secrets in its arguments: --api-key=X, TOKEN=X, --env=TOKEN=X, --password X.
 std::vector<std::string> without_secrets(const std::vector<std::string>& words);
 
 /// Explains `"contained": false` in the record.
@@ -73,7 +73,7 @@ struct RunState : Attempt {
   std::vector<Ending> server_failures;  ///< failures of servers that were started again
   int max_restarts = 0;
   std::vector<Attempt> attempts;       ///< the attempts that have ended
-  std::vector<MembersChange> members;  ///< of an elastic job: at the start, and after each change
+  std::vector<MembersChange> members;  ///< members of an elastic job, at the start and after each change
   // For viewers of the run.
   std::string stage = "starting";  ///< "running", "ending", "ended"
   double running_since = 0;        ///< start of the ranks, in seconds since 1970; 0: not yet

@@ -49,7 +49,7 @@ double share(double part, double whole) { return whole > 0 ? std::clamp(part / w
 void Figures::add_waits(Rank& rank, const RankReport& report, Clock::time_point now) {
   Waits waits{now, 0, report.exposed_ns, report.cpu_ms};
   for (const GroupReport& group : report.groups) waits.waited_ns += group.waited_ns;
-  // A group that was left takes its waiting time with it, and a program may have begun anew.
+  // The sums shrink when a group has been left, since its times go with it, and when a program has begun anew.
   if (!rank.waits.empty() &&
       (waits.waited_ns < rank.waits.back().waited_ns || waits.exposed_ns < rank.waits.back().exposed_ns ||
        waits.cpu_ms < rank.waits.back().cpu_ms))

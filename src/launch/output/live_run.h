@@ -1,7 +1,7 @@
 // live.json: the state of a run, rank by rank, which the launcher writes while the run goes on and viewers read. Plain
-// data, and its two conversions; docs/reference/run-record.md has the fields. The text read was written by another
-// process, maybe of another build: unknown fields are ignored, missing ones have their defaults. The ranks' figures are
-// pure: they take reports and the time, on one thread. LiveFile writes the file on a thread of its own.
+// data, converted to text and back; docs/reference/run-record.md has the fields. The text may have been written by
+// another build, so unknown fields are ignored, missing ones have their defaults. The ranks' figures are pure: they
+// take reports and the time, on one thread. LiveFile writes the file on a thread of its own.
 #pragma once
 
 #include "base/result.h"
@@ -41,8 +41,8 @@ struct RankFigures {
 /// for, its memory. Computed from the ranks' own reports of the last seconds. The figures are valid numbers, whatever a
 /// rank has written into its page.
 ///
-/// Late ranks are found without clocks: ranks that meet wait for the last of them, so the rank that waits less than the
-/// others is the one that they wait for, by the difference.
+/// Late ranks are found without comparing clocks. Ranks that meet wait for the last of them, so the others wait for the
+/// rank that waits least, and the difference of the waits is its delay.
 class Figures {
  public:
   using Clock = std::chrono::steady_clock;
@@ -53,7 +53,7 @@ class Figures {
   explicit Figures(int ranks, int others = 0)
       : workers_(static_cast<std::size_t>(ranks)), ranks_(static_cast<std::size_t>(ranks + others)) {}
 
-  /// Adds ranks. There are no other processes.
+  /// Sets the number of ranks; the job has no other processes.
   void grow(int ranks) { ranks_.resize(workers_ = static_cast<std::size_t>(ranks)); }
   void report(const RankReport& report, Clock::time_point now);
   /// Called when another process is started in place of the rank's.
@@ -79,8 +79,8 @@ class Figures {
     RankFigures figures;
     bool known = false;
     bool gone = false;
-    std::uint64_t operation = 0;             ///< number of the operation that the rank waits in,
-    std::optional<Clock::time_point> since;  ///< and since when, as first seen; nullopt: it does not wait
+    std::uint64_t operation = 0;             ///< number of the operation that the rank waits in
+    std::optional<Clock::time_point> since;  ///< when this wait was first seen; nullopt: it does not wait
     std::deque<Waits> waits;                 ///< about one a second, and the latest
     std::deque<Steps> steps;                 ///< when a step was first seen, about one a second, and the latest
   };
@@ -99,7 +99,7 @@ struct LiveHost {
   int ranks = 0;
   // The host's GPUs, used by any process; filled if the agent has found a driver.
   int gpus = 0;
-  double gpu = -1;               ///< mean use, 0 to 1, of those whose driver tells; -1: none does
+  double gpu = -1;               ///< mean use, 0 to 1, of the GPUs whose driver reports it; -1: none
   std::int64_t gpu_memory = -1;  ///< memory in use on these GPUs, in bytes
 };
 
@@ -125,7 +125,7 @@ struct LiveMembers {
   std::uint64_t epoch = 0;
   int size = 0;
   std::string workers;  ///< numbers of the workers, by rank: "0,2-3"
-  std::string cause;    ///< of the last change
+  std::string cause;    ///< why the members last changed
   double since = 0;
   std::int64_t form_ms = -1;  ///< time that they took to form a world; -1: not yet
 };
@@ -175,10 +175,10 @@ class LiveFile {
   LiveFile(const LiveFile&) = delete;
   LiveFile& operator=(const LiveFile&) = delete;
 
-  /// Returns true if the last run is written and some time has passed: the next one may be made.
+  /// Returns true once the last LiveRun is written and some time has passed, so that the next may be written.
   bool due() const noexcept { return due_.load(std::memory_order_relaxed); }
   void write(LiveRun run);
-  /// Returns why the file cannot be written; once.
+  /// Returns why the file cannot be written, once for each reason.
   std::optional<std::string> complaint();
 
  private:

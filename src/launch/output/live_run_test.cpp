@@ -125,7 +125,7 @@ TEST(Figures, HowRanksEndStays) {
   figures.report(at(0, 5, 0), Clock::time_point(1s));
   figures.ended(0, true, "exit status 0");
   figures.ended(1, false, "SIGKILL");
-  figures.report(at(0, 7, 0), Clock::time_point(2s));  // from before its end, on another way
+  figures.report(at(0, 7, 0), Clock::time_point(2s));  // a report made before its end, which arrives after it
   const auto all = figures.look(Clock::time_point(3s));
   EXPECT_EQ(all[0].state, "ended");
   EXPECT_EQ(all[0].step, 5);

@@ -26,13 +26,13 @@ struct ClockOffset {
   std::int64_t uncertainty_ns = 0;  ///< largest possible error
 };
 
-/// Measures how far another host's clock is ahead of this one's, by questions and answers. Each shows that the other's
-/// moment lies between two of ours, so the shortest exchange is the most accurate; half of its duration is the largest
-/// error. Asks the questions of a round one after the other. Pure: `now_ns` is this clock.
+/// Measures how far another host's clock is ahead of this one's, by questions and answers. Each exchange shows that the
+/// other clock was read between two moments of ours, so the shortest exchange is the most accurate; half of its
+/// duration is the largest error. Asks the questions of a round one after the other. Pure: `now_ns` is this clock.
 class ClockSync {
  public:
   static constexpr int kQuestions = 16;
-  /// If none of these was answered soon, as on a busy host, more questions follow until one is.
+  /// If no question is answered soon, as on a busy host, more questions follow until one is.
   static constexpr int kMostQuestions = 160;
   static constexpr std::int64_t kSoon = 50'000;  ///< half of an exchange
 
@@ -92,7 +92,7 @@ class TracePieces {
 
   explicit TracePieces(const std::string& run_folder) : folder_(run_folder + "/trace") {}
 
-  /// `base_ns`: as TracePiece has it.
+  /// `base_ns`: TracePiece::base_ns.
   void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
   /// Like RemoteLogs::take_troubles.
@@ -117,7 +117,7 @@ class TracePieces {
 /// Transfers payloads between an owner (--owner) and ranks on other hosts without a shared file system: files of
 /// the owner's folder that all ranks may read, and one file of each rank. They travel through the job's store, so ranks
 /// need its secret. If the owner wants this, its folder has a folder `to-ranks`; the answers are put into
-/// `from-ranks/RANK`. Blocks for as long as the store in this process takes.
+/// `from-ranks/RANK`. Blocks while it exchanges data with the store in this process.
 struct PayloadTransferOptions {
   std::string folder;  ///< the owner's
   std::uint16_t store_port = 0;

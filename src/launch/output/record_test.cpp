@@ -35,7 +35,7 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-/// The current folder is one that everybody may write to, as /tmp; beside it is a file that must not be touched.
+/// The current folder is one that everybody may write to, like /tmp; beside it is a file that must not be touched.
 class RunFolderTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -117,7 +117,7 @@ TEST_F(RunFolderTest, OneThatEverybodyMayWriteToIsRefused) {
     EXPECT_NE(why.find("every user may write to it"), std::string::npos) << why;
     EXPECT_NE(why.find("--run-dir"), std::string::npos) << why;
   }
-  ASSERT_EQ(::chmod("runs", 01777), 0);  // as /tmp: for a run's folder in it, and not for being one
+  ASSERT_EQ(::chmod("runs", 01777), 0);  // like /tmp, which may contain a run's folder but not be one
   EXPECT_TRUE(make());
   const auto refused = make("runs");
   ASSERT_FALSE(refused);
@@ -167,7 +167,7 @@ TEST_F(RunFolderTest, IsOneJobsAndNobodyElseCanLockIt) {
   ASSERT_FALSE(second);
   EXPECT_NE(std::string(second.error().what()).find("another job is running in it"), std::string::npos);
 
-  ASSERT_TRUE(make("free"));  // whoever may read the folder may lock that, and no more
+  ASSERT_TRUE(make("free"));  // whoever may read the folder may lock the folder itself, and nothing in it
   const sys::UniqueFd foreign(::open("free", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   ASSERT_EQ(::flock(foreign.get(), LOCK_EX | LOCK_NB), 0);
   EXPECT_TRUE(make("free"));
@@ -179,7 +179,7 @@ TEST(WarningsFile, KeepsWholeLinesAndLooksAtTheDisk) {
   ASSERT_NE(::mkdtemp(name.data()), nullptr);
   const auto folder = make_run_folder({.path = name, .program_name = "p", .id = "1"});
   ASSERT_TRUE(folder.has_value());
-  for (const char* line : {"{\"a\":1}\n", "{\"a\":2}\n"}) {  // as two jobs in the same folder would
+  for (const char* line : {"{\"a\":1}\n", "{\"a\":2}\n"}) {  // like two jobs in the same folder
     WarningsFile file(*folder);
     file.append("warnings.jsonl", line);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -274,12 +274,12 @@ TEST(RemoteLogs, ALinkInTheirPlaceIsReplacedAndNotFollowed) {
   std::filesystem::remove_all(folder);
 }
 
-/// As on a machine that has run for a day: no clock says less than 0, also where one that is hours behind is meant.
+/// Acts like a machine that has run for a day, so that no clock is negative, even one that is hours behind.
 std::int64_t now_ns() {
   return (std::chrono::hours(24) + std::chrono::steady_clock::now().time_since_epoch()) / std::chrono::nanoseconds(1);
 }
 
-/// A real connection to a host whose clock is ahead by so much.
+/// A real connection to a host whose clock is ahead by `ahead_ns`.
 ClockOffset measure_over_a_connection(std::int64_t ahead_ns) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0) std::abort();
@@ -315,7 +315,7 @@ TEST(ClockSyncTest, AShiftedClockIsFoundWithinTheUncertaintyThatIsStated) {
 }
 
 TEST(ClockSyncTest, TheWayThatTakesLongerOneWayIsWithinTheUncertainty) {
-  // Time passes only where this says so.
+  // Time passes only where the test says so.
   std::mt19937 random(7);
   for (int trial = 0; trial < 1000; ++trial) {
     std::int64_t here = 10'000'000'000'000;  // no clock says less than 0
@@ -326,9 +326,9 @@ TEST(ClockSyncTest, TheWayThatTakesLongerOneWayIsWithinTheUncertainty) {
     EXPECT_FALSE(sync.begin(here).ask) << "one round at a time";
     while (!next.found) {
       asked = next.ask.value_or(asked);
-      here += static_cast<std::int64_t>(random() % 1'000'000);  // there
+      here += static_cast<std::int64_t>(random() % 1'000'000);  // the way there takes longer
       const std::int64_t there = here + ahead;
-      here += static_cast<std::int64_t>(random() % 1'000);  // back is fast
+      here += static_cast<std::int64_t>(random() % 1'000);  // the way back is fast
       EXPECT_FALSE(sync.answer(asked + 1, 5, here).found) << "not what was asked";
       next = sync.answer(asked, there, here);
     }

@@ -58,11 +58,11 @@ struct RunFolder {
   std::string shown;  ///< as the user would type it
   sys::UniqueFd fd;
   std::string earlier;  ///< folder of an earlier run's record and logs; empty: there were none
-  sys::UniqueFd lock;   ///< of kLockFile: no other job takes the folder during this run
+  sys::UniqueFd lock;   ///< lock on kLockFile: no other job takes the folder during this run
 };
 
-/// Makes the folder, readable as the umask allows and writable for this user alone. A given path may exist: job.json
-/// and logs/ of an earlier run are moved to earlier-N in it. Fails with Io, naming the path, if it cannot be made or
+/// Makes the folder, readable as the umask allows and writable only for this user. A given path may exist: job.json and
+/// logs/ of an earlier run are moved to earlier-N in it. Fails with Io, naming the path, if it cannot be made or
 /// written, if another user could replace it (see make_own_folder), or if another job runs in it.
 Result<RunFolder> make_run_folder(const RunFolderRequest& request);
 

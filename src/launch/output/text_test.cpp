@@ -145,7 +145,7 @@ TEST(TailTest, ATracebackIsShownFromItsFirstLineOn) {
   EXPECT_EQ(shown(noise(50) + error + link + second), error + link + second);
   EXPECT_EQ(shown(error + noise(5) + second + noise(20)), second + noise(20))
       << "the last one, where they are not linked";
-  // A short one within the last lines changes nothing.
+  // A short traceback within the last lines changes nothing.
   EXPECT_TRUE(shown(noise(50) + second).starts_with("noise "));
   EXPECT_FALSE(shown("not " + error).starts_with("not ")) << "a header is a line of its own";
 
@@ -177,7 +177,7 @@ Ending follower(int rank, int code, int signal, double after, ErrorCode cause = 
 TEST(PostMortemTest, FindsTheFirstCause) {
   EXPECT_FALSE(first_failure({ending(0, 0, 0, 1)}));
   EXPECT_EQ(first_failure({ending(0, 1, 0, 2), ending(1, 1, 0, 1)})->rank, 1);
-  // Reported later, struck first.
+  // The failure that is reported later came first.
   EXPECT_EQ(first_failure({follower(0, 1, 0, 1), ending(2, 0, SIGKILL, 1.2)})->rank, 2);
   EXPECT_EQ(first_failure({follower(0, 1, 0, 1), ending(2, 1, 0, 1.2, "ValueError")})->rank, 2);
   EXPECT_EQ(first_failure({follower(0, 0, SIGABRT, 1), ending(2, 1, 0, 1.2, "ValueError")})->rank, 2);
@@ -188,7 +188,7 @@ TEST(PostMortemTest, FindsTheFirstCause) {
   EXPECT_FALSE(follows_another(ending(2, 1, 0, 1.2, "caught: PeerLost: rank 0 (h) lost rank 1 (h)")));
   EXPECT_TRUE(follows_another(follower(0, 1, 0, 1)));
   EXPECT_FALSE(follows_another(follower(0, 0, 0, 1)));
-  // Other libraries have their words alone; what ended it counts more than what it wrote before.
+  // Errors of other libraries are known only by their text; what ended a rank counts more than what it wrote before.
   Ending first = ending(2, 1, 0, 1.2, "caught: Connection closed by peer");
   EXPECT_TRUE(follows_another(first));
   first.words = "ValueError: no sample";

@@ -49,23 +49,23 @@ enum class Collapse {
 
 struct HealthLimits {
   std::chrono::seconds stopped_notice{5};  ///< a stopped (SIGSTOP) rank or agent is named after this time
-  std::chrono::seconds stopped_end{60};    ///< and ends the job after this time; 0: never
-  bool elastic = false;                    ///< the others may go on without a rank that was stopped so long
+  std::chrono::seconds stopped_end{60};    ///< a stopped one ends the job after this time; 0: never
+  bool elastic = false;                    ///< the others may go on without a rank that was stopped for `stopped_end`
   std::chrono::seconds absent{3};          ///< how long a world waits for a rank that has ended; 0: for ever
-  std::chrono::seconds deadlock{10};       ///< no rank has moved for so long; 0: never ends a job
+  std::chrono::seconds deadlock{10};       ///< ends the job if no rank moves this long; 0: never
   std::chrono::seconds away_notice{30};    ///< an awaited rank is named after this time, then at doubled intervals
-  std::chrono::seconds stall{1800};        ///< and ends the job after this time; 0: never
+  std::chrono::seconds stall{1800};        ///< an awaited rank ends the job after this time; 0: never
   int slow_steps = 8;                      ///< steps of a window
   int slow_windows = 3;                    ///< consecutive slow windows after which a rank is named
-  std::chrono::seconds slow_least{3};      ///< and their least duration: others may have had the rank's core
-  double slow_factor = 1.5;                ///< relative to the median of the ranks
+  std::chrono::seconds slow_least{3};      ///< least duration of them: others may have used the rank's core
+  double slow_factor = 1.5;                ///< a window is slow above this multiple of the ranks' median
 };
 
 struct StepLimits {
   std::chrono::seconds no_step{600};  ///< time without a step after which a warning is due; 0: never
-  double slow_factor = 2;             ///< relative to the median of earlier windows
+  double slow_factor = 2;             ///< a window is slow above this multiple of the earlier median
   int windows = 3;                    ///< consecutive slow windows; an evaluation makes only one slow
-  int window_steps = 10;              ///< of a window, at least
+  int window_steps = 10;              ///< least number of steps in a window
   std::chrono::seconds window{1};
   std::size_t warm_windows = 5;  ///< windows that the median needs
 };
@@ -77,14 +77,14 @@ inline constexpr std::chrono::seconds kElasticTimeout{600};
 struct ElasticSpec {
   int least = 0;                         ///< minimum number of ranks; 0: the job is not elastic
   int most = 0;                          ///< maximum number of ranks; 0: no limit
-  std::optional<int> most_changes = {};  ///< changes of members in the whole job
+  std::optional<int> most_changes = {};  ///< limit of membership changes in the whole job; nullopt: none
   int spares = 0;                        ///< ranks beyond `most` that run and wait to be members
-  std::string script = {};               ///< lists the available hosts; empty: those of the start
-  int slots_per_host = 0;                ///< for hosts without a number in the list; 0: 1
-  /// How long a host on which a worker has failed is not used: first the shorter time, at most the longer; nullopt: for
-  /// ever.
+  std::string script = {};               ///< lists the available hosts; empty: the hosts at the start
+  int slots_per_host = 0;                ///< slots of hosts that the list gives no number; 0: 1
+  /// Time for which a host is not used after a worker has failed on it: first the shorter time, at most the longer;
+  /// nullopt: for ever.
   std::optional<std::pair<std::chrono::seconds, std::chrono::seconds>> cooldown = {};
-  std::optional<std::chrono::seconds> timeout = {};  ///< for hosts to come when below `least`; nullopt: kElasticTimeout
+  std::optional<std::chrono::seconds> timeout = {};  ///< time to wait for `least` ranks; nullopt: kElasticTimeout
   explicit operator bool() const noexcept { return least > 0; }
 };
 
@@ -103,7 +103,7 @@ struct JobSpec {
   std::string nproc_per_node = {};    ///< as typed
   std::string hosts = {};             ///< "a:4,b:4"
   std::string host_file = {};
-  int nodes = 0;     ///< uses only the first hosts, this many; 0: all
+  int nodes = 0;     ///< uses only this many hosts, the first ones; 0: all
   int per_node = 0;  ///< slots of each host; 0: as in the list, else 1
   Starter starter = Starter::Auto;
   std::vector<std::string> ssh = {"ssh"};  ///< the user's own ssh command with options
@@ -118,11 +118,11 @@ struct JobSpec {
   std::string shares = {};  ///< "measured", or a number for each host or rank; empty: even, or COHORT_SHARES
   int servers = 0;
   bool colocated = false;  ///< one server on each host that has ranks, instead of `servers`
-  /// Hosts of servers, written as `hosts`; or "component N", all nodes of a component of a heterogeneous Slurm job.
+  /// Hosts of servers, written as `hosts`; or "component N" for all nodes of a component of a heterogeneous Slurm job.
   /// Nodes of the allocation that are named here have no ranks, unless `hosts` or the file names them, too.
   std::string server_hosts = {};
 
-  // For a launcher on each node, as typed. Options that are not given are taken from torchrun's variables (PET_NNODES,
+  // Options for a launcher on each node, as typed. Those not given are taken from torchrun's variables (PET_NNODES,
   // ...), if set.
   std::string nnodes = {};
   std::string node_rank = {};
@@ -150,14 +150,14 @@ struct JobSpec {
   bool json = false;                    ///< everything on stdout, as events (announcer.h)
   std::string run_folder = {};          ///< empty: runs/<UTC time>-<program>-<id>
   bool keep_logs = true;                ///< keeps the ranks' output in files
-  std::vector<std::string> track = {};  ///< run record goes there meanwhile, as `cohort export --to` takes it
+  std::vector<std::string> track = {};  ///< destinations of the run record during the run, as for `cohort export --to`
   bool trace = false;                   ///< keeps the ranks' events in the run's folder
 
   // Limits and restarts.
   std::optional<std::chrono::milliseconds> timeout = {};        ///< time limit of the whole job
   std::optional<std::chrono::milliseconds> start_timeout = {};  ///< see `start_timeout_of`
   std::chrono::milliseconds grace = std::chrono::seconds(5);    ///< time between asking ranks to end and killing them
-  /// Same grace where ranks save on SIGTERM, and for the other ranks after one has ended with kRequeueStatus.
+  /// The same time if ranks save on SIGTERM; also for the other ranks, once one has ended with kRequeueStatus.
   std::chrono::milliseconds preempt_grace = std::chrono::seconds(30);
   /// Time for the evaluator to end after training: it may have to load and evaluate the last checkpoint.
   std::chrono::milliseconds evaluator_grace = std::chrono::seconds(300);

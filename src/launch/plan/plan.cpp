@@ -183,7 +183,7 @@ std::string to_string(const Plan& plan) {
   const int machines = plan.hosts.back().machine + 1;
   text += fmt::format(" on {} host{} (", machines, machines == 1 ? "" : "s");
   for (const PlannedHost& host : plan.hosts) {
-    if (host.first_local != 0) continue;  // it is a part of the host before
+    if (host.first_local != 0) continue;  // a part of the previous host
     if (&host != &plan.hosts.front()) text += ", ";
     text += host.name + ":";
     if (host.local_ranks == 1) text += fmt::format(" rank {}", host.first_rank);
@@ -387,10 +387,10 @@ std::string way_out(const Detected& said) {
         said.size, said.source, way_out(said));
 }
 
-/// For pods and containers whose environment names a first one: each has a launcher.
+/// Returns the role in a pod or container whose environment names the first one; each has a launcher.
 std::optional<NodeRole> role_in_pod(const Detected& said) {
   if (said.meeting != rendezvous::Meeting::Address) return std::nullopt;
-  // Several processes of TF_CONFIG may be on one host: they are tasks, not nodes.
+  // TF_CONFIG lists tasks and not nodes, so several of them may be on one host.
   NodeRole role;
   role.rank = said.rank;
   role.count = said.size;
@@ -460,8 +460,8 @@ std::optional<NodeRole> role_of(const JobSpec& spec, const rendezvous::Environme
     const auto said = rendezvous::read(environment, row);
     if (!said) {
       if (row.name == "Slurm") throw said.error();
-      // Only PMIx's library knows the number of processes, and this process may not load it: it would get threads. All
-      // but the first can tell that they are several, and prterun ends a job when one process fails.
+      // Only PMIx's library knows the number of processes, and loading it here would start threads. All but the first
+      // can tell that there are several, and prterun ends a job when one process fails.
       if (const auto rank = rendezvous::possible_number(environment, "PMIX_RANK", 0);
           row.name == "PMIx" && rank.value_or(0) > 0) {
         raise(ErrorCode::InvalidArgument,

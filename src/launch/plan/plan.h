@@ -1,6 +1,6 @@
-// The plan of a job: which host runs which ranks and processes of other roles; and, of several launchers of one job,
-// which this one is. Pure functions over plain data; nothing here starts anything or asks the system, so that a plan
-// can be made, printed and tested anywhere.
+// The plan of a job: which host runs which ranks and processes of other roles; and which of the job's launchers this
+// one is. Pure functions over plain data; nothing here starts anything or asks the system, so that a plan can be made,
+// printed and tested anywhere.
 #pragma once
 
 #include "base/result.h"
@@ -23,15 +23,15 @@ inline constexpr int kRankAsTheyCome = -1;
 
 /// Role of this launcher where `cohort run` is started on each host of one job (by hand as torchrun is, by srun, in
 /// pods): which of the launchers it is, and where they meet. The launcher of node rank 0 supervises, the others are its
-/// agents. It is an error if a launcher's environment says that there are several of us and nothing joins them into one
-/// job: each would train on its own.
+/// agents. It is an error if a launcher's environment says that there are several launchers but nothing joins them into
+/// one job, since each would train on its own.
 struct NodeRole {
   int rank = 0;   ///< rank of this launcher, its host's index in the job; or kRankAsTheyCome
   int count = 1;  ///< number of launchers
   int least = 0;  ///< minimum number of launchers to begin and to go on; 0: all
   /// Address at which the launcher of rank 0 listens. Nullopt: launchers find each other through `step`.
   std::optional<net::Address> master;
-  std::optional<rendezvous::Detected> step;  ///< for Slurm: the step, each of whose tasks is a launcher
+  std::optional<rendezvous::Detected> step;  ///< for Slurm: the step in which each task is a launcher
   std::string id;                            ///< the same for all launchers; empty: none given
   std::string source;                        ///< for messages
   bool described = false;        ///< the environment describes all launchers, so none can be left out (pods)
@@ -63,10 +63,10 @@ struct PlannedHost {
   /// Hosts with the same value are parts of one host, each with an agent of its own, and are adjacent in the plan;
   /// empty: a host by itself.
   std::string part_of = {};
-  /// GPUs of its agent, as CUDA_VISIBLE_DEVICES names them; in a plan those of all its parts. Empty: not known.
+  /// GPUs of its agent, as CUDA_VISIBLE_DEVICES names them; in a plan, of all parts of its host. Empty: not known.
   std::vector<std::string> devices = {};
   int component = -1;  ///< of a heterogeneous Slurm job, for srun; -1: none
-  // Processes of this host.
+  // The processes of this host.
   int index = 0;       ///< index of its agent
   int first_rank = 0;  ///< its ranks are consecutive
   int ranks = 0;
@@ -83,10 +83,10 @@ struct PlannedHost {
   int processes() const noexcept { return ranks + servers + (evaluator ? 1 : 0); }
 };
 
-/// The hosts, how the others are reached, and which processes run where. Before `make_plan` the hosts are those that
-/// may run something; none: this host, with as many ranks as are wanted.
+/// The hosts, how the others are reached, and which processes run where. Before `make_plan`, `hosts` lists those that
+/// may run something; empty: this host, with as many ranks as are wanted.
 struct Plan {
-  std::vector<PlannedHost> hosts = {};  ///< in a plan: those with processes; the ones without ranks come last
+  std::vector<PlannedHost> hosts = {};  ///< in a plan: the hosts with processes; those without ranks come last
   /// Hosts for servers, each up to its slots; they may have ranks, too. Empty: the hosts that have ranks.
   std::vector<PlannedHost> server_hosts = {};
   StartMethod method = StartMethod::Ssh;
@@ -121,7 +121,7 @@ Result<Plan> make_plan(Plan plan, int processes, const JobSpec& spec = {});
 /// Returns the processes of a host by their numbers in `Plan::roles`, in the order in which its agent starts them.
 std::vector<int> processes_of(const Plan& plan, const PlannedHost& host);
 
-/// Returns the processes of an agent, by its host's index: those of all its orders, including ended ones.
+/// Returns the processes of the agent with this host index: of all its orders, including ended ones.
 std::vector<int> processes_on(const Plan& plan, int index);
 
 /// Returns true if there are hosts other than this one.

@@ -38,7 +38,7 @@ TEST(PlanTest, RefusesWhatHasNoMeaning) {
 TEST(PlanTest, SharesOfHostsAreThoseOfTheirRanks) {
   const auto plan = *make_plan({.hosts = {{"a", 2}, {"b", 3}}}, 5);
   EXPECT_EQ(shares_by_rank(plan, "measured"), "measured");
-  EXPECT_EQ(shares_by_rank(plan, "2,1"), "6,6,2,2,2");  // each rank of a as much as b has in all
+  EXPECT_EQ(shares_by_rank(plan, "2,1"), "6,6,2,2,2");  // each rank of a gets as much as all of b
   EXPECT_EQ(shares_by_rank(plan, "1,2,3,4,5"), "1,2,3,4,5");
   for (const char* wrong : {"", "2", "2,1,1", "2,x", "-1,2", "0,0", "1,2,", "fast"})
     EXPECT_FALSE(shares_by_rank(plan, wrong)) << wrong;
@@ -120,7 +120,7 @@ TEST(PlanTest, ServersFillTheHostsThatAreNamedForThem) {
   EXPECT_FALSE(plan.hosts[2].local);
   EXPECT_EQ(processes_of(plan, plan.hosts[2]), (std::vector{3, 4}));
   EXPECT_EQ(hosts_of_processes(plan), (std::vector<std::string>{"a", "a", "b", "c", "c", "b"}));
-  // Fewer than they take: the first ones have them, and the others are not there.
+  // If there are fewer servers than the hosts take, the first hosts have them, and the others are left out.
   const auto fewer = *make_plan({.hosts = {{"a", 1}}, .server_hosts = {{"c", 2}, {"d", 1}}}, 1, {.servers = 1});
   EXPECT_EQ(to_string(fewer), "1 process and 1 server on 2 hosts (a: rank 0, c: server 0)");
   EXPECT_NE(std::string(make_plan({.hosts = {{"a", 1}}, .server_hosts = {{"c", 3}}}, 1, {.servers = 4}).error().what())
@@ -204,7 +204,7 @@ TEST(RankEnvironmentTest, TensorFlowsClusterWithServersHasAChief) {
     ASSERT_TRUE(config);
     EXPECT_EQ(config->task_type, tasks[process].first);
     EXPECT_EQ(config->task_index, tasks[process].second);
-    // A reader of TF_CONFIG gets the same number as in the job.
+    // The rank reads the same number from TF_CONFIG as it has in the job.
     const auto place = rendezvous::tf_place(*config);
     ASSERT_TRUE(place);
     EXPECT_EQ(place->rank, roles.is_rank(process) ? process : 0);
@@ -393,7 +393,7 @@ TEST(Nodes, ATaskOnEachNodeOfAStepIsALauncherOfOneJob) {
   EXPECT_EQ(found(task(0, 2, 2, "1(x2)")), "0 of 2 at step");
   EXPECT_EQ(found(task(2, 3, 3, "1(x3)")), "2 of 3 at step");
   EXPECT_EQ(found(task(0, 1, 1, "1")), "alone");
-  // Scripts repeat it for torch.
+  // Scripts repeat Slurm's values in the variables for torch.
   EXPECT_EQ(found(with(task(1, 2, 2, "1(x2)"), {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n1"}})),
             "1 of 2 at step");
   EXPECT_EQ(found(with(task(1, 2, 2, "1(x2)"), {{"WORLD_SIZE", "8"}, {"MASTER_ADDR", "n1"}})), "1 of 2 at step");

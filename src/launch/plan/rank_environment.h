@@ -35,11 +35,11 @@ using PortRange = std::pair<std::uint16_t, std::uint16_t>;  ///< first and last
 /// texts of net.ipv4.ip_local_port_range ("32768\t60999") and ip_local_reserved_ports ("8080,9000-9010").
 std::vector<PortRange> usable_ports(std::string_view ephemeral, std::string_view reserved);
 
-/// A TCP port for a job's own use, as MASTER_PORT and those of TF_CONFIG: outside the range from which the system gives
-/// ports to anyone, and locked against other jobs on this host for as long as the lease lives. The lock is a name in
-/// the kernel's abstract socket namespace, so it leaves no file and ends with its holder. All users of the host share
-/// these names as they share the ports: a user who blocks others by taking names could as well take the ports. Not
-/// thread-safe.
+/// A TCP port for a job's own use, such as MASTER_PORT or a port in TF_CONFIG. It is outside the range from which the
+/// system gives ports to anyone, and it is locked against other jobs on this host for as long as the lease lives. The
+/// lock is a name in the kernel's abstract socket namespace, so it leaves no file and ends with its holder. All users
+/// of the host share these names as they share the ports: a user who blocks others by taking names could as well take
+/// the ports. Not thread-safe.
 class PortLease {
  public:
   /// Takes a free port, searching from a position that `seed` decides. Fails with Unavailable if no port is free.
@@ -66,7 +66,7 @@ struct JobFacts {
   int restart = 0;         ///< how often the job has been started again
   int max_restarts = 0;
   int first_worker = 0;                                         ///< elastic job: the COHORT_WORKER of its rank 0
-  std::optional<std::chrono::seconds> elastic = {};             ///< elastic job: how long it waits for hosts
+  std::optional<std::chrono::seconds> elastic = {};             ///< elastic job: how long the job waits for hosts
   bool servers_may_die = false;                                 ///< the job goes on after a server's death
   std::chrono::seconds host_timeout = std::chrono::seconds(0);  ///< 0: as in the ranks' environment
 };

@@ -24,9 +24,9 @@ constexpr std::size_t kMostPending = 128;
 constexpr std::size_t kMostStarting = 64;
 /// Attempts to start an agent by a command that fails for a transient reason.
 constexpr int kMostStarts = 3;
-/// Time for a command to end after its agent, twice: `srun` may wait long for a step that was killed.
+/// Time for a command to end after its agent, allowed twice: `srun` may wait long for a step that was killed.
 constexpr auto kPartingTime = std::chrono::seconds(5);
-/// Longest normal silence: the kernel of a host that is up answers each second.
+/// Longest normal silence, since the kernel of a host that is up answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
 /// Number of missing hosts that a message names.
 constexpr std::size_t kMostNamed = 4;
@@ -63,7 +63,7 @@ AgentPool::AgentPool(Loop& loop, const net::Secret& secret, const JobSpec& spec,
   accepting.secure = control_options();
   accepting.on_refused = [this](const net::Acceptor::Refusal& refused) {
     log::info("launch", "a connection to the supervisor failed: {}", refused.why.what());
-    // The peer has proved the secret, so it is one of ours.
+    // The peer has proved that it has the secret, so it is one of ours.
     if (refused.proven && refused.why.code() == ErrorCode::Corrupt) on_nonsense(refused.peer);
   };
   acceptor_.emplace(std::move(listeners), std::move(accepting));
@@ -315,7 +315,7 @@ void AgentPool::drop_lifelines() {
 
 void AgentPool::kill(AgentHandle& member) {
   member.process.lifeline.reset();
-  // An ssh without a connection, or whose host is gone, does not read its stdin. (It is not reaped before its end.)
+  // An ssh that has no connection, or whose host is gone, does not read its stdin. (It is not reaped before its end.)
   if (member.remote && !member.process_gone) ::kill(member.process.process.pid, SIGTERM);
 }
 

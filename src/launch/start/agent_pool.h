@@ -1,6 +1,6 @@
-// The agents of one job, one per host: starts them, admits them and nobody else, and knows how far each has come. Hosts
-// other than this one are reached by a command; a limited number of these run at the same time. The messages to and
-// from agents are the supervisor's business. One thread.
+// The agents of one job, one per host: starts them, admits only them, and knows how far each has come. Other hosts are
+// reached by a command; a limited number of such commands run at the same time. The messages to and from agents are the
+// supervisor's business. One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -28,16 +28,16 @@ struct AgentHandle {
   PlannedHost host;
   AgentProcess process;
   std::unique_ptr<RemoteStart> remote;  ///< set if a command is in between
-  std::uint16_t free_port = 0;          ///< port that the agent holds for the job
+  std::uint16_t free_port = 0;          ///< port that the agent holds for the whole job
   std::vector<std::int32_t> ports;      ///< ports that it holds for its ranks and servers, if asked for
   Watch ended;                          ///< for the end of its process
   Timer parting;                        ///< limit for the command in between to end
   std::unique_ptr<Channel> channel;
-  bool closed = false;        ///< the channel is closed, and the event has been taken
+  bool closed = false;        ///< the channel is closed, and that event has been taken
   bool started = false;       ///< its ranks run; set by the supervisor
   bool all_gone = false;      ///< its ranks and their descendants have ended; set by the supervisor
   bool process_gone = false;  ///< its process, or the guard around it, has ended
-  bool lost = false;          ///< the job goes on without the agent, whatever that sends; set by the supervisor
+  bool lost = false;          ///< the job goes on without the agent, whatever it sends; set by the supervisor
   int starts = 0;             ///< how often the command in between was started
 };
 
@@ -76,7 +76,7 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
-  /// Agents on this host that start from now on keep `fd` open, and so a lock on it, until their workers are gone.
+  /// Agents that start on this host from now on keep `fd` open until their workers are gone, and so a lock on it.
   void keep_open(int fd) noexcept { held_fd_ = fd; }
 
   /// Returns the next event; to be called after each step of the loop until there is none.
@@ -85,10 +85,10 @@ class AgentPool {
 
   /// Starts agents. Throws if a local one cannot be started; earlier ones then run until `drop_lifelines`.
   void start(const std::vector<PlannedHost>& hosts);
-  /// Adds an agent while the job runs. Its index is its position among the members, which may differ from that in
+  /// Adds an agent while the job runs. Its index is its position among the members, and may differ from the position in
   /// `plan`. Throws if it is local and cannot be started.
   AgentHandle& add(PlannedHost host);
-  /// Lets an agent that comes by itself come again after a loss without orders. Returns false if none is admitted.
+  /// Lets an agent that comes by itself come again if it is lost before any orders. Returns false if none is admitted.
   bool await_again(AgentHandle& member);
   void start_no_more() noexcept { over_ = true; }
   /// Returns true if some host has been silent for longer than anything should take.
@@ -97,8 +97,8 @@ class AgentPool {
   void drop_lifelines();
   /// Sends the message to all agents that have joined.
   void broadcast(const Message& message);
-  /// Called when nothing of the job is left on any host, and nothing more comes: agents end, and a command in between
-  /// that does not end is killed. The launchers of other nodes wait for `send_exit_status`.
+  /// Called when nothing of the job is left on any host, and nothing more comes. Agents end; a command in between that
+  /// does not end is killed. The launchers of other nodes wait for `send_exit_status`.
   void finish();
   /// Tells the launchers of other nodes how the job has ended.
   void send_exit_status(int status);
@@ -121,7 +121,7 @@ class AgentPool {
   bool nothing_runs() const;
   /// Returns true if nothing runs, and all agents are there to start other ranks.
   bool can_go_on() const;
-  /// Returns true if no agent's process is left, and no message of theirs is under way.
+  /// Returns true if no process of an agent is left, and no message of an agent is under way.
   bool all_ended() const;
   /// Names the hosts whose ranks do not run yet: "a, b", with what is known of agents that have not come.
   std::string missing() const;
@@ -129,15 +129,15 @@ class AgentPool {
   FailedStart failed_start(const AgentHandle& member) const;
   /// Says why a remote agent whose command has ended did not come.
   std::string why_not(const AgentHandle& member) const;
-  /// Returns the secret and addresses for the agents that the job's owner starts, which set the index themselves.
+  /// Returns the secret and addresses for agents that the job's owner starts. The agents set the index themselves.
   Invitation invitation_for_owner() const;
-  /// Called when all agents that report their host have come: makes those of one host adjacent.
+  /// Called when all agents that report their host have come: makes the agents of one host adjacent.
   void sort_by_host();
-  /// For agents started by hand: names the hosts that are waited for, and the command to type there; empty: none.
+  /// For agents started by hand: names the missing hosts, and the command to type there; empty if none is missing.
   std::string invitation() const;
   /// Describes the end of a remote agent's command: "ssh: exit code 255: Connection reset".
   std::string how_ended(const AgentHandle& member) const;
-  /// Returns this endpoint with a port of the system's choice, for another server of the job.
+  /// Returns this endpoint with a port that the system chooses, for another server of the job.
   net::Endpoint open_endpoint() const;
   /// Ends the lifeline and the command in between, which may be waiting for a host that is down.
   static void kill(AgentHandle& member);
@@ -158,12 +158,12 @@ class AgentPool {
   /// Returns the names of the wanted hosts: "a, b".
   std::string names_of(bool (*wanted)(const AgentHandle&)) const;
   void start_local(AgentHandle& member);
-  /// Watches for the end of its process.
+  /// Watches for the end of the agent's process.
   void watch(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
   Invitation invitation_for(int index) const;
-  /// Restarts a command that failed for a transient reason. Returns false if it did not, or if no more are started.
+  /// Restarts a command after a transient failure. Returns false after other failures, and when it gives up.
   bool start_again(AgentHandle& member);
   void end_command(AgentHandle& member, int signal);
   void on_process_ended(AgentHandle& member);
@@ -187,7 +187,7 @@ class AgentPool {
   std::vector<std::unique_ptr<AgentHandle>> members_;
   std::size_t next_remote_ = 0;  ///< index in members_
   std::size_t starting_ = 0;     ///< number of remote agents that are being started
-  bool over_ = false;            ///< no more are started
+  bool over_ = false;            ///< no more agents are started
   bool late_ones_come_ = false;
 };
 

@@ -1,6 +1,6 @@
 // The hosts that an elastic job may use, as listed by a script (--host-discovery-script), which is run each second in a
-// process of its own. A script that fails, takes too long or prints anything but a list of hosts has listed nothing:
-// that is never taken for "there are no hosts". One thread.
+// process of its own. A script that fails, takes too long or prints anything but a list of hosts has listed nothing,
+// which never counts as "there are no hosts". One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -17,7 +17,7 @@ namespace cohort::launch {
 class Discovery {
  public:
   struct News {
-    std::optional<std::vector<PlannedHost>> hosts = {};  ///< set each time that the script has listed them
+    std::optional<std::vector<PlannedHost>> hosts = {};  ///< set whenever the script has listed the hosts
     std::string trouble = {};  ///< why a run of the script failed; reported once for the same reason
   };
   /// Runs the script immediately, and then each second. `spec` outlives this.

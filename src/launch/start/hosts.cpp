@@ -26,7 +26,7 @@ namespace {
 
 std::string_view first_label(std::string_view name) { return name.substr(0, name.find('.')); }
 
-/// Normalizes a name: case does not matter, and a full name may end in a dot.
+/// Normalizes a name, since case does not matter and a full name may end in a dot.
 std::string plain_name(std::string name) {
   for (char& letter : name) letter = letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
   if (name.size() > 1 && name.ends_with('.')) name.pop_back();
@@ -82,7 +82,7 @@ struct Allocation {
   std::vector<std::vector<PlannedHost>> of_components;
 };
 
-/// Returns the nodes named by the variables with this ending.
+/// Returns the nodes that the variables with this ending name.
 std::vector<PlannedHost> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
@@ -92,7 +92,7 @@ std::vector<PlannedHost> nodes_of(const Environment& environment, const std::str
   if (const auto counts = environment.find(tasks)) {
     auto parsed = rendezvous::parse_slurm_counts(*counts);
     if (!parsed) raise(ErrorCode::InvalidArgument, "{}={}: {}", tasks, *counts, parsed.error().what());
-    // Within a step the variable may describe the step's nodes only.
+    // Within a step, the variable may describe only the step's nodes.
     if (parsed->size() == slots.size()) slots = *std::move(parsed);
   }
   std::vector<PlannedHost> hosts;
@@ -118,7 +118,7 @@ Allocation from_slurm(const Environment& environment) {
   if (!environment.find("SLURM_JOB_ID")) return all;
   const auto tasks = parse_integer<int>(environment.find("SLURM_STEP_NUM_TASKS").value_or("1"));
   if (environment.find("SLURM_STEP_ID") && tasks.value_or(1) > 1) return all;
-  // The plain names describe the script's own component of a heterogeneous job, these variables each component.
+  // Plain names describe the script's own component of a heterogeneous job; names with an ending, each component.
   const auto components = parse_integer<int>(environment.find("SLURM_HET_SIZE").value_or("1"));
   if (components.value_or(1) <= 1) {
     if (!environment.find("SLURM_JOB_NODELIST")) return all;
@@ -126,7 +126,7 @@ Allocation from_slurm(const Environment& environment) {
     return all;
   }
   for (int component = 0; component < *components; ++component) {
-    // Processes that srun starts only have the second ending.
+    // Processes that srun starts have only the variables with the second ending.
     std::string ending = fmt::format("_HET_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) ending = fmt::format("_PACK_GROUP_{}", component);
     if (!environment.find("SLURM_JOB_NODELIST" + ending)) {
@@ -143,7 +143,7 @@ Allocation from_slurm(const Environment& environment) {
   return all;
 }
 
-/// This host may have several names: each list gets the first of these, with the sum of their slots.
+/// This host may have several names. Each list keeps the first of them, with the sum of their slots.
 void mark_local(Plan& choice, Starter starter) {
   std::string first;
   for (std::vector<PlannedHost>* const hosts : {&choice.hosts, &choice.server_hosts}) {
@@ -180,7 +180,7 @@ std::vector<PlannedHost> hosts_of_servers(const std::string& wished, const Alloc
   return slurm.of_components[*component];
 }
 
-/// Removes the servers' hosts from `hosts`: they are the servers' as a whole.
+/// Removes the servers' hosts from `hosts`, since such a host runs only servers.
 void leave_to_servers(std::vector<PlannedHost>& hosts, const std::vector<PlannedHost>& servers) {
   std::erase_if(hosts, [&servers](const PlannedHost& host) {
     return std::ranges::any_of(servers, [&](const PlannedHost& one) { return one.name == host.name; });
@@ -277,7 +277,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
             "of the ranks, too, by -H",
             spec.server_hosts);
     }
-    // A single node is used without a limit, as any host (`default_processes`: no number was given).
+    // A single node is used without a limit, like any host; `default_processes` uses Slurm's number, if one was given.
     const bool here = slurm.hosts.size() == 1 && is_this_host(slurm.hosts.front().name);
     if (here && spec.per_node == 0) choice.hosts.clear();
   }
@@ -287,7 +287,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     if (spec.per_node > 0) choice.hosts = {{sys::host_name(), spec.per_node, true}};
     if (choice.server_hosts.empty()) return choice;
     for (PlannedHost& host : choice.server_hosts) {
-      if (is_this_host(host.name)) host.name = sys::host_name();  // the ranks' host, by this name
+      if (is_this_host(host.name)) host.name = sys::host_name();  // the ranks' list has it by this name
     }
   }
   mark_local(choice, spec.starter);
@@ -324,7 +324,7 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
     case Starter::Local: break;
   }
   if (choice.method == StartMethod::Slurm) {
-    // On this node, too, a step gets what the allocation has: GPUs, cores, limits.
+    // Even this node is reached by srun: a step gets what the allocation has (GPUs, cores, limits).
     for (auto* const hosts : {&choice.hosts, &choice.server_hosts}) {
       for (PlannedHost& host : *hosts) {
         host.local = false;
@@ -337,8 +337,8 @@ Plan choose_hosts(const JobSpec& spec, const Environment& environment) {
 }
 
 int default_processes(const Environment& environment) {
-  // srun sets SLURM_NTASKS in each of its steps, even if no number was asked for. Steps that Slurm makes itself are
-  // numbered from here on: a shell of salloc may be in one. sbatch's script is in no step.
+  // srun sets SLURM_NTASKS in each of its steps, even if no number was asked for. Slurm's own steps have numbers from
+  // kStepsOfSlurmItself on; a shell of salloc may be in one. sbatch's script is in no step.
   constexpr std::uint32_t kStepsOfSlurmItself = 0xfffffff0;
   const auto step = parse_integer<std::uint32_t>(environment.find("SLURM_STEP_ID").value_or("4294967295"));
   const bool asked = environment.find("SLURM_NTASKS") || environment.find("SLURM_NTASKS_PER_NODE");
@@ -472,8 +472,8 @@ void check_elastic(const JobSpec& spec, const std::string& asks) {
     refuse("--starter hand", "hosts that --host-discovery-script names are reached by ssh, srun or mpirun");
 }
 
-/// Returns the number of ranks, spares included, with which an elastic job begins; `processes`: number of ranks without
-/// its elastic options.
+/// Returns the number of ranks, spares included, with which an elastic job begins; `processes`: the number without the
+/// elastic options.
 int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   const ElasticSpec& elastic = spec.elastic;
   if (!elastic || plan.node) return processes;  // (each node reports its own number)
@@ -494,7 +494,7 @@ int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   return processes + plan.spares;
 }
 
-/// Returns the hosts of a job with several launchers: `ranks` on each.
+/// Returns the hosts of a job with several launchers, with `ranks` on each.
 std::vector<PlannedHost> hosts_of_nodes(const JobSpec& spec, const NodeRole& node, int ranks) {
   if (spec.owner_pid) {
     raise(ErrorCode::InvalidArgument,
@@ -565,7 +565,7 @@ Plan plan_of(const JobSpec& spec) {
       }
     }
   }
-  // MPI only connects processes started by its own launcher, and here `cohort run` starts the ranks.
+  // MPI connects only processes that its own launcher has started, but here `cohort run` starts the ranks.
   if (plan.hosts.size() > 1 && spec.agents == 0 && env::text(env::kTransport) == "mpi") {
     raise(ErrorCode::InvalidArgument,
           "COHORT_TRANSPORT=mpi: `cohort run` starts the ranks itself, and MPI knows only those of its own launcher -- "

@@ -36,7 +36,7 @@ constexpr std::string_view kMark = "cohort-agent-is-here";
 constexpr std::size_t kMostAddresses = 64;
 constexpr std::size_t kLongestPath = 4096;
 
-/// Replaces control characters: tabs and line ends separate fields.
+/// Replaces control characters, since tabs and line ends separate fields.
 std::string plain(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
@@ -151,7 +151,7 @@ constexpr char kGood = '+';
 constexpr char kTimeout = 't';
 constexpr char kBad = '-';
 
-/// Runs in the child. Returns the tagged answer, and the exchange that goes on answering the others.
+/// Runs in the child. Returns the tagged answer, and the exchange, which goes on answering the others.
 std::pair<std::string, std::shared_ptr<rendezvous::Exchange>> exchange_offers(
     const rendezvous::Detected& step, const rendezvous::Environment& environment,
     const std::optional<rendezvous::InitOffer>& mine, net::Deadline deadline) {

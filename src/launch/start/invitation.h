@@ -1,7 +1,7 @@
 // The exchange before an agent on another host connects: between the agent and the starter that placed it there, over
-// the stdin and stdout of the command in between (ssh, srun, mpirun). The agent announces itself in a line, which can
-// be told from anything that a shell's start-up files print, and only then gets the job's secret and the address to
-// connect to. Pure. For launchers of one Slurm step: see `meet_in_step`.
+// the stdin and stdout of the command in between (ssh, srun, mpirun). The agent announces itself in a line that differs
+// from anything that a shell's start-up files print. Only then it gets the job's secret and the address to connect to.
+// Pure. For launchers of one Slurm step: see `meet_in_step`.
 #pragma once
 
 #include "base/result.h"
@@ -33,7 +33,7 @@ Announcement own_announcement();
 std::string to_line(const Announcement& announcement);
 /// Returns nullopt if the line is no announcement.
 std::optional<Announcement> parse_announcement(std::string_view line);
-/// Says why these two cannot be in one job; empty: they can.
+/// Says why `here` and `there` cannot be in one job; empty: they can.
 std::string difference(const Announcement& here, const Announcement& there);
 
 /// The supervisor's answer to an Announcement.
@@ -51,10 +51,10 @@ Result<Invitation> parse_invitation(std::string_view text);
 inline constexpr std::string_view kInvitationEnd = "go\n";
 
 /// Lets the launchers of one Slurm step find each other: the launcher of task 0 hands a fresh secret and its addresses
-/// to the others by means of Slurm (PMI, PMIx, MUNGE), as rank 0 does where srun starts the ranks themselves. This
-/// happens in a child process: a launcher may have no second thread, and PMI is for one process of a task, once.
+/// to the others by means of Slurm (PMI, PMIx, MUNGE), as rank 0 does where srun starts the ranks themselves. Does this
+/// in a child process, since a launcher may have no second thread, and only one process of a task may use PMI, once.
 /// `mine`: task 0's offer for all others. Returns task 0's offer. For task 0 it may return before all others have
-/// asked: the child goes on answering until the deadline, or until this process ends. Fails with Unavailable or Timeout
+/// asked; the child goes on answering until the deadline, or until this process ends. Fails with Unavailable or Timeout
 /// if they cannot find each other. To be called before this process has a second thread.
 Result<rendezvous::InitOffer> meet_in_step(const rendezvous::Detected& step, const rendezvous::Environment& environment,
                                            const std::optional<rendezvous::InitOffer>& mine, net::Deadline deadline);

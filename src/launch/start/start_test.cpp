@@ -93,7 +93,7 @@ TEST(Announcement, IsFoundBehindWhateverAShellPrinted) {
   EXPECT_FALSE(parse_announcement("bash: cohort: command not found"));
 }
 
-// A host that has proved nothing could write on the user's screen by it.
+// With control characters, a host that has proved nothing could write on the user's screen.
 TEST(Announcement, HasNoControlCharacters) {
   Announcement there = own_announcement();
   std::string line = to_line(there);
@@ -305,7 +305,7 @@ TEST(Hosts, ThisHostIsKnownByAnyOfItsNames) {
     EXPECT_TRUE(is_this_host(name)) << name;
   for (const char* name : {"128.0.0.1", "localhost.example.org", "a", "192.0.2.1"})
     EXPECT_FALSE(is_this_host(name)) << name;
-  // All names that /etc/hosts has for a loopback address.
+  // Collects all names that /etc/hosts has for a loopback address.
   std::ifstream file("/etc/hosts");
   for (std::string line; std::getline(file, line);) {
     std::string address, name;
@@ -402,7 +402,7 @@ TEST(Hosts, ServersHaveHostsOfTheirOwn) {
   EXPECT_EQ(with_servers(list("localhost"), sys::host_name()), "ssh localhost:1* | localhost:1*");
   EXPECT_NE(with_servers(list("a"), "-x").find("--server-hosts -x"), std::string::npos);
   EXPECT_NE(with_servers(list("a"), "component 0").find("no heterogeneous job"), std::string::npos);
-  // Within an allocation: whole nodes.
+  // In an allocation, servers get whole nodes.
   const std::vector<std::string> plain = {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=n[1-3]", "SLURM_TASKS_PER_NODE=2(x3)"};
   EXPECT_EQ(with_servers({}, "n3", plain), "srun n1:2 n2:2 | n3:1");
   EXPECT_EQ(with_servers({}, "n3,elsewhere", plain), "ssh n1:2 n2:2 | n3:1 elsewhere:1");

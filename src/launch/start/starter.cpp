@@ -218,7 +218,7 @@ Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpo
                        "--host-index", std::to_string(host.index)};
   options.environment = Environment::current().assignments();
   options.stdin_fd = lifeline->read_end.get();
-  // Not the caller's stdout, whose reader waits for its end and must not wait for the agent.
+  // Leaves out the caller's stdout, since its reader waits for its end and must not wait for the agent.
   options.stdout_fd = null_device.get();
   options.inherited = {{secret_file->get(), kSecretFd}};
   if (input_fd >= 0) {
@@ -250,8 +250,8 @@ std::string remote_cohort(const JobSpec& spec) {
 
 std::vector<std::string> ssh_command(const JobSpec& spec) {
   std::vector<std::string> words = spec.ssh;
-  // BatchMode: no one can answer a question. ControlMaster: a master connection of the user's is used, but this ssh
-  // must not become one, since it would stay behind with our pipes.
+  // BatchMode: no one can answer a question. ControlMaster: uses a master connection of the user, but does not make
+  // this ssh a master, which would outlive us and keep our pipes.
   for (const char* option : {"BatchMode=yes", "ConnectTimeout=15", "ControlMaster=no", "ForwardX11=no",
                              "ForwardAgent=no", "ClearAllForwardings=yes", "RequestTTY=no", "EscapeChar=none"}) {
     words.insert(words.end(), {"-o", option});
@@ -266,11 +266,11 @@ std::vector<std::string> remote_command(const JobSpec& spec, StartMethod method,
     case StartMethod::Ssh:
       words = ssh_command(spec);
       words.insert(words.end(), {"--", host.name});
-      // One word for the login shell there, of any kind; `exec` so that no shell stays in between.
+      // Makes one word for the login shell there, of any kind; `exec` so that no shell stays in between.
       words.push_back(fmt::format("exec {} agent --invited", shell_quoted(cohort_path)));
       return words;
     case StartMethod::Slurm:
-      // The step gets all that the job has on the host, beside other steps; variables of this task must not apply.
+      // The step gets all that the job has on the host, even beside other steps; variables of this task must not apply.
       words = {"srun",
                "--nodes=1",
                "--ntasks=1",
@@ -456,8 +456,8 @@ constexpr std::array kSshSigns = {
             "`chmod 600` the file that it names"},
 };
 
-/// Open MPI's mpiruns of one user share a folder in TMPDIR, which one may remove while another makes its own in it
-/// (open-mpi/ompi#8510); the message is that of releases before 5.
+/// Open MPI's mpiruns of one user share a folder in TMPDIR. One may remove it while another makes its own folder in it
+/// (open-mpi/ompi#8510). Releases before 5 print this message.
 constexpr std::string_view kNoSessionFolder = "orte_session_dir failed";
 
 /// Fills in {0}, the host, and {1}, the ssh command.

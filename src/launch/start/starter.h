@@ -1,7 +1,7 @@
-// Places one agent on a host. Only a starter knows how a host is reached; its result is the same for every method: a
-// process on this host that ends when the agent has ended, and a lifeline whose end tells the agent that the supervisor
-// is gone. Starters keep no state; the agent pool's thread calls them. SideCommand is any other program that runs
-// beside this one.
+// Places one agent on a host. Only a starter knows how a host is reached; its result has the same form for every
+// method: a process on this host that ends when the agent has ended, and a lifeline whose end tells the agent that the
+// supervisor is gone. Starters keep no state; the agent pool's thread calls them. SideCommand is any other program that
+// runs beside this one.
 #pragma once
 
 #include "base/process.h"
@@ -43,7 +43,7 @@ class SideCommand {
   SideCommand(const SideCommand&) = delete;
   SideCommand& operator=(const SideCommand&) = delete;
 
-  /// Options for another `cohort` with these arguments, in a session of its own, so that Ctrl-C only reaches the job.
+  /// Options for another `cohort` with these arguments, in a session of its own, so that Ctrl-C reaches only the job.
   static Options cohort(std::vector<std::string> arguments, int parent_death_signal);
   pid_t pid() const noexcept { return process_.pid; }
   /// Waits until `deadline`. Returns false if the command still runs; otherwise call `end` next.
@@ -65,11 +65,11 @@ struct Captured {
   std::string text;  ///< stdout and stderr, at most 1 MiB
 };
 
-/// Runs a program to ask for its version: takes its output, and gives up after a while. No process that it has started
-/// in its own process group outlives the call. Not for a process that reaps children by itself. `command` is a name
-/// that is searched in PATH, or a path, and its arguments. Fails with Unavailable if it is missing or cannot be
-/// started, with Timeout if it has not ended within `limit`, with Aborted if the descriptor `interrupt` becomes
-/// readable before.
+/// Runs a program, such as one that prints its version, and takes its output. No process that it has started in its
+/// own process group outlives the call. Not for a process that reaps children by itself. `command` is a name that is
+/// searched in PATH, or a path, and its arguments. Fails with Unavailable if it is missing or cannot be started,
+/// with Timeout if it has not ended within `limit`, with Aborted if the descriptor `interrupt` becomes readable
+/// before.
 Result<Captured> capture(const std::vector<std::string>& command, std::chrono::milliseconds limit, int interrupt = -1);
 
 /// Returns the path of `cohort`: this program, or the one beside it after `set_beside_command`.
@@ -85,8 +85,8 @@ struct AgentProcess {
   sys::UniqueFd err;
 };
 
-/// Starts an agent on this host: `cohort agent` in a session of its own, the secret in an inherited sealed memory file.
-/// `input_fd`: rank 0's stdin; -1: none. `held_fd` stays open in the agent and its guard; -1: none.
+/// Starts an agent on this host: `cohort agent` in a session of its own. It inherits the secret in a sealed memory
+/// file. `input_fd`: rank 0's stdin; -1: none. `held_fd` stays open in the agent and its guard; -1: none.
 Result<AgentProcess> start_local_agent(const PlannedHost& host, const net::Endpoint& supervisor,
                                        const net::Secret& secret, int input_fd, int held_fd);
 
@@ -121,7 +121,7 @@ class RemoteStart {
   RemoteStart(const RemoteStart&) = delete;
   RemoteStart& operator=(const RemoteStart&) = delete;
 
-  /// Reads the command's last output; to be called after its process has ended.
+  /// Reads the command's last output. To be called after its process has ended.
   void drain();
   /// Passes stderr on from now on.
   void set_joined() noexcept { joined_ = true; }

@@ -1,6 +1,6 @@
-// Orders to a running job from its own user (`cohort ctl`): one line over a Unix socket in the run's folder, and one
-// line as the answer. Only the job's user and root are accepted. The lines are bytes from outside, and none of them can
-// hurt the job. One thread.
+// Orders to a running job from its own user (`cohort ctl`): one line over a Unix socket in the run's folder, answered
+// by one line. Only the job's user and root are accepted. The lines come from outside and are checked, so none can harm
+// the job. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -19,7 +19,7 @@ namespace cohort::launch {
 struct ControlOrder {
   enum class Kind : std::uint8_t { Add, Drain, Remove };
   Kind kind = Kind::Add;
-  std::string host;  ///< host to act on; to be added perhaps with ":SLOTS"
+  std::string host;  ///< host to act on; for Add also "HOST:SLOTS"
 };
 
 /// Parses "add HOST[:SLOTS]", "drain HOST" and "remove HOST".
@@ -56,8 +56,8 @@ class ControlSocket {
   std::list<Client> clients_;
 };
 
-/// Sends an order to the job of this run folder. Unavailable: the job cannot be reached, or refuses, as the message
-/// says.
+/// Sends an order to the job of this run folder. Fails with Unavailable if the job cannot be reached or refuses; the
+/// message says why.
 Result<std::string> ask_job(const std::string& run_folder, const std::string& order);
 
 }  // namespace cohort::launch

@@ -68,7 +68,7 @@ ElasticJob::ElasticJob(Loop& loop, const JobSetup& setup, AgentPool& agents, Ord
 
 Membership::Answer ElasticJob::on(const Event& event) {
   Membership::Answer answer = membership_.on(event, std::chrono::steady_clock::now());
-  std::vector<Action> rest = std::exchange(rest_, {});  // (actions of an event that has led to this one)
+  std::vector<Action> rest = std::exchange(rest_, {});  // (keeps the actions of the event that has led to this one)
   for (const Action& action : answer.actions) {
     std::visit([this](const auto& one) { carry_out(one); }, action);
   }

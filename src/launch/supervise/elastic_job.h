@@ -1,6 +1,6 @@
 // An elastic job while its ranks run: tells Membership (membership/) what happens to its processes and hosts, and
-// carries out Membership's actions. Actions about the epoch as a whole (which ranks have failed, how it ends) are
-// returned to the Epoch. One thread.
+// carries out Membership's actions. Returns actions about the whole epoch (which ranks have failed, how it ends) to the
+// Epoch. One thread.
 #pragma once
 
 #include "launch/health/health.h"
@@ -29,7 +29,7 @@ class ElasticJob {
   const Membership& membership() const noexcept { return membership_; }
   /// Gives the event to Membership, and carries out its actions. Actions left in the answer are for the epoch.
   Membership::Answer on(const Event& event);
-  /// Returns the events since the last call, to be given to `on`: time has passed, or the script has listed the hosts.
+  /// Returns the events since the last call, to be given to `on`: passed time, and hosts that the script has listed.
   std::vector<Event> take();
   /// Called when all ranks run: from now on hosts may come and go.
   Membership::Answer begin();

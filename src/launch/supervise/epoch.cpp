@@ -16,8 +16,8 @@
 namespace cohort::launch {
 namespace {
 
-/// Time for the rank that caused another's failure to be found dead, too. Waits again while a rank that has left its
-/// world runs its last destructors, or a host that may be lost is silent.
+/// Time to find the rank dead that caused another rank's failure. Waits again while a rank that has left its world runs
+/// its last destructors, or a host that may be lost is silent.
 constexpr auto kCauseTime = std::chrono::milliseconds(500);
 constexpr int kMostCauseWaits = 10;
 /// Latest time after a rank's failure at which it is reported.
@@ -47,7 +47,7 @@ std::string what_failed(const StartFailed& failed, const Roles& roles, const std
                           : fmt::format("{}: {}", host, failed.reason);
 }
 
-/// `failed`: why agents do not come, by host index.
+/// `failed` says by host index why agents do not come.
 std::string why_not_had(const std::map<int, std::string>& failed) {
   if (failed.size() == 1) return failed.begin()->second;
   std::string text =
@@ -152,7 +152,7 @@ Membership::Answer Epoch::follow(Membership::Answer answer) {
 void Epoch::carry_out(const action::Drop& drop) {
   AgentHandle& agent = *agents_.members()[static_cast<std::size_t>(drop.agent)];
   agent.started = agent.all_gone = agent.lost = true;
-  // An agent that was only stopped may have no lifeline, but it will read this.
+  // An agent that was only stopped may have no lifeline, but it will read this message.
   if (agent.channel != nullptr) agent.channel->send(StopWorkers{SIGKILL, 0, 0, Role::Worker});
   AgentPool::kill(agent);  // its guard, if it lives, ends the processes that are left
   for (const int worker : drop.workers) end_lost(worker, !drop.failed);
@@ -175,14 +175,14 @@ void Epoch::carry_out(const action::EndAsTold& end) {
 void Epoch::on_unfit(AgentHandle* agent, const std::string& why) {
   if (agent != nullptr && is_newcomer(*agent)) return void(decide(event::AgentFailed{agent->host.index, why}));
   if (stage_ != Stage::Starting) return;
-  // The agent is not known; or it is local, and no other could be started either.
+  // The agent is unknown; or it is local, so that no other local agent could be started either.
   if (agent == nullptr || agent->remote == nullptr) return fail_start(why);
   on_host_failed(*agent, why);
 }
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
   if (agent.lost) {
-    // Takes only output of ranks that have ended; the numbers of others may have been given again.
+    // Takes only the output of ended ranks, since other processes may have been given the numbers of the rest.
     const auto* words = std::get_if<Output>(&message);
     if (words == nullptr || !members_.roles().has(words->rank) || !members_.has_ended(words->rank)) return;
   }
@@ -195,7 +195,7 @@ void Epoch::on_message(AgentHandle& agent, Message message) {
     const std::string why = what_failed(*failed, members_.roles(), agent.host.name);
     if (is_newcomer(agent)) return void(decide(event::AgentFailed{agent.host.index, why}));
     if (elastic_ && stage_ == Stage::Stopping) return;
-    // (Each of several launchers starts a program of its own, and its reason names it.)
+    // (Each of several launchers starts its own program, so the reason names it.)
     fail_start(setup_.plan.method == StartMethod::Launcher
                    ? why
                    : fmt::format("cannot start {}: {}", program_of(setup_, failed->rank), why));
@@ -330,7 +330,7 @@ void Epoch::look_for_requeue() {
 void Epoch::look_for_failure() {
   if (stage_ != Stage::Running || !first_failure(members_.endings())) return;
   // A rank that failed as a consequence can be dead before the rank that caused it, which still writes its core, frees
-  // its memory or runs its last destructors. Telling that rank to end now would lose its own exit status.
+  // its memory or runs its last destructors. If it were told to end now, its own exit status would be lost.
   if (follows_another(*first_failure(members_.endings())) && members_.running_ranks() > 0) {
     if (!limits_.cause) wait_for_cause();
   } else {
@@ -432,7 +432,7 @@ void Epoch::wait_for_cause() {
 void Epoch::stop_for_failure() {
   const auto first = first_failure(members_.endings());
   stop(fmt::format("{} failed: {}", first->name(), sys::to_string(first->status)), SIGTERM, {spec_.grace});
-  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees: the post-mortem does not wait
+  // Ranks may take their whole grace, and the kernel 60 ms for each GiB that it frees, so the post-mortem does not wait
   // for that. (If a restart is possible, its message says what has failed.)
   if (spec_.max_restarts == 0) tell_limit_ = Timer(loop_, kTellTime, [this] { tell_failure(); });
 }
@@ -503,7 +503,7 @@ void Epoch::on_host_failed(AgentHandle& agent, const std::string& why) {
            failed_hosts_.contains(member->host.index);
   });
   if (settled) return fail_start_of_hosts();
-  // Waits for further failures: a person who repairs one host wants to know of other hosts that fail, too.
+  // Waits for further failures, since a person who repairs one host wants to know about the others that fail, too.
   if (!limits_.other_hosts) limits_.other_hosts = Timer(loop_, kOtherHostsTime, [this] { fail_start_of_hosts(); });
 }
 
@@ -529,7 +529,7 @@ void Epoch::on_channel_closed(AgentHandle& agent, const std::optional<Error>& er
 void Epoch::on_agent_process_ended(AgentHandle& agent) {
   if (!agent.all_gone && stage_ != Stage::Ended) {
     if (elastic_ && stage_ == Stage::Stopping && agent.channel == nullptr) {
-      // A newcomer on its way, which the stop has ended.
+      // The agent was a newcomer on its way, and the stop has ended it.
       agent.started = agent.all_gone = agent.lost = true;
       return check_end();
     }
@@ -589,7 +589,7 @@ void Epoch::on_signal(int signal) {
       return;
     default: break;
   }
-  // A batch system signals all processes of a job together: the agents' message and this signal are one request.
+  // A batch system signals all processes of a job together, so the agents' message and this signal are one request.
   if (stage_ == Stage::Stopping && signal == end_.told_by && std::exchange(told_by_agent_, false)) return;
   on_told(signal, fmt::format("told to end by {}", sys::signal_name(signal)));
 }
@@ -613,7 +613,7 @@ void Epoch::pass_on(int signal) {
 }
 
 void Epoch::on_agent_told(AgentHandle& agent, const Told& told) {
-  // Each agent got the signal; further ones must not hurry the end.
+  // Each agent got the signal, but the repeated reports must not hurry the end.
   if (stage_ == Stage::Stopping || stage_ == Stage::Ended) return;
   if (!elastic_ || !decide(event::AgentNoticed{agent.host.index, told.signal}).taken) told_by_agent(agent, told.signal);
 }

@@ -59,7 +59,7 @@ class Epoch {
   bool starting() const noexcept { return stage_ == Stage::Starting; }
   bool has_ordered() const noexcept { return ordered_; }
   bool running() const noexcept { return stage_ == Stage::Running; }
-  /// Returns true when no process of the epoch runs any more. Unless another epoch follows, the agents have ended, too.
+  /// Returns true when no process of the epoch runs any more. If no other epoch follows, the agents have ended, too.
   bool ended() const noexcept { return stage_ == Stage::Ended; }
   /// Returns the plan of the next epoch, after this one has ended; nullopt if none follows.
   const std::optional<Plan>& next_plan() const noexcept { return next_plan_; }
@@ -74,7 +74,7 @@ class Epoch {
 
   void say(const std::string& text) { run_.say(text); }
   void on_start_late();
-  /// The agent cannot be had. Returns true if an elastic job begins without its host, before any rank runs.
+  /// Called when the agent cannot be had. Returns true if an elastic job begins without its host, before any rank runs.
   bool begins_without(AgentHandle& agent, const std::string& why);
   void on_started(AgentHandle& agent, const Started& started);
   void look_for_running();
@@ -93,7 +93,7 @@ class Epoch {
   void carry_out(const action::StartRanks&) { members_.grow(); }
   void carry_out(const action::StartOne&) { members_.grow(); }
   template <typename A>
-  void carry_out(const A&) {}  // done by ElasticJob
+  void carry_out(const A&) {}  // ElasticJob carries out these
   /// Ends a process from which nothing more will come.
   void end_lost(int process, bool excused = false);
   void end_process(int process, Ending ending, bool well);
@@ -141,12 +141,12 @@ class Epoch {
   std::optional<Restarts::Decision> restart_;  ///< set when no process runs any more
   std::optional<Plan> next_plan_;              ///< plan of the epoch that follows, if any
   bool ordered_ = false;
-  bool passed_on_usr1_ = false;  ///< ranks with a Preemption save then, and end
-  bool told_by_agent_ = false;   ///< and this process has not got that signal itself yet
+  bool passed_on_usr1_ = false;  ///< the ranks got SIGUSR1; those with a Preemption save and end
+  bool told_by_agent_ = false;   ///< an agent was told to end, and this process has not got the same signal yet
   Clock::time_point started_at_ = Clock::now();
   struct Limits {  ///< timers that run until the job is stopped
     Timer start, job, cause, other_hosts, health;
-    Timer requeue;  ///< for the other ranks, after a rank has saved and ended
+    Timer requeue;  ///< time for the other ranks, after a rank has saved and ended
   } limits_;
   std::vector<int> early_signals_;  ///< signals that came before ranks ran
   int cause_waits_ = 0;

@@ -1,6 +1,6 @@
-// Job holds what lives as long as a job, however often its ranks are started; each start is an Epoch, and only one
-// exists at a time. It steps the loop, and after each step takes events from its parts, which do not know the Job. One
-// thread.
+// Job holds what lives as long as a job, however often its ranks are started. Each start is an Epoch, and only one
+// Epoch exists at a time. Job runs the loop event by event, and after each step takes events from its parts, which do
+// not know the Job. One thread.
 #include "base/files.h"
 #include "base/signals.h"
 #include "base/terminal.h"
@@ -37,8 +37,8 @@ constexpr std::initializer_list<int> kJobSignals = {SIGINT,  SIGTERM, SIGHUP,  S
 /// How long to wait for more nodes than the minimum; torchrun's value.
 constexpr auto kLastCall = std::chrono::seconds(30);
 
-/// Holds what lives as long as a job: its secret, store, port, agents, output and signals. Has one epoch at a time,
-/// whose members are those of `setup_.plan`.
+/// Holds what lives as long as a job: its secret, store, port, agents, output and signals. Has one epoch at a time; its
+/// members are those in `setup_.plan`.
 class Job {
  public:
   Job(const JobSpec& spec, Plan plan) : spec_(spec), setup_(set_up_job(spec, std::move(plan))), past_(spec) {}
@@ -112,7 +112,7 @@ JobResult Job::run() {
 
 void Job::prepare() {
   ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);  // our output may be a file at its size limit
+  ::signal(SIGXFSZ, SIG_IGN);  // stdout or stderr may be a file at its size limit
   value_or_throw(sys::become_subreaper());
   spared_ = sys::descendants(::getpid());  // children of a shell that became us by `exec`
   signals_.emplace(value_or_throw(sys::SignalFd::create(kJobSignals)));
@@ -226,7 +226,7 @@ void Job::on_joined(AgentHandle& agent) {
   if (late) return void(epoch_->decide(event::AgentCame{agent.host}));
   const bool idle = epoch_->starting() && epoch_->membership() != nullptr && epoch_->has_ordered();
   if (idle || !epoch_->starting()) {
-    // Nothing is started there, and so its end is no loss. An elastic job may take it in once it runs.
+    // Nothing is started there, so its end is no loss. An elastic job may admit it once the job runs.
     agent.started = agent.all_gone = true;
     agent.lost = agent.lost || !idle;
     if (!idle) agent.channel->send(Finish{epoch_->stop_status()});
@@ -266,7 +266,7 @@ void Job::on_signal(int signal) {
   switch (signal) {
     case SIGTSTP: {
       agents_->broadcast(SignalWorkers{SIGSTOP});
-      // SIGCONT has come meanwhile: stopping now would discard it, and the job would stay stopped.
+      // SIGCONT has arrived meanwhile, and stopping now would discard it, and the job would stay stopped.
       sigset_t pending;
       if (::sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1) return;
       ::raise(SIGSTOP);

@@ -49,7 +49,7 @@ void put_horovod_first(Environment& environment) {
   environment.set("PYTHONPATH", others && !others->empty() ? folder.string() + ":" + *others : folder.string());
 }
 
-/// A cluster that is already described has other tasks than these ranks, or has them at other addresses.
+/// A cluster that is already described has tasks other than these ranks, or other addresses.
 void refuse_other_cluster(const Environment& environment) {
   const auto text = environment.find(std::string(env::kTfConfig));
   if (!text || text->empty()) return;
@@ -71,7 +71,7 @@ void refuse_other_cluster(const Environment& environment) {
 JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   JobSetup setup{spec, std::move(plan)};
   setup.environment = Environment::current();
-  // These options are meant for this command: a job that a rank starts must not write into this job's folders.
+  // These options are meant only for this command: a job that a rank starts must not write into this job's folders.
   setup.environment.remove_run_options();
   for (const std::string_view name : {env::kWorker, env::kServerRestart})
     setup.environment.remove(name);  // an outer job's
@@ -93,10 +93,10 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   };
   runs(Role::Server, spec.server_program);
   runs(Role::Evaluator, spec.evaluator);
-  // The variable that makes this job one of its own is meant for this command, not for its ranks, which are several.
+  // COHORT_ALONE makes a process a job of its own. It is meant for this command, not for its ranks, which are several.
   if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
-  // Operations wait for other tasks' operations; with only a rank's cores, no thread may be left to answer these.
+  // Operations wait for operations of other tasks: with only a rank's cores, no thread may be left to answer these.
   if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
     setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // on this host
@@ -113,7 +113,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
 
   const auto [before, now] = sys::raise_open_files_limit();
   setup.open_files = before;
-  // Each process needs two pipes, two logs and a pidfd.
+  // Each process needs five descriptors: two pipes, two logs and a pidfd.
   const auto needed = 5 * static_cast<std::uint64_t>(processes) + 5 * setup.plan.hosts.size() + 64;
   if (now != 0 && needed > now) {
     raise(ErrorCode::Unavailable,
@@ -142,7 +142,7 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
   job.path = setup.program.path;
   job.arguments = setup.program.arguments;
   job.environment = setup.environment.assignments();
-  // Reading the clock twice is cheap compared with an operation between hosts, and shows at the end what it cost.
+  // Reading the clock twice is cheap compared with an operation between hosts, and shows at the end what steps cost.
   if (setup.plan.machines > 1 && !setup.environment.find(env::kTimes))
     job.environment.push_back(fmt::format("{}=1", env::kTimes));
   char* folder = ::get_current_dir_name();
@@ -199,7 +199,7 @@ constexpr std::array kChosenLater = {env::kMasterPort,
 
 struct Known {
   bool folder = false;
-  bool elsewhere = false;  ///< if so, rank 0's address is not known
+  bool elsewhere = false;  ///< rank 0 is on another host, whose address is not known
 };
 
 std::string shown(const std::string& assignment, const Known& known) {

@@ -27,14 +27,14 @@ class Members {
 
   /// Begins to watch the processes of the settled plan. `shown`: the ranks whose output is shown; empty: all.
   void settle(const std::vector<int>& shown);
-  /// Called when the plan has more ranks. There are no other processes.
+  /// Called when the plan has more ranks; the job has no other processes.
   void grow();
 
   const Roles& roles() const noexcept { return roles_; }
   bool has_ended(int process) const { return ended_[static_cast<std::size_t>(process)]; }
   int running(Role role) const { return running_[static_cast<std::size_t>(role)]; }
   int running_ranks() const { return running(Role::Worker); }
-  /// Returns the first role of which any process runs.
+  /// Returns the first role that has running processes.
   Role running_role() const;
   /// Names the running processes that are no ranks: "servers 0-1".
   std::string running_others() const;
@@ -53,7 +53,7 @@ class Members {
   void end(int process, Ending ending, bool well);
   const std::vector<Ending>& endings() const noexcept { return endings_; }
   Ending* find(int rank);
-  /// By process: what it was doing at the first failure since `forget_failure`.
+  /// Texts by process: what it was doing at the first failure since `forget_failure`.
   const std::vector<std::string>& doing_then() const noexcept { return doing_then_; }
   void note_failure(const Ending& ending);
   void forget_failure() { doing_then_.clear(); }
@@ -74,7 +74,7 @@ class Members {
   std::vector<std::string> doing_then_;
 };
 
-/// The end of an epoch, as far as it is known. The first reason counts.
+/// The end of an epoch, as far as it is known. The first reason for it counts.
 struct EpochEnd {
   JobEnd known;             ///< `with` adds the rest
   std::string lost_agent;   ///< the lost agent, if that is why the job ends
@@ -89,7 +89,7 @@ struct EpochEnd {
     known.stop_status = status;
     return true;
   }
-  /// Sets the lost agent as the reason, unless a rank had failed before and not as a consequence of a loss.
+  /// Sets the lost agent as the reason, unless a rank had already failed for another reason than a lost peer.
   void lose_agent(const Members& members, const std::string& what);
   /// Sets the lost payloads as the reason. Returns false if there is an earlier one.
   bool lose_payloads(const Members& members, const std::string& why);

@@ -35,8 +35,8 @@ struct Place {
   std::optional<PortLease> port;  ///< port of node 0, if nobody has chosen one
 };
 
-/// Determines which node this is, if nobody has said it: on the host of the meeting endpoint, the first launcher to
-/// come is node 0, and holds the port.
+/// Determines which node this is, if no option says it: on the host of the meeting endpoint, the first launcher to come
+/// is node 0, and holds the port.
 std::optional<PortLease> settle_rank(NodeRole& role, net::Deadline deadline) {
   auto here = net::is_local_host(role.master->host, deadline);
   // A name may become known only a while after the hosts are up, as in pods.
@@ -90,7 +90,7 @@ JobResult run_agent_of_node(const JobSpec& spec, const Plan& plan, AgentOptions 
   agent.nodes_id = plan.node->id;
   agent.place = place.shown;
   agent.quiet = spec.quiet || spec.json || plan.node->step.has_value();  // srun already shows node 0's output
-  agent.lifeline_fd = -1;                                                // stdin may be anything
+  agent.lifeline_fd = -1;                                                // stdin need not be a lifeline
   return {run_agent(agent)};
 }
 
@@ -99,7 +99,7 @@ Place place_of(const JobSpec& spec, const Plan& plan) {
                          : place_by_hand(*plan.node);
 }
 
-/// Returns the options of this node's agent, with the order that says what it starts.
+/// Returns the options of this node's agent, including the order of what to start.
 AgentOptions agent_of(const JobSpec& spec, const Plan& plan) {
   const JobSetup setup = set_up_job(spec, plan);
   const PlannedHost& here = setup.plan.hosts[static_cast<std::size_t>(std::max(0, plan.node->rank))];

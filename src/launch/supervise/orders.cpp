@@ -76,10 +76,10 @@ JobFacts Orders::facts_for(const AgentHandle& agent) const {
   JobFacts facts;
   facts.job_id = run_.state().job_id;
   facts.run_folder = run_.folder().path;
-  // For local agents, too, the address is the one that others see, so that servers here know where to listen.
+  // Even for local agents, the address is the one that other hosts see, so that servers here know where to listen.
   const std::string here = agent.host.local ? address_of(agent) : AgentPool::own_address(agent).host;
   facts.store = net::to_string(net::Address{here, store_port()});
-  // Takes rank 0's host, as seen from the others; in an elastic job the first host whose address is known.
+  // Takes rank 0's host, as seen from the other hosts; in an elastic job, the first host whose address is known.
   const auto found = std::ranges::find_if(agents_.members(), [](const auto& member) { return is_there(*member); });
   const AgentHandle& first = found != agents_.members().end() ? **found : agent;
   facts.master_port = first.host.local ? port_->port() : first.free_port;
@@ -155,7 +155,7 @@ std::optional<Plan> Orders::plan_again(bool (*usable)(const AgentHandle&), const
     if (!usable(*member) || barred.contains(member->host.name)) continue;
     PlannedHost host = member->host;
     host.part_of.clear();
-    // (Later orders may have been for fewer ranks.)
+    // (Later orders may have had fewer ranks than the first.)
     for (const PlannedHost& before : setup_.plan.hosts) {
       if (before.index == host.index) host.slots = std::max(host.slots, before.ranks);
     }

@@ -1,5 +1,5 @@
 // Orders to agents, and the data by which ranks find each other: rank 0's port, TensorFlow's tasks, and the contents of
-// the job's store. Owns changes to the plan: nobody else makes any. One thread.
+// the job's store. Only this part changes the plan. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -33,7 +33,7 @@ struct JobPast {
   std::optional<std::chrono::steady_clock::time_point> limit{};  ///< end of the job's time; set when ranks run
   // State for an elastic job whose workers all begin anew.
   Membership::Past members = {};
-  int workers = 0;  ///< number of workers so far: numbers are never reused
+  int workers = 0;  ///< number of workers so far, since numbers are never reused
 };
 
 class Orders {
@@ -55,7 +55,7 @@ class Orders {
   void settle_nodes();
   /// Notes the plan as the one that the job begins with.
   void note_first_plan();
-  /// Sends StartJob to all agents that have processes to start.
+  /// Sends StartJob to every agent that has processes to start.
   void give() const;
   /// Makes an agent that runs no ranks start `ranks` more of them, and adds them to the plan.
   void start_more(AgentHandle& agent, int ranks);
@@ -78,7 +78,7 @@ class Orders {
 
  private:
   JobFacts facts_for(const AgentHandle& agent) const;
-  /// Returns the address of a host, as seen from the others.
+  /// Returns the address of a host, as seen from the other hosts.
   std::string address_of(const AgentHandle& member) const;
   std::shared_ptr<store::Store> own_store() const;
 
@@ -89,7 +89,7 @@ class Orders {
   JobPast& past_;
   std::unique_ptr<store::StoreServer> store_;
   std::optional<PortLease> port_;
-  int first_ranks_ = 0;  ///< number of ranks at the start, with its spares
+  int first_ranks_ = 0;  ///< number of ranks at the start, spares included
 };
 
 }  // namespace cohort::launch

@@ -21,7 +21,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr const char* kPageFile = "page.url";
-/// After the job: how long a reader may take no byte of the remaining output before the output is dropped.
+/// Time without a byte taken, after the job's end, after which the remaining output is dropped.
 constexpr std::chrono::seconds kOutputTime(10);
 /// Changes within this time are gathered into one write of live.json.
 constexpr std::chrono::milliseconds kGather{30};
@@ -142,7 +142,7 @@ std::string RunOutput::start_text() const {
 
 void RunOutput::start_page() {
   if (page_ || !spec_.page) return;
-  // The page's address is enough to open it, so only a terminal shows it: batch systems' output may be read by others.
+  // Anyone with the page's address can open it, so only a terminal shows it: others may read batch systems' output.
   auto page = SideCommand::cohort({"watch", folder_.path, "--page"}, SIGKILL);
   page.output = SideCommand::Options::Output::All;
   page.on_output = by_lines([this](const std::string& line) {
@@ -243,7 +243,7 @@ void RunOutput::write_live() {
 }
 
 void RunOutput::write_usage() {
-  usage_ = Timer();  // the next report sets it again
+  usage_ = Timer();  // the next report starts this timer again
   const LiveRun run = look();
   warnings_.record_usage(usage_line(run, gpus_));
 }
@@ -309,7 +309,7 @@ void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const R
   state_.attempts.push_back(static_cast<const Attempt&>(state_));
   state_.stage = "ended";
   write_live();
-  if (restart.again) {  // the record lists this attempt's end, which is not the job's
+  if (restart.again) {  // the record lists this end as the attempt's, and not as the job's
     state_.end.clear();
     state_.exit_status.reset();
   }
@@ -317,7 +317,7 @@ void RunOutput::attempt_ended(const JobEnd& end, const Verdict& verdict, const R
 }
 
 std::string RunOutput::advice(const Verdict& verdict) const {
-  constexpr double kFewest = 20;  // steps: in fewer, some were unlike the rest
+  constexpr double kFewest = 20;  // steps; fewer are too few for a typical step
   if (verdict.status != 0 || spec_.quiet || !state_.members.empty() ||
       static_cast<int>(state_.trained.size()) != state_.plan.world_size) {
     return {};

@@ -1,6 +1,6 @@
 // Keeps the state of a run while it goes on, and publishes it: to the terminal or as events, into the run's folder
 // (job.json, live.json, warnings), to the page, and to the commands that export the record (--track). Lives as long as
-// the job, whose epochs report to it what has happened. Decides nothing. One thread.
+// the job; the job's epochs report to it what has happened. Decides nothing. One thread.
 #pragma once
 
 #include "base/result.h"
@@ -48,7 +48,7 @@ class RunOutput {
   /// Returns the display's news; to be called after each step of the loop.
   Display::News take_news();
 
-  // Events of an epoch, from its beginning to its end. `number`: restarts before it.
+  // The next methods report the events of an epoch, from its beginning to its end. `number`: restarts before it.
   void begin_attempt(int number);
   /// Sets the processes of the epoch; `shown`: the ranks whose output is shown, empty: all.
   void set_plan(const Plan& plan, const std::vector<int>& shown);
@@ -110,13 +110,13 @@ class RunOutput {
   const JobSpec& spec_;
   RunState state_;
   RunFolder folder_;
-  Display display_;  ///< its sources are numbered as the agent pool's members
+  Display display_;  ///< the index in the agent pool's members numbers its sources
   Announcer announcer_;
   LiveFile live_file_;
   // By process.
   Figures figures_{0};
   std::vector<LastLine> lines_;
-  std::vector<int> restarts_;                        ///< how often each has been started again, alone
+  std::vector<int> restarts_;                        ///< by process: how often only this one has been started again
   std::map<std::string, std::vector<GpuUse>> gpus_;  ///< by host
   Timer soon_;                                       ///< live.json is to be written
   Timer usage_;                                      ///< a line for usage.jsonl is due

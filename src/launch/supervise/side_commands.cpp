@@ -24,7 +24,7 @@ namespace cohort::launch {
 namespace {
 
 constexpr auto kTrackNoticeTime = std::chrono::seconds(2);
-constexpr std::string_view kOwnPrefix = "cohort: ";  // `say` prefixes each line with it anyway
+constexpr std::string_view kOwnPrefix = "cohort: ";  // removed from lines, since `say` adds it to each
 
 }  // namespace
 
@@ -98,7 +98,7 @@ constexpr std::chrono::seconds kLookAtDiskEvery{1};
 // Limits on commands of --on-warning.
 constexpr std::size_t kMostAtOnce = 4, kMostWaiting = 64;
 constexpr std::chrono::seconds kCommandLimit{60};
-constexpr std::chrono::seconds kAtEnd{5};  ///< for commands that still run when the job has ended
+constexpr std::chrono::seconds kAtEnd{5};  ///< time for commands that still run when the job has ended
 
 sys::UniqueFd file_of(const std::string& text) {
   sys::UniqueFd file(::memfd_create("cohort-warning", MFD_CLOEXEC));

@@ -1,6 +1,6 @@
-// Processes beside a job that are no part of it: the server of its page, the exporters of --track, the command that
-// gets warnings. None of their failures is a failure of the job, which waits for them only a bounded time after its
-// end. All belong to the supervisor and its thread, and end with it at the latest.
+// Processes that run beside a job but are no part of it: the server of its page, the exporters of --track, the command
+// that gets warnings. Their failures do not fail the job, and after its end the job waits for them only a bounded time.
+// All belong to the supervisor and its thread, and end with it at the latest.
 #pragma once
 
 #include "base/process.h"
@@ -36,7 +36,7 @@ auto by_lines(Say say) {
 /// in sessions of their own.
 class Trackers {
  public:
-  /// `destinations`: as `cohort export --to` takes them. `run` outlives this.
+  /// `destinations`: written as for `cohort export --to`. `run` outlives this.
   Trackers(Loop& loop, RunOutput& run, const std::vector<std::string>& destinations);
 
   std::vector<pid_t> pids() const;

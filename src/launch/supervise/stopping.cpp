@@ -98,9 +98,9 @@ Stopping::Order Stopping::begin(const std::string& reason, int signal, Grace gra
   signal_ = signal;
   saving_ = grace.saving;
   began_ = now;
-  // Most jobs end quickly; a user who has to wait is told why.
+  // Most jobs end quickly. A user who has to wait gets a notice that says why.
   if (grace.usual > Milliseconds(0)) notice_at_ = now + Milliseconds(1000);
-  // Ctrl-C asks kindly, SIGTERM comes before SIGKILL. The agents' own limit is later than ours.
+  // After Ctrl-C's SIGINT, SIGTERM comes before SIGKILL. The agents' own limit is later than ours.
   harder_at_.reset();
   limit_ = now + grace.usual;
   if (signal == SIGINT && grace.usual > Milliseconds(0)) {

@@ -1,5 +1,5 @@
-// How a job is brought to its end, and two further inputs from the caller: the owner's end and stdin. All belong to the
-// supervisor and its thread.
+// Brings a job to its end, and watches two further inputs from the caller: the end of its owner, and stdin. All classes
+// belong to the supervisor and its thread.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -33,7 +33,7 @@ class Owner {
   Watch watch_;
 };
 
-/// Removes a folder that only this user can read (0700); leaves any other.
+/// Removes a folder that only this user can read (0700); leaves any other folder.
 void remove_private_folder(const std::string& path);
 
 /// Reads this process's stdin for rank 0, no faster than rank 0 reads. Needed where rank 0 cannot inherit stdin: if it
@@ -45,14 +45,14 @@ class InputReader {
 
   /// Called when this many bytes have been passed on to the rank.
   void taken(std::uint64_t bytes);
-  /// Reads a terminal only from the foreground, since reading from the background stops a process; call this after
+  /// Reads a terminal only from the foreground, since the kernel stops a background process that reads; call this after
   /// SIGCONT.
   void look_again();
 
   /// Returns false for a closed descriptor and for /dev/null.
   static bool worth_reading(int fd);
-  /// Returns true for an input that a rank on this host can inherit: then no input is taken from the caller that no
-  /// rank reads. A terminal cannot be inherited, since the rank would read it in the background, too.
+  /// Returns true for an input that a rank on this host can inherit. Then only input that the rank reads is taken from
+  /// the caller. A terminal cannot be inherited, since the rank would read it in the background, too.
   static bool may_be_given(int fd);
 
  private:
@@ -74,7 +74,7 @@ class Stopping {
   using Milliseconds = std::chrono::milliseconds;
   struct Grace {
     Milliseconds usual{0};
-    Milliseconds saving{0};  ///< if ranks save when they are asked, and if it is longer
+    Milliseconds saving{0};  ///< used instead if ranks save when they are asked, and if it is longer
   };
   /// Ranks get `signal`, and SIGKILL after the grace if they still run.
   struct Order {

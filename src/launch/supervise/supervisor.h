@@ -1,7 +1,7 @@
 // `cohort run`: makes the plan, has an agent placed on every host, tells the agents what to start, shows the output,
 // and ends the job as soon as anything in it has failed. The supervisor owns the job's store and its lock on
-// MASTER_PORT, and touches workers only through their agents. JobSetup is what a job consists of besides its spec;
-// making it reads this process and its files, and starts nothing. One thread.
+// MASTER_PORT, and touches workers only through their agents. JobSetup has everything of a job that its spec does not
+// have. To make it, this process's environment and files are read, but nothing is started. One thread.
 #pragma once
 
 #include "launch/messages.h"
@@ -37,7 +37,7 @@ JobResult run_job(const JobSpec& spec, Plan plan);
 /// other launcher runs its node's ranks until the job ends, and returns the job's exit status. Otherwise like run_job.
 JobResult run_node(const JobSpec& spec, Plan plan);
 
-/// Everything that a job consists of: plan, programs, environment, limits; agents' orders are made of it.
+/// Everything that a job consists of: plan, programs, environment, limits; agents' orders are made from it.
 struct JobSetup {
   const JobSpec& spec;
   Plan plan = {};
@@ -46,7 +46,7 @@ struct JobSetup {
   Environment environment = {};          ///< the workers' environment, without the variables that differ between ranks
   std::vector<int> ignored = {};         ///< signals that this process ignores because its caller does
   std::vector<std::string> chosen = {};  ///< variables that are sent to every host, even those of one host or login
-  std::uint64_t open_files = 0;          ///< the workers' limit: this process's own before it was raised
+  std::uint64_t open_files = 0;          ///< the workers' limit, which this process had before it raised its own
 };
 
 /// Makes a JobSetup, which `spec` outlives, and raises this process's limit of open files. Throws cohort::Error on
@@ -65,8 +65,8 @@ StartJob order_for(const JobSetup& setup, const PlannedHost& host, const JobFact
 std::string absolute_path(const std::string& path);
 
 /// Describes in whole lines what `cohort run` would start: the plan as a table, the exact command, and the variables
-/// that each rank's environment has beyond the command's own. Starts nothing. Throws cohort::Error on options that
-/// cannot be met, as `run_job` does.
+/// that each rank has beyond this command's environment. Starts nothing. Throws cohort::Error on options that cannot be
+/// met, as `run_job` does.
 std::string describe_job(const JobSpec& spec, Plan plan);
 
 }  // namespace cohort::launch

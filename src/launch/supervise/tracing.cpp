@@ -27,7 +27,7 @@ void Tracing::on_joined(AgentHandle& agent) {
   if (!again_) measure_again();
 }
 
-// Its handle may go before the job's end.
+// The agent's handle may go before the job's end.
 void Tracing::on_closed(const AgentHandle& agent) {
   const auto clock = std::ranges::find_if(clocks_, [&agent](const auto& one) { return &one.second.agent == &agent; });
   if (clock == clocks_.end()) return;
@@ -56,7 +56,7 @@ bool Tracing::take(AgentHandle& agent, const Message& message) {
   } else if (const auto* answer = std::get_if<ClockAnswer>(&message)) {
     if (clock != clocks_.end()) follow(agent, clock->second.sync.answer(answer->number, answer->now_ns, now_ns()));
   } else {
-    // The agent's ranks begin to end.
+    // The message says that the agent's ranks begin to end.
     if (std::holds_alternative<Exited>(message) && clock != clocks_.end())
       follow(agent, clock->second.sync.begin(now_ns()));
     return false;
