@@ -240,7 +240,7 @@ Digest digest_of(ConstBuffer data, const DigestKey& key) {
     void operator()(EVP_MAC* mac) const noexcept { EVP_MAC_free(mac); }
     void operator()(EVP_MAC_CTX* context) const noexcept { EVP_MAC_CTX_free(context); }
   };
-  // Static, since looking up the algorithm takes longer than the digest of a small tensor.
+  // This is static, since looking up the algorithm takes longer than the digest of a small tensor.
   static const std::unique_ptr<EVP_MAC, FreeMac> poly1305(EVP_MAC_fetch(nullptr, "POLY1305", nullptr));
   const std::unique_ptr<EVP_MAC_CTX, FreeMac> context(poly1305 ? EVP_MAC_CTX_new(poly1305.get()) : nullptr);
   Digest digest{};

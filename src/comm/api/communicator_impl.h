@@ -24,7 +24,7 @@ namespace cohort::comm {
 
 class Queue;
 
-/// A registered segment. Its destructor, which frees the memory, runs when the last copy of its Memory is destroyed.
+/// A registered segment. Its destructor frees the memory; it runs when the last copy of the Memory is destroyed.
 struct MemoryBlock {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -50,7 +50,7 @@ class CommunicatorImpl {
   /// Allocates one memory that all ranks share. Collective. Throws InvalidArgument if the ranks are on several hosts.
   virtual std::shared_ptr<MemoryBlock> allocate_shared(std::size_t bytes) = 0;
   virtual int join(const BarrierOptions& options) = 0;
-  /// Returns null if the color is kNoColor.
+  /// Forms the groups of the ranks' colors. Returns null if this rank's color is kNoColor.
   virtual std::shared_ptr<CommunicatorImpl> split(const SplitOptions& options) = 0;
   /// `ranks` are distinct and within the world.
   virtual std::shared_ptr<CommunicatorImpl> group(std::span<const int> ranks, const GroupOptions& options) = 0;
@@ -62,7 +62,7 @@ class CommunicatorImpl {
   virtual const std::shared_ptr<Queue>& queue() const noexcept = 0;
 };
 
-/// Names that a world within a larger world uses in messages, for its ranks and operations. Any thread.
+/// Names of ranks and operations that a world within a larger world uses in messages. Any thread.
 class OperationLabel {
  public:
   virtual ~OperationLabel() = default;
@@ -80,7 +80,7 @@ struct FormOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   std::vector<int> hosts = {};             ///< by rank, the number of its host; empty: all ranks are on one host
   bool one_machine = false;                ///< the hosts are fake: loopback reaches all ranks
-  std::optional<net::Secret> secret = {};  ///< the job's; if not set, the store's keys are secret enough
+  std::optional<net::Secret> secret = {};  ///< the job's secret; if not set, the store's keys are secret enough
   rendezvous::TransportKind transport = rendezvous::TransportKind::Tcp;  ///< transport between hosts
   std::shared_ptr<const OperationLabel> label = {};                      ///< set if this is part of a larger world
   bool background = false;                                               ///< as in GroupOptions
@@ -103,7 +103,7 @@ std::span<const Backend> backends() noexcept;
 /// The best backend for worlds on one host, or on several.
 const Backend& usual_backend(bool several_hosts) noexcept;
 
-// Forming worlds whose ranks are threads, on a given backend. Any thread.
+// Functions that form worlds of threads on a given backend. Any thread.
 
 /// Like `form_thread_world`, on the given backend. `hosts` is as in FormOptions.
 std::vector<Communicator> form_on_threads(const Backend& backend, std::vector<int> hosts, int size,
@@ -125,7 +125,7 @@ struct Caller {
 
 void check_buffer(const Caller& caller, std::string_view name, const ConstBuffer& buffer);
 void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffer& output);
-/// Checks that input and output share no byte. They may if the input begins at `in_place`: the operation is in place.
+/// Checks that input and output share no byte, unless the input begins at `in_place`: then the operation is in place.
 void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);

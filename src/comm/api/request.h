@@ -24,7 +24,7 @@ namespace cohort::comm {
 
 class FiniteCheck;
 
-/// Kind of an operation. The numbers are sent between ranks of one build only.
+/// Kind of an operation. The numbers are sent only between ranks of one build.
 enum class Kind : std::uint8_t {
   None = 0,
   AllReduce,
@@ -71,14 +71,14 @@ struct Counts {
   std::vector<std::int64_t> output;  ///< all_to_all_v: received from each rank
 };
 
-/// Result of a round in which ranks only agree on an operation, which is then carried out elsewhere.
+/// Result of a round in which ranks only agree on an operation; it is then carried out elsewhere.
 struct Round {
   bool everyone = false;  ///< no rank has joined
-  /// Shares in a weighted average, by rank: the weight over the sum of all weights. Empty if all ranks contribute with
-  /// equal weights, or the operation has no weights.
+  /// Shares in a weighted average, by rank: each weight divided by the sum of all weights. Empty if all ranks
+  /// contribute with equal weights, or the operation has no weights.
   std::vector<double> shares = {};
-  /// The ranks that contribute, ascending: all that have not joined, except those of weight 0. `fractions` has the
-  /// factor of each, if the weights differ.
+  /// The ranks that contribute, ascending: all that have not joined, except those with weight 0. If the weights differ,
+  /// `fractions` has the factor of each.
   std::vector<int> contributors = {};
   std::vector<double> fractions = {};
 };
@@ -101,7 +101,7 @@ struct Request {
   DType dtype = DType::Float32;
   bool weighted = false;
   WireFormat wire_format = WireFormat::None;  ///< for float32, between hosts
-  float* residual = nullptr;                  ///< as AllReduceOptions::residual
+  float* residual = nullptr;                  ///< see AllReduceOptions::residual
   MemoryKind memory = MemoryKind::Host;
   std::int32_t root = 0;  ///< rooted operations: the root; send and recv: the peer, or kAnySource
   std::int32_t tag = 0;
@@ -113,8 +113,8 @@ struct Request {
   double prescale = 1;
   double postscale = 1;
   std::shared_ptr<const Counts> counts;
-  std::uint64_t group = 0;                         ///< digest of all operations of its group; 0: it is in no group
-  std::chrono::milliseconds timeout{0};            ///< 0: the communicator's own
+  std::uint64_t group = 0;                         ///< digest of all operations of the request's group; 0: no group
+  std::chrono::milliseconds timeout{0};            ///< 0: the communicator's timeout
   std::shared_ptr<FiniteCheck> finite_check = {};  ///< set if the caller asks whether the result is finite
   Round* round = nullptr;                          ///< not null: the ranks only agree on the operation
   std::vector<Borrowed>* borrowed = nullptr;       ///< not null: blocks noted here need not be copied to the output
@@ -134,19 +134,19 @@ struct DeviceRequest : Request {
   std::optional<GpuSums> gpu_sums = {};  ///< if not set, COHORT_GPU_SUMS decides
 };
 
-// Division of a buffer's elements among ranks, into contiguous slices. Pure.
+// Divides a buffer's elements among ranks, into contiguous slices. Pure.
 struct Slice {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t count() const noexcept { return end - begin; }
 };
 
-/// Divides `count` elements of `element` bytes, the first of which is at `address`, into `parts` slices and returns
-/// slice `part`. Borders lie on cache lines.
+/// Divides `count` elements of `element` bytes, beginning at `address`, into `parts` slices and returns slice `part`.
+/// Borders lie on cache lines.
 inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address,
                       std::size_t unit = 64) noexcept {
   const auto per_line = static_cast<std::int64_t>(unit / element);
-  const auto lead = static_cast<std::int64_t>(address % unit / element);  // elements before the first one in its line
+  const auto lead = static_cast<std::int64_t>(address % unit / element);  // elements between its line's start and it
   const std::int64_t lines = (count + lead + per_line - 1) / per_line;
   const auto border = [&](std::int64_t index) {
     const std::int64_t line = lines / parts * index + lines % parts * index / parts;

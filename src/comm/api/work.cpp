@@ -53,7 +53,7 @@ std::string_view name_of(MemoryKind kind) noexcept {
 namespace cohort::comm::times {
 namespace {
 
-thread_local bool left_out = false;  // this thread is Cohort's own, or within an Exposed
+thread_local bool left_out = false;  // this thread belongs to Cohort, or is within an Exposed
 
 std::uint64_t count_of(std::chrono::nanoseconds duration) noexcept {
   return duration.count() > 0 ? static_cast<std::uint64_t>(duration.count()) : 0;
@@ -95,7 +95,7 @@ void Exposed::end() noexcept {
   left_out = false;
   const Clock::time_point ended = Clock::now();
   status::StatusPage::own().times().exposed_ns.fetch_add(count_of(ended - begun_), std::memory_order_relaxed);
-  // A call for an operation that has ended already is not shown as a wait.
+  // A call is not shown as a wait if its operation has ended already.
   if (ended - begun_ < std::chrono::microseconds(1) || !status::timeline::on()) return;
   using status::TimelineKind;
   status::timeline::add({TimelineKind::Wait, "wait", begun_, ended, status::timeline::this_thread(), 0, 0, {}});
@@ -118,7 +118,7 @@ void give_up(std::shared_ptr<comm::WorkState>& state, bool by_stream) noexcept {
     if (by_stream && !state->done()) return state.reset();
     state->wait();
     const auto& error = state->outcome();
-    // In a world that has ended all operations fail, and the error of one of them is already being reported.
+    // When a world has ended, all its operations fail, and the error of one of them is already being reported.
     const bool another_is_told = std::uncaught_exceptions() > 0 || std::current_exception() != nullptr;
     const bool ended = error && (error->code() == ErrorCode::PeerLost || error->code() == ErrorCode::Aborted);
     if (error && !state->reported.exchange(true) && !(ended && another_is_told)) {

@@ -19,7 +19,7 @@
 
 namespace cohort::comm {
 
-/// Result of making a GPU stream wait for an operation.
+/// Outcome of making a GPU stream wait for an operation.
 enum class Ordering {
   Done,
   NotYet,  ///< the operation has not been submitted to a GPU so far
@@ -54,8 +54,8 @@ class WorkState {
   std::atomic<bool> reported{false};
 };
 
-/// Work that ends later, and the callbacks that are called then. Protected by its carrier's mutex, except `done` and,
-/// after the end, `outcome`.
+/// Work that ends later, and the callbacks that are called then. Protected by the mutex of its queue or matcher, except
+/// `done` and, after the end, `outcome`.
 class UnfinishedWork : public WorkState {
  public:
   bool done() const noexcept final { return done_.load(std::memory_order_acquire); }
@@ -86,7 +86,7 @@ class UnfinishedWork : public WorkState {
   std::vector<std::function<void()>> callbacks_;
 };
 
-/// The state of an operation that failed before it was started, or while the caller itself ran it.
+/// The state of an operation that failed before it was started, or while its caller ran it.
 class FailedWork final : public WorkState {
  public:
   explicit FailedWork(Error error) : outcome_(std::move(error)) {}
@@ -101,7 +101,7 @@ class FailedWork final : public WorkState {
 };
 
 // Answers whether the result of an operation is finite. Shared by the request and the Work: a backend that sees all
-// results while it computes them notes the answer on the request. One thread notes, before the operation is done; any
+// results while it computes them notes the answer in the request. One thread notes, before the operation is done; any
 // thread may call `finite` after that.
 class FiniteCheck {
  public:
@@ -150,13 +150,13 @@ bool wanted() noexcept;
 
 /// Adds an operation that has ended.
 void add(const CollectiveEvent& event) noexcept;
-/// Excludes the waits of this thread, which is Cohort's own, from the program's.
+/// Excludes the waits of this thread from the program's, since the thread belongs to Cohort.
 void leave_out_this_thread() noexcept;
 
 /// Adds time that the program has waited outside of an Exposed.
 void add_exposed(std::uint64_t ns) noexcept;
 
-/// Counts its lifetime as time in which the program only waits. An Exposed within another one counts nothing.
+/// Counts its lifetime as time in which the program only waits. An Exposed within another Exposed adds nothing.
 class Exposed {
  public:
   Exposed() noexcept { begin(); }

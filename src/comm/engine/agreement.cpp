@@ -32,7 +32,7 @@ std::uint64_t digest(std::span<const std::int64_t> values) noexcept {
 std::string called(const Descriptor& d) {
   const std::string_view name = name_of(d.kind);
   const std::string_view type = cohort::to_string(d.dtype);
-  // A tag alone has 32 bits, a digest 64.
+  // A tag has only 32 bits, a digest 64.
   const std::string grouped = d.detail == 0         ? std::string()
                               : d.detail >> 32 == 0 ? fmt::format(", tag {:#x}", d.detail)
                                                     : fmt::format(", grouped as #{:08x}", d.detail >> 32);
@@ -110,7 +110,7 @@ Descriptor describe(const Request& request) noexcept {
       own.count = std::accumulate(request.counts->input.begin(), request.counts->input.end(), std::int64_t{0});
       own.detail = digest(request.counts->input);
       break;
-    case Kind::AllToAllV: break;  // every rank has counts of its own, which are compared as a matrix
+    case Kind::AllToAllV: break;  // every rank has its own counts; they are compared as a matrix
     default: own.count = request.output_count; break;
   }
   if (request.group != 0) own.detail = mix(own.detail + request.group);
@@ -180,7 +180,7 @@ std::size_t inline_bytes(const Request& request, int ranks) noexcept {
       const auto& counts = request.counts->input;
       return static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end())) * element;
     }
-    case Kind::AllToAllV: return 0;  // sizes differ among ranks, and the inline memory holds the counts
+    case Kind::AllToAllV: return 0;  // sizes differ among ranks; the inline memory is used for the counts
     case Kind::Barrier: return 0;
     default: return request.input_bytes();
   }
@@ -312,7 +312,7 @@ void Contributors::set(const Agreement& agreement) {
   } else {
     ranks_ = agreement.active;
   }
-  divisor_ = scales_.empty() ? std::max<std::int64_t>(count(), 1) : 1;  // no divisor for fractions, which add up to 1
+  divisor_ = scales_.empty() ? std::max<std::int64_t>(count(), 1) : 1;  // fractions add up to 1 and need no divisor
   if (agreed.prescale != 1 && is_scalable(agreed.dtype)) {
     scales_.resize(ranks_.size(), 1);
     for (double& scale : scales_) scale *= agreed.prescale;

@@ -37,7 +37,7 @@ struct Descriptor {
   std::uint8_t memory : 2 = 0;        ///< MemoryKind
   std::uint8_t round : 1 = 0;         ///< the operation is carried out elsewhere (Request::round)
   std::int32_t root = 0;
-  std::int64_t count = 0;  ///< elements, of the smaller buffer if one has parts; Joined: the order of joining
+  std::int64_t count = 0;  ///< elements, in the smaller buffer if one has parts; Joined: the order of joining
   double weight = 1;
   double prescale = 1;
   double postscale = 1;
@@ -57,28 +57,28 @@ static_assert(sizeof(Descriptor) == 80);
 
 /// The request with which a rank that has joined serves the operation of the others.
 Request request_to_serve(const Descriptor& agreed) noexcept;
-/// Describes a request, without the location of its memory.
+/// Describes a request, but not the location of its memory.
 Descriptor describe(const Request& request) noexcept;
 /// Fingerprint of everything that has to agree. Different descriptors have equal fingerprints with probability 2^-64.
 std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
-/// Digest of a group, which each of its operations carries: ranks whose groups differ anywhere disagree on the first
-/// operation.
+/// Digest of a group. Each operation of the group carries it, so ranks whose groups differ anywhere disagree on the
+/// first operation.
 std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 /// True if the descriptors may describe the same operation. The descriptor of a rank that has joined agrees with all.
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
 /// Text for messages: "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);
-/// Bytes of the largest payload that a rank sends inline, with its descriptor, if the operation is small.
+/// Bytes of the largest payload that a rank sends inline (with its descriptor) in a small operation.
 std::size_t inline_bytes(const Request& request, int ranks) noexcept;
 
 // All ranks' descriptions of an operation, and the decision on it. All ranks see the same descriptions, so all decide
 // alike. The code that runs operations fills in `brought`. Pure; belongs to the thread that runs operations.
 
-/// Reason why an operation is refused, and a rank that is concerned.
+/// Reason why an operation is refused, and one of the ranks concerned.
 struct Disagreement {
   std::string why;
   int peer = -1;
-  bool tagged = false;  ///< as ErrorContext's
+  bool tagged = false;  ///< see ErrorContext::tagged
 };
 
 struct Agreement {
@@ -129,7 +129,7 @@ std::optional<Disagreement> compare_counts(int ranks, int rank, Sent sent, Expec
 // The ranks whose inputs a reduction folds, and the factor of each. Belongs to the thread that runs operations.
 class Contributors {
  public:
-  /// Sets ranks and factors from the operation that all have agreed on. Allocates in the first calls only.
+  /// Sets ranks and factors from the operation that all have agreed on. Allocates only in the first calls.
   void set(const Agreement& agreement);
 
   const std::vector<int>& ranks() const noexcept { return ranks_; }  ///< ascending

@@ -9,7 +9,7 @@ Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest) {
   if (!header) return header;
   const bool eager = header->kind == HeaderKind::Eager;
   const std::size_t payload = bytes.size() - kHeaderBytes;
-  // The count is checked by itself, since its bytes may overflow to a small number.
+  // Checks the count itself, since its number of bytes may overflow to a small number.
   if (payload > longest || (eager && static_cast<std::size_t>(header->count) > longest) ||
       payload != (eager ? header->bytes() : 0)) {
     return fail(ErrorCode::Corrupt, "a message of another length than it says");

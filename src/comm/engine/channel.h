@@ -25,7 +25,7 @@
 
 namespace cohort::comm::messages {
 
-// The members and the end of a world, as far as sends and receives need them. Any thread.
+// The members of a world, and its end, as far as sends and receives need them. Any thread.
 class Members {
  public:
   virtual ~Members() = default;
@@ -45,7 +45,7 @@ class Members {
   /// If the world has ended, reports that to all threads that need to know it; none of them accesses the memory of
   /// messages afterwards.
   virtual void tell_if_ended() = 0;
-  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
+  /// The error that ended the world, as this rank reports it for operation `sequence`; `doing` describes the operation.
   virtual Error recorded(const std::string& doing, std::uint64_t sequence) const = 0;
   /// Reason why nothing will come from a peer any more; nullopt if messages may still come.
   virtual std::optional<std::string> lost(int rank) const = 0;
@@ -68,11 +68,11 @@ inline constexpr int kHeaderKinds = 7;
 struct MessageHeader {
   HeaderKind kind = HeaderKind::Eager;
   DType dtype = DType::Float32;     ///< type of the sent elements
-  DType expected = DType::Float32;  ///< Refused: as the receive expects
+  DType expected = DType::Float32;  ///< Refused: the type that the receive expects
   std::int32_t tag = 0;
-  std::int64_t count = 0;  ///< number of sent elements
+  std::int64_t count = 0;  ///< number of elements sent
   std::int64_t expected_count = 0;
-  std::uint64_t offer = 0;    ///< the sender's number of this offer, or of the offer that this answers
+  std::uint64_t offer = 0;    ///< the sender's number of this offer, or of the offer that is answered
   std::uint64_t address = 0;  ///< Offer: address of the payload in the sender's process
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
@@ -88,11 +88,11 @@ void visit_fields(auto& m, auto& archive, const MessageHeader*) {
 }
 inline constexpr std::size_t kHeaderBytes = 31;
 
-/// Reads the header at the beginning of `bytes`. If it is Eager, the rest is its payload, of at most `longest` bytes.
+/// Reads the header at the beginning of `bytes`. After an Eager one, the rest is its payload, at most `longest` bytes.
 Result<MessageHeader> read_header(std::string_view bytes, std::size_t longest);
 
-// A send or receive as it was called, and the Work of one that is not over when the call returns. All members of the
-// Work except `done` are protected by the matcher's mutex.
+// A send or receive as it was called, and its Work if it is not over when the call returns. All members of the Work
+// except `done` are protected by the matcher's mutex.
 struct Message {
   Kind kind = Kind::Send;
   DType dtype = DType::Float32;
@@ -102,7 +102,7 @@ struct Message {
   std::byte* to = nullptr;          ///< receive: the memory for the data
   std::int64_t count = 0;           ///< elements
   std::chrono::milliseconds timeout{0};
-  std::uint64_t number = 0;  ///< its number among the sends and receives of its rank, from 1
+  std::uint64_t number = 0;  ///< number among the sends and receives of its rank, from 1
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
   /// The peer as errors and the status page name it: -1 if it is not known.
@@ -111,7 +111,7 @@ struct Message {
 
 /// Text for errors: "send(float32[4], to rank 1, tag 0)".
 std::string to_string(const Message& message);
-/// The error of either side of a refused message, with the sent and the expected type and count.
+/// The error of either side of a refused message, with the types and counts that were sent and expected.
 Error refusal_of(const Members& members, const Message& own, const MessageHeader& header);
 
 class Transfer;
@@ -181,12 +181,12 @@ class Channel {
   /// Gets the first header that has come and has not been taken. Returns false if there is none.
   virtual bool peek(Arrival& arrival) noexcept = 0;
   virtual void take() noexcept = 0;
-  /// Sends a header. Returns false if there is no space: to be tried again when `stirred`. `payload`: if it is Eager.
+  /// Sends a header. Returns false if there is no space: try again when `stirred`. `payload`: only for Eager.
   virtual bool put(const MessageHeader& header, const std::byte* payload = nullptr) = 0;
 
   /// Called when an eager message of the peer has met its receive.
   virtual void note_met() = 0;
-  /// How many of the eager messages to the peer are known to have met their receives.
+  /// Number of the eager messages to the peer that are known to have met their receives.
   virtual std::uint64_t met() const noexcept = 0;
 
   /// Begins to send a payload that the peer has asked for.
@@ -197,7 +197,7 @@ class Channel {
   const std::size_t eager_bytes;  ///< messages up to this size may be Eager
 };
 
-/// All channels of one kind. Any thread, except `open`.
+/// The channels of one kind. Any thread, except `open`.
 class Channels {
  public:
   explicit Channels(bool driven) noexcept : is_driven(driven) {}
@@ -216,8 +216,8 @@ class Channels {
   virtual void sleep(std::uint32_t bell, std::chrono::nanoseconds longest) = 0;
   virtual void wake() noexcept = 0;
 
-  /// True if `look` has to be called: waiting threads call it, or, if no thread waits, a thread of the communicator.
-  /// False if peers put headers directly into this rank's memory; a thread of the matcher handles them if no thread
+  /// True if `look` has to be called: by waiting threads or, if no thread waits, by a thread of the communicator.
+  /// False if peers put headers directly into this rank's memory; a thread of the matcher handles these if no thread
   /// waits.
   const bool is_driven;
   std::atomic<int> attended{0};  ///< threads that wait here

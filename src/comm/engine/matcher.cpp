@@ -17,13 +17,13 @@ namespace {
 using namespace std::chrono_literals;
 
 // Interval at which the thread checks whether any thread waits for messages, instead of being woken for each message.
-// A message for which no thread waits may be late by this interval, the first time.
+// The first message for which no thread waits may be late by this interval.
 constexpr auto kTick = 1ms;
 // The first sleep is short: without a fence, a peer may have read that no thread sleeps before this one went to sleep.
 constexpr auto kFirstSleep = 200us;
 constexpr auto kSlice = 10ms;
 constexpr auto kDoze = 1h;
-// Waiting spins, for a number of times that adapts to the success of spinning, then yields, then sleeps.
+// A waiting thread spins, then yields, then sleeps. The number of spins adapts to the success of spinning.
 constexpr int kMostSpins = 4000;
 constexpr int kLeastSpins = 30;
 constexpr auto kYielding = 200us;
@@ -158,8 +158,8 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
     if (work.done()) break;
     attend();
   }
-  // Ranks may share a core although there are enough cores: then the peer runs only when this rank yields, and spinning
-  // before that is lost time.
+  // Ranks may share a core although there are enough cores. Then the peer runs only when this rank yields, so spinning
+  // before that loses time.
   if (spins > 0 && yields == 0) spins_.store(std::min(spins * 2, kMostSpins), std::memory_order_relaxed);
   if (spins > 0 && (yields == 1 || yields == 2))
     spins_.store(std::max(spins / 2, kLeastSpins), std::memory_order_relaxed);
@@ -169,7 +169,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
 }
 
 /// Reports the wait in the status page, for observers outside of the process. If several threads wait, the last one to
-/// begin is shown. A message that is waited for has been queued, and so has its number.
+/// begin is shown. A message that is waited for has been queued, so it has its number.
 void Matcher::tell_waiting(const Message& message) noexcept {
   tellers_.fetch_add(1);
   status::LaneStatus& lane = members_.messages();

@@ -1,8 +1,8 @@
-// Send and receive, apart from the collectives, over all kinds of channels (channel.h): who makes messages progress.
+// Send and receive over all kinds of channels (channel.h), apart from the collectives: who makes messages progress.
 // A small message is sent with its header, and its send ends immediately; a larger one is offered. Any thread may call.
 // All state is under one mutex, which is locked before those of channels. Any waiting thread makes all messages
-// progress. If no thread waits, calls of `attend` and the matcher's own thread do; that thread sleeps until a peer
-// wakes it.
+// progress. If no thread waits, callers of `attend` and the matcher's thread do; that thread sleeps until a peer wakes
+// it.
 #pragma once
 
 #include "comm/engine/channel.h"
@@ -47,8 +47,8 @@ class Matcher final : public Carrier {
     work.add_callback(mutex_, std::move(callback));
   }
   bool in_child() const noexcept override { return owner_.guard.in_child(); }
-  /// Ends the thread; nothing may be submitted afterwards. `waits`: first waits for the messages under way; to be false
-  /// if these need the caller to progress.
+  /// Ends the thread; nothing may be submitted afterwards. `waits`: first waits for the messages under way; set it to
+  /// false if these need the caller to make progress.
   void stop(bool waits = true);
 
  private:
@@ -59,7 +59,7 @@ class Matcher final : public Carrier {
 
   const Owner owner_;
   Members& members_;
-  Channels& home_;  // channels on which the thread sleeps and receives from any source wait
+  Channels& home_;  // channels on which the thread sleeps, and on which receives from any source wait
 
   std::mutex mutex_;
   MessageEnds ends_;

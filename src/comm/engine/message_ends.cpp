@@ -49,7 +49,7 @@ void MessageEnds::settle(Lock& lock) {
     wake_sleepers();
     lock.unlock();
     for (const auto& callback : callbacks) callback();
-    callbacks.clear();  // without the mutex, since destructors of what callbacks hold may do anything
+    callbacks.clear();  // without the mutex, since objects that callbacks hold may do anything in their destructors
     lock.lock();
   }
 }

@@ -1,4 +1,4 @@
-// Ends of sends and receives: counts those that are not over, sets the others done, reports them to the observer and in
+// Ends of sends and receives: counts those that are not over. Sets the others done, reports them to the observer and in
 // the rank's timeline, and calls their callbacks. Under the matcher's mutex, except `observed`, `report` and `pending`.
 #pragma once
 
@@ -23,14 +23,14 @@ class MessageEnds {
   /// Changes the counts of works that are not over. `kind`: the channels that carry them.
   void count(Channels& kind, int works) noexcept;
   std::size_t pending() const noexcept { return pending_.load(); }
-  /// Ends a work, which is in no list any more.
+  /// Ends a work that is in no list any more.
   void complete(const std::shared_ptr<MessageWork>& work, Channels& kind, std::optional<Error> error);
-  /// True if works are over and wait for `settle`, which reports them, sets them done and calls their callbacks, and
-  /// unlocks the mutex meanwhile.
+  /// True if works are over and wait for `settle`. `settle` reports them, sets them done and calls their callbacks;
+  /// meanwhile it unlocks the mutex.
   bool any() const noexcept { return !finished_.empty(); }
   void settle(Lock& lock);
 
-  /// True if works that are over are reported: to an observer, or in the rank's timeline.
+  /// True if ended works are reported to an observer or in the rank's timeline.
   bool observed() const noexcept;
   void report(const Message& message, Clock::time_point called, Clock::time_point met, Clock::time_point ended,
               bool failed) const noexcept;

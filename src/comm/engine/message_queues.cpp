@@ -34,7 +34,7 @@ MessageHeader header_of(const Message& message, HeaderKind kind) noexcept {
   return header;
 }
 
-/// Returns " (pid 12)" for "pid 12", and nothing for nothing.
+/// Returns " (pid 12)" for "pid 12", and "" for "".
 std::string in_brackets(const std::string& pid) { return pid.empty() ? "" : fmt::format(" ({})", pid); }
 
 }  // namespace
@@ -113,7 +113,7 @@ bool MessageQueues::may_be_eager(PeerState& peer_state, std::size_t bytes) const
   return peer_state.eager - peer_state.eager_met < kMostUnmet;
 }
 
-/// Takes the answers at the front of the channel, up to the first other header.
+/// Takes the answers at the front of the channel, up to the first header of another kind.
 void MessageQueues::take_answers(PeerState& peer_state) {
   Arrival arrival;
   while (peer_state.channel->peek(arrival) && is_answer(arrival.header.kind)) take(peer_state, arrival);
@@ -157,7 +157,7 @@ void MessageQueues::receive(PeerState& peer_state, const WorkPtr& work) {
   drain(peer_state);
 }
 
-/// Takes all headers that have come, from each peer in turn, to determine the first message with the receive's tag.
+/// Takes all headers that have come, from each peer in turn, to find the earliest message with the receive's tag.
 void MessageQueues::receive_any(const WorkPtr& work) {
   open_all();
   for (bool moved = true; moved;) {
@@ -241,7 +241,7 @@ bool MessageQueues::drain(PeerState& peer_state) {
   return moved;
 }
 
-/// Takes the receive that was started first among those that match a message of the peer with this tag.
+/// Takes the earliest of the receives that match a message of the peer with this tag.
 MessageQueues::WorkPtr MessageQueues::take_receive(PeerState& peer_state, std::int32_t tag) {
   const auto fits = [&](const WorkPtr& work) { return work->message.tag == tag; };
   auto found = std::find_if(peer_state.receives.begin(), peer_state.receives.end(), fits);
@@ -424,7 +424,7 @@ void MessageQueues::mark_met(MessageWork& work) const noexcept {
   if (ends_.observed()) work.met = Clock::now();
 }
 
-/// Ends a work, which is in no list any more.
+/// Ends a work that is in no list any more.
 void MessageQueues::complete(const WorkPtr& work, std::optional<Error> error) {
   const int peer = work->message.peer;
   PeerState* const peer_state = peer == kAnySource ? nullptr : peer_states_[static_cast<std::size_t>(peer)].get();
@@ -432,7 +432,7 @@ void MessageQueues::complete(const WorkPtr& work, std::optional<Error> error) {
   ends_.complete(work, work->any_source ? home_ : *peer_state->kind, std::move(error));
 }
 
-/// The error of a send that was over before its receiver refused it. The next operation with that rank reports it.
+/// The error of a send that had ended when its receiver refused it. The next operation with that rank reports it.
 Error MessageQueues::late(PeerState& peer_state, const Message& message) const {
   const Error refused = *std::exchange(peer_state.late_refusal, std::nullopt);
   return Error(
@@ -470,7 +470,7 @@ std::string MessageQueues::timed_out(const PeerState& peer_state, const Message&
       to_string(message), message.timeout.count(), rank_, members_.host_name(rank_), why);
 }
 
-/// Names the ranks for which a receive from any source has waited, and their messages that wait to be received.
+/// Names the ranks for which a receive from any source has waited, and the messages from them that wait for a receive.
 std::string MessageQueues::sources_text() const {
   std::string text = "none of the ranks";
   std::string others;
@@ -552,7 +552,7 @@ void MessageQueues::fail_all() {
 void MessageQueues::fail_moving(Lock& lock, const WorkPtr& work, const Error& why) {
   const int peer = work->message.peer;
   work->transfer->busy = true;  // so that no other thread continues the transfer meanwhile
-  // The memory of a process that dies is gone shortly before the process is seen as dying.
+  // A dying process loses its memory shortly before others can see that it is dying.
   std::optional<std::string> how;
   for (int i = 0; i < 100 && !how && !members_.ended(); ++i) {
     lock.unlock();

@@ -1,8 +1,8 @@
-// Matches messages with receives: the lists of sends, receives and messages between this rank and each peer, and what a
-// header that comes does to them. Messages of a peer are matched by tag, and in order among those of one tag; a receive
-// from any source gets the first message that has come. Headers are read from a channel while a receive or a send waits
-// for one. A message without a receive is kept aside, so that it does not block the messages behind it. Under the
-// matcher's mutex, except `stirred` and `kind_of` of a peer for which there is a work.
+// Matches messages with receives: the lists of sends, receives and messages between this rank and each peer, and what
+// an arriving header does to them. Messages of a peer are matched by tag, and in order if they have the same tag; a
+// receive from any source gets the first message that has come. Headers are read from a channel while a receive or a
+// send waits for one. A message without a receive is kept aside, so that it does not block the messages behind it.
+// Under the matcher's mutex, except `stirred`, and `kind_of` for a peer that has a work.
 #pragma once
 
 #include "comm/engine/channel.h"
@@ -30,18 +30,18 @@ class MessageQueues {
   bool at_once(const Message& message, std::optional<Error>& failed);
   /// Takes a work that is not over.
   void begin(const WorkPtr& work);
-  /// Makes all messages progress as far as possible. The mutex is held on entry and on return, but not all the time.
+  /// Makes all messages progress as far as possible. Holds the mutex on entry and on return, but not always in between.
   bool progress(Lock& lock);
   /// Called repeatedly. Ends the world if a peer for which a work waits is lost, or if a deadline has passed.
   void look_after(Lock& lock);
   /// Fails all works after the end of the world. A work whose data a thread is moving fails when that thread returns.
   void fail_all();
-  /// Logs refusals that no operation has reported. `takes`: first takes those that have come since the last one.
+  /// Logs refusals that no operation has reported. `takes`: first takes the refusals that have come meanwhile.
   void log_refusals(bool takes);
 
-  /// True if messages of a peer may progress. kAnySource: of any, which are all open then: the list is constant.
+  /// True if messages of a peer may progress. kAnySource: of any peer; all are open then, so the list is constant.
   bool stirred(int peer) const noexcept;
-  /// The channels to the peer. kAnySource: those on which receives from any source wait.
+  /// The channels to the peer. kAnySource: the channels on which receives from any source wait.
   Channels& kind_of(int peer) const noexcept;
 
  private:
@@ -53,8 +53,8 @@ class MessageQueues {
   };
   /// A header that waits for space on the channel to the peer.
   struct Outgoing {
-    MessageHeader header;  // None: a message, which becomes Eager or an Offer when it is put on the channel
-    WorkPtr work;          // the send of a message, or the receive that ends with an answer
+    MessageHeader header;  // None: a message; it becomes Eager or an Offer when it is put on the channel
+    WorkPtr work;          // the send of this message, or the receive that this answer ends
   };
   /// State between this rank and a peer. A work that is not over is in one of these lists, or in `any_receives_`.
   struct PeerState {
@@ -63,7 +63,7 @@ class MessageQueues {
     std::unique_ptr<Channel> channel;
     std::uint64_t offers = 0;
     std::uint64_t eager = 0;      // messages sent with their payload
-    std::uint64_t eager_met = 0;  // how many of these are known to have met their receive
+    std::uint64_t eager_met = 0;  // number of these that are known to have met their receive
     std::deque<Unexpected> unexpected;
     std::deque<WorkPtr> receives;  // receives from this peer that have no message yet
     std::deque<Outgoing> outbox;

@@ -1,6 +1,6 @@
-// The Work of an operation that is not over when it is submitted, in either carrier: the queue of collectives, or a
-// matcher of sends and receives. All members except `done` are protected by the carrier's mutex; the outcome does not
-// change after the work is done. Any thread may call.
+// The Work of an operation that is not over when it is submitted, in either kind of Carrier: the queue of collectives,
+// or a matcher of sends and receives. All members except `done` are protected by the carrier's mutex; the outcome does
+// not change after the work is done. Any thread may call.
 #pragma once
 
 #include "base/thread.h"
@@ -26,7 +26,7 @@ namespace cohort::comm {
 
 class PendingWork;
 
-/// Carries out operations, and lets threads wait for them.
+/// A queue or a matcher: carries out operations, and lets threads wait for them.
 class Carrier {
  public:
   using Clock = std::chrono::steady_clock;
@@ -66,8 +66,8 @@ class PendingWork : public UnfinishedWork {
 
 namespace cohort::comm {
 
-// Detects that the process is a forked child of the one that made the object, by a page that the kernel clears in
-// children. A query costs one load. Any thread.
+// Detects that the process is a forked child of the one that made the object, by means of a page that the kernel clears
+// in children. A query costs one load. Any thread.
 class ForkGuard {
  public:
   ForkGuard() noexcept {
@@ -91,14 +91,14 @@ class ForkGuard {
   std::uint32_t* word_ = nullptr;
 };
 
-// Deadline until which the running operation may wait for other ranks, and the error about ranks that do not come.
-// Belongs to the thread that runs operations; `limit` may be called from any thread.
+// Deadline until which the running operation may wait for other ranks, and makes the error about ranks that do not
+// come. Belongs to the thread that runs operations; `limit` may be called from any thread.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Begins the timeout at `called`, or, if that is zero, at `begin_now`: reading the clock takes as long as a small
-  /// operation.
+  /// Begins the timeout at `called`, or now if that is zero and `begin_now` is called: reading the clock takes as long
+  /// as a small operation.
   void begin(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
     called_ = called;
     timeout_ = timeout;
@@ -106,7 +106,7 @@ class Deadline {
   void begin_now() noexcept {
     if (called_ == Clock::time_point{}) called_ = Clock::now();
   }
-  /// Sets a time that no wait may exceed, since operations behind the running one have deadlines too. Any thread.
+  /// Sets a time that no wait may exceed, since operations queued behind this one have deadlines too. Any thread.
   void limit(Clock::time_point limit) noexcept {
     limit_.store(limit.time_since_epoch().count(), std::memory_order_relaxed);
   }
@@ -139,16 +139,16 @@ std::string timeout_text(const RunningOperation& operation, const Deadline& dead
 std::string lost_text(const RunningOperation& operation, int peer, std::string_view host, std::string_view pid,
                       std::string_view how);
 
-// Counts of the threads that wait for a communicator's operations, and the deadline. If no thread waits, a rank that
-// waits for its peers leaves the core to threads that compute. Any thread, except for the deadline.
+// Counts of the threads that wait for a communicator's operations, and the deadline. If no thread waits, a rank leaves
+// the core to computing threads while it waits for peers. Any thread, except for the deadline.
 struct Waiters {
   std::atomic<int> attended{0};        ///< threads that wait for results
-  std::atomic<int> awaited{0};         ///< threads of the program itself, among those in `attended`
-  std::atomic<bool> in_caller{false};  ///< a caller runs an operation itself and so waits, without being counted above
+  std::atomic<int> awaited{0};         ///< those of them that belong to the program
+  std::atomic<bool> in_caller{false};  ///< a caller runs an operation itself, so it waits without being counted above
   Deadline deadline;                   ///< deadline of the running operation
 };
 
-/// Counts the calling thread among the waiting threads for its lifetime.
+/// Counts the thread that makes it as waiting, for its lifetime.
 class WaiterCount {
  public:
   explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {

@@ -49,7 +49,7 @@ std::string lost_text(const RunningOperation& operation, int peer, std::string_v
 
 namespace {
 
-// Limit of a buffer that is copied together with others; larger ones gain nothing.
+// Largest buffer that is copied together with others, since larger ones gain nothing.
 constexpr std::size_t kFusedBuffer = std::size_t{64} << 10;
 
 bool fusible(const Request& request) noexcept {
@@ -65,7 +65,7 @@ bool alike(const Request& a, const Request& b) noexcept {
 }
 
 /// Copies all inputs to `buffer`, which is large enough, and returns the one operation that carries out the requests in
-/// place there. Its fingerprint has the counts of all, so ranks that put other requests together are refused.
+/// place there. Its fingerprint has the counts of all requests, so ranks that fuse different requests are refused.
 Request fuse(std::span<const Request> requests, std::byte* buffer) {
   Request together = requests.front();
   together.finite_check = nullptr;  // each request's check reads its own result, which is small
@@ -226,8 +226,8 @@ bool Queue::wait_until(PendingWork& work, Clock::time_point limit) {
   std::unique_lock lock(mutex_);
   const WaiterCount counted(waiters_);
   while (!work.done()) {
-    // Without a deadline, this caller runs any operation. With one, it runs only operations that are quick after all
-    // ranks have come, while time is left for the ranks to come; others may take too long and are left to the thread.
+    // Without a deadline, this caller runs any operation. With one, it runs only operations that are quick once all
+    // ranks have come, while time is left for them to come; others may take too long and are left to the thread.
     const bool idle = !running_ && !queue_.empty();
     if (idle && patient) {
       run_front(lock);
@@ -357,7 +357,7 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limi
   if (!callbacks.empty()) {  // `running_` is still set, so that callbacks are called in the order of the operations
     lock.unlock();
     for (const auto& callback : callbacks) callback();
-    callbacks.clear();  // without the mutex, since destructors of what callbacks hold may do anything
+    callbacks.clear();  // without the mutex, since objects that callbacks hold may do anything in their destructors
     lock.lock();
   }
   running_ = false;
@@ -385,9 +385,9 @@ bool Queue::run(QueuedWork& work, Clock::time_point limit, std::optional<Error>&
   return finished || error.has_value();
 }
 
-// Runs one operation after the other; neighbours that are small and alike are carried out in one buffer. Ranks whose
-// groups differ anywhere disagree on the first operation, which is refused. They skip the rest of the group, so that
-// the operations after it still match on all ranks, even if one group is longer than the other.
+// Runs one operation after the other, and fuses small adjacent ones of one type into one buffer. Ranks whose groups
+// differ anywhere disagree on the first operation, so it is refused. They skip the rest of the group, so that the
+// operations after it still match on all ranks, even if one group is longer than the other.
 std::optional<Error> Queue::run_group(QueuedWork& work) noexcept {
   Turn turn(*this, work, Clock::time_point::max());
   for (std::span<const Request> left(work.requests_); !left.empty();) {

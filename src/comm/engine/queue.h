@@ -1,7 +1,7 @@
 // The operations of a communicator, in order. A thread that waits for an operation runs those in front of it and the
 // operation itself; if no thread waits, a thread of the communicator runs them. Each plane derives a Queue that says
 // how an operation is carried out and where the communicator's thread sleeps. Operations run without the mutex, one at
-// a time (`running_`). Operations on memory other than the host's are queued as Composites.
+// a time (`running_`). Operations on device memory are queued as Composites.
 #pragma once
 
 #include "comm/api/request.h"
@@ -31,8 +31,8 @@ namespace cohort::comm {
 class Queue;
 class QueuedWork;
 
-/// Lets a composite operation work with the other ranks in its turn. Functions throw Mismatch, and the error that has
-/// ended the world. Belongs to the thread that runs the operation.
+/// Lets a composite operation work with the other ranks in its turn. Its functions throw Mismatch, or the error that
+/// has ended the world. Belongs to the thread that runs the operation.
 class Turn {
  public:
   using Clock = Carrier::Clock;
@@ -41,7 +41,7 @@ class Turn {
   /// Lets the ranks agree on an operation (Request::round), but does not carry it out. Returns false if not all ranks
   /// have come within the turn's time: then `Composite::run` returns unfinished, and is called again.
   bool agree(const Request& whole, Round& round, CollectiveEvent* event);
-  /// Carries out an operation on host memory, as a part of this one. The costs are added to `event`, if not null.
+  /// Carries out an operation on host memory, as a part of the composite one. Adds the costs to `event`, if not null.
   void carry_out(const Request& part, CollectiveEvent* event);
   /// Returns how many of the requests, from the first on, are carried out in one buffer; at least 1.
   static std::size_t count_together(std::span<const Request> requests) noexcept;
@@ -51,7 +51,7 @@ class Turn {
   void exchange(const void* own, void* all, std::size_t bytes);
   /// Checks on the other ranks, and drives their messages: to be called repeatedly while the operation waits.
   void attend();
-  /// Deadline of the operation; may come nearer, since the operations behind this one have deadlines as well.
+  /// Deadline of the operation; may become earlier, since the operations queued behind this one have deadlines as well.
   Clock::time_point deadline() const noexcept;
 
  private:
@@ -83,7 +83,7 @@ class QueuedWork final : public PendingWork {
   const std::vector<Request> requests_;
   const Clock::time_point called_;
   bool announced_;                        // true if the first request has been announced already
-  std::shared_ptr<Composite> composite_;  // until it has run; the request then only names the operation in messages
+  std::shared_ptr<Composite> composite_;  // set until it has run; the request then only names the operation in messages
 };
 
 class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
@@ -100,8 +100,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   virtual void abort(std::string_view reason) = 0;
   /// Ends the threads after the operations under way.
   virtual void stop();
-  /// Returns the error that has ended the world, as far as this rank knows, for an operation of this name; nullopt if
-  /// the world has not ended. Any thread.
+  /// Returns the error that has ended the world, as far as this rank knows, for an operation described by `doing`;
+  /// nullopt if the world has not ended. Any thread.
   std::optional<Error> why_ended(std::string_view doing) {
     return ended() ? std::optional(recorded(std::string(doing))) : std::nullopt;
   }
@@ -112,7 +112,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
     work.add_callback(mutex_, std::move(callback));
   }
 
-  // For work that a composite operation begins in its turn and that ends after the turn:
+  // The next functions are for work that a composite operation begins in its turn and that ends after it.
   /// Runs `body(event)`. Reports the operation to the observer if it is over: `body` returned true or threw. Returns
   /// the error that `body` threw.
   template <class Body>
@@ -123,14 +123,14 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// `release_caller`. Called in a turn.
   void keep_from_caller();
   void release_caller();
-  /// Checks on the other ranks. Does nothing if an operation runs, which checks itself, or if callers may run one.
-  /// Throws the error that has ended the world.
+  /// Checks on the other ranks. Does nothing if callers may run an operation, or if one is running, since a running
+  /// operation checks by itself. Throws the error that has ended the world.
   void attend_if_idle();
   /// True if the world has ended, as far as this rank knows. Any thread.
   virtual bool ended() noexcept = 0;
-  /// Reports to the ranks of this host how many operations that end after their turn are over.
+  /// Reports to the ranks of this host how many of the operations that end after their turn are over.
   virtual void tell_over(std::uint64_t number) noexcept = 0;
-  /// True if `number` such operations are over on all other ranks of this host that are not lost, or if the world has
+  /// True if `number` such operations are over on all other ranks of this host, except lost ones, or if the world has
   /// ended.
   virtual bool are_over(std::uint64_t number) const noexcept = 0;
   /// Keeps the queue's thread alive until every `keep` has had its `unkeep`.
@@ -147,7 +147,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// `timed`: operations are counted for COHORT_TIMES.
   explicit Queue(bool timed) noexcept : timed_(timed) {}
 
-  // Implemented by planes:
+  // Planes implement the next functions.
   /// Runs an operation. Returns false if ranks have not come by `limit`: then the operation has been announced, and
   /// `run_one` is called again.
   virtual bool run_one(const Request& request, Clock::time_point called, bool& announced, Clock::time_point limit,
@@ -172,11 +172,11 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   /// The error with which an operation fails because the world has ended.
   virtual Error recorded(const std::string& doing) const = 0;
 
-  // Used by planes:
+  // Planes use the next functions.
   Work enqueue(std::shared_ptr<QueuedWork> work, bool now = false);
   Work enqueue(const Request& request, Clock::time_point called, bool announced);
   /// Runs the first operation in the queue. The lock is held on entry and on return, but not during the operation. If
-  /// ranks have not come by `limit`, the operation stays in the queue for the next thread that runs it.
+  /// ranks have not come by `limit`, the operation stays in the queue for the next thread that calls this.
   void run_front(std::unique_lock<std::mutex>& lock, Clock::time_point limit = Clock::time_point::max());
   /// Time of the call that started the first operation in the queue.
   Clock::time_point front_called() const noexcept { return queue_.front()->called_; }
@@ -191,7 +191,7 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   std::mutex mutex_;
   std::condition_variable work_to_do_;
   std::deque<std::shared_ptr<QueuedWork>> queue_;  // the first work may be running
-  bool running_ = false;                           // an operation of the queue runs, or its callbacks do
+  bool running_ = false;                           // an operation of the queue runs, or its callbacks run
   bool stopping_ = false;
   Clock::time_point active_{};  // when an operation last began or ended
   std::thread thread_;
@@ -230,7 +230,7 @@ std::optional<Error> Queue::guarded(const Request& request, Clock::time_point ca
   return failed;
 }
 
-/// Limit of one buffer, in which neighbours in a group that are small and alike are carried out together.
+/// Limit of the buffer in which small adjacent operations of a group are carried out together.
 inline constexpr std::size_t kFusedTotal = std::size_t{1} << 20;
 
 }  // namespace cohort::comm

@@ -1,5 +1,5 @@
 // A Communicator over a queue: checks that it is used in the process that formed it, and passes operations on to the
-// queue. Planes derive classes that form groups and allocate memory. One thread at a time; `abort` from any.
+// queue. Planes derive classes that form groups and allocate memory. One thread at a time; any thread may call `abort`.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -42,10 +42,10 @@ class QueueCommunicator : public CommunicatorImpl {
   QueueCommunicator(rendezvous::Placement placement, std::chrono::milliseconds timeout, std::shared_ptr<Queue> queue)
       : placement_(std::move(placement)), timeout_(timeout), queue_(std::move(queue)) {}
 
-  /// Returns the request with the communicator's timeout, if it has none of its own.
+  /// Returns the request with the communicator's timeout, if the request has none.
   Request timed(Request request) const;
-  /// Forms the group of the ranks that give this color; returns null if it is kNoColor. `listed`: the group's ranks, if
-  /// they were given as a list.
+  /// Forms the group of the ranks that give this color; returns null if the color is kNoColor. `listed`: the group's
+  /// ranks, if they were given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
                                                        std::chrono::milliseconds timeout, bool background) = 0;
 
@@ -55,8 +55,8 @@ class QueueCommunicator : public CommunicatorImpl {
 };
 
 // Exchange of the data that ranks need to form groups: every rank's description, with `color` and `key`, is sent to
-// all. Backends add the addresses by which ranks meet. A rank that cannot prepare its description says why in it: so no
-// rank waits for one that has left, and all throw the same error. Pure; any thread.
+// all. Backends add the addresses by which ranks meet. A rank that cannot prepare its description puts the reason into
+// it, so that no rank waits for one that has left, and all throw the same error. Pure; any thread.
 
 /// The beginning of every backend's description.
 struct GroupInfoHead {
@@ -77,7 +77,7 @@ struct GroupInfoHead {
   }
 };
 
-/// Runs `work`, which fills in `own`, and records its failure there.
+/// Runs `work`, which fills in `own`, and records a failure there.
 template <class Work>
 void prepare(GroupInfoHead& own, const Work& work) {
   try {
@@ -104,7 +104,7 @@ void check_prepared(const std::vector<Info>& infos, const NameOf& name_of) {
 }
 
 /// Returns the operation that gathers all ranks' `own` in `infos`, which has one element for each rank. `listed`: the
-/// ranks of a group that was given as a list; all have to give the same list.
+/// ranks of a group that was given as a list; all of them have to give the same list.
 template <class Info>
 Request exchange_of(const Info& own, std::vector<Info>& infos, std::span<const int> listed,
                     std::chrono::milliseconds timeout) {

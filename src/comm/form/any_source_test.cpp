@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 using comm::testing::contains;
 using comm::testing::what_of;
 
-/// The ways in which payloads that do not fit into a cell can go.
+/// The paths for payloads that do not fit into a cell.
 class AnySourceSendRecv : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { ::setenv("COHORT_PLAN", GetParam(), 1); }
@@ -34,7 +34,7 @@ class AnySourceSendRecv : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Plans, AnySourceSendRecv, ::testing::Values("", "cross=off"),
                          [](const auto& plan) { return std::string(*plan.param == '\0' ? "Pull" : "Fragments"); });
 
-/// Waits for what another thread does.
+/// Waits until another thread has set `value` to `wanted`.
 void await(const std::atomic<int>& value, int wanted) {
   const auto limit = std::chrono::steady_clock::now() + 60s;
   while (value.load() < wanted) {
@@ -116,7 +116,7 @@ TEST_P(AnySourceSendRecv, AMessageGoesToTheReceiveThatWasStartedFirst) {
   }
 }
 
-// The first message is received first, whatever another rank sends; second if one of the two is on another host.
+// The first message is received first, whatever other ranks send; it may be second if one of the two is remote.
 TEST_P(AnySourceSendRecv, WhoHasSentFirstIsNotKeptWaiting) {
   comm::testing::run_world(3, [&](Communicator comm) {
     constexpr int kMany = 200;
@@ -125,7 +125,7 @@ TEST_P(AnySourceSendRecv, WhoHasSentFirstIsNotKeptWaiting) {
       comm.send(std::span(&value, 1), 0).wait();
       comm.send(std::span(&value, 1), 0, {.tag = 9}).wait();
     } else if (comm.rank() == 0) {
-      comm.recv(std::span(&value, 1), 2, {.tag = 9}).wait();  // so what was sent before it has come
+      comm.recv(std::span(&value, 1), 2, {.tag = 9}).wait();  // so everything sent before it has come
     }
     comm.barrier().wait();
     if (comm.rank() == 1) {
@@ -188,7 +188,7 @@ TEST_P(AnySourceSendRecv, WhoHasLeftIsNotWaitedForAnyMore) {
     if (comm.rank() == 0) {
       Work work = comm.recv(std::span(&value, 1), kAnySource);
       await(left, 1);
-      EXPECT_FALSE(work.wait_for(150ms));  // longer than between two looks at the others
+      EXPECT_FALSE(work.wait_for(150ms));  // longer than the interval between checks on the others
       waited = 1;
       work.wait();
       EXPECT_EQ(work.source(), 2);

@@ -38,7 +38,7 @@ Availability probe_local() {
   return result;
 }
 
-// Needs the local backend, since the ranks of each host form a world on it.
+// This needs the local backend, since the ranks of each host form a world on it.
 Availability probe_hosts() {
   Availability result = probe_local();
   result.version = "shared memory and TCP, 1";
@@ -93,7 +93,7 @@ std::vector<Communicator> form_each(int size, const std::function<Communicator(i
   return world;
 }
 
-/// Throws on all processes if their numbers of threads differ, or if any of them has no secret to meet other hosts by.
+/// Throws on all processes if their numbers of threads differ, or if any of them has no secret for meeting other hosts.
 void require_alike(int threads, Communicator& across) {
   const RendezvousMethod way = rendezvous_method(across.rank(), across.size());
   const bool cannot_meet =
@@ -119,7 +119,7 @@ void require_alike(int threads, Communicator& across) {
 }
 
 /// The ranks learn where to meet through the world of their processes. The secret is not sent through that world: it is
-/// the job's, or the one that the processes have from meeting through their launcher.
+/// the job's secret, or the one that the processes got when they met through their launcher.
 std::vector<Communicator> form_across(int threads, Communicator across, std::chrono::milliseconds timeout) {
   require_alike(threads, across);
   if (threads < 1) raise(ErrorCode::InvalidArgument, "form_thread_world: a world of {} ranks", threads);
@@ -128,7 +128,7 @@ std::vector<Communicator> form_across(int threads, Communicator across, std::chr
   const std::shared_future<std::string> told = telling.get_future();
   InitOptions options;
   options.share = [&](const std::string&, const std::optional<std::string>& mine, std::chrono::milliseconds patience) {
-    // One thread of each process broadcasts: in rank 0's process the thread of rank 0, elsewhere the first that asks.
+    // In each process one thread broadcasts: rank 0's own thread in its process, elsewhere the first thread that asks.
     if (mine || across.rank() != 0) {
       std::call_once(once, [&] {
         try {

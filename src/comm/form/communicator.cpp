@@ -77,7 +77,7 @@ std::shared_ptr<const comm::Counts> keep(std::span<const std::int64_t> input,
       comm::Counts{{input.begin(), input.end()}, {output.begin(), output.end()}});
 }
 
-/// Offset in bytes of a part in a buffer of parts.
+/// Offset of a part in a buffer of parts, in bytes.
 std::size_t offset_of(std::span<const std::int64_t> counts, int part, DType dtype) {
   std::int64_t before = 0;
   for (const std::int64_t count : counts.first(static_cast<std::size_t>(part))) before += count;

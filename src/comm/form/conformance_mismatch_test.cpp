@@ -1,6 +1,6 @@
 // Thousands of generated disagreements: ranks that call different operations, types, counts, roots, scales, weights,
-// lists or groups. All of them are refused on every rank, both sides are named, nothing is delivered, and the world
-// goes on.
+// lists or groups. Every rank refuses each of them and names both sides; nothing is delivered, and the world goes
+// on.
 #include "comm/testing/calls.h"
 #include "comm/testing/worlds.h"
 
@@ -33,7 +33,7 @@ std::int64_t some_count(Random& random) {
 
 bool has_counts(Kind kind) { return has_counts_by_rank(kind) || kind == Kind::AllToAllV; }
 
-/// Makes what was chosen consistent: an operation that the type has, lists where there are lists.
+/// Makes a random call consistent: picks an operation that the type has, and lists if the kind needs lists.
 void settle(Call& call, int size, Random& random) {
   const auto ranks = static_cast<std::size_t>(size);
   while (!supports(call.dtype, call.op)) call.op = static_cast<ReduceOp>(random() % kReduceOpCount);
@@ -62,7 +62,7 @@ Call some_call(int size, Random& random) {
   return call;
 }
 
-/// The same with one thing changed.
+/// Returns the call with one property changed.
 Call changed(Call call, int size, Random& random) {
   switch (random() % 8) {
     case 0: call.dtype = static_cast<DType>(random() % kDTypeCount); break;
@@ -88,7 +88,7 @@ Call changed(Call call, int size, Random& random) {
   return call;
 }
 
-/// The operation as the message has to name it.
+/// The text by which the error has to name the operation.
 std::string named(const Call& call, int size) {
   if (call.kind == Kind::Barrier) return "barrier()";
   if (call.kind == Kind::AllToAllV) return fmt::format("all_to_all_v({})", to_string(call.dtype));
@@ -141,7 +141,7 @@ Clash some_clash(int size, Random& random) {
     const bool groups = first.kind == Kind::AllReduce || first.kind == Kind::Broadcast ||
                         first.kind == Kind::AllGather || first.kind == Kind::ReduceScatter;
     if (groups && random() % 3 == 0) {
-      // Two groups that differ in order, in length or in one count; or a group and the first of its calls alone.
+      // Two groups that differ in order, in length or in one count; or a group, and only the first of its calls.
       clash.sides[1] = clash.sides[0];
       Call other = first;
       other.count += 1 + static_cast<std::int64_t>(random() % 3) * 10000;
@@ -163,7 +163,7 @@ Clash some_clash(int size, Random& random) {
   }
 }
 
-/// Memory for any call of a rank, none of which is ever carried out.
+/// Memory for any call of a rank. No call is ever carried out.
 struct Buffers {
   explicit Buffers(Communicator& comm) : arena(comm.allocate(kBufferBytes)), in(kBufferBytes), out(kBufferBytes) {
     std::fill(in.begin(), in.end(), std::byte{1});
@@ -213,7 +213,7 @@ void refuse_all(Communicator comm, int cases) {
   for (int number = 0; number < cases; ++number) {
     const Clash clash = some_clash(size, random);
     const bool registered = random() % 2 == 0;
-    const bool together = random() % 4 == 0;  // what follows is started before the refusal is known
+    const bool together = random() % 4 == 0;  // the next operations are started before the refusal is known
     const std::vector<Call>& own =
         clash.sides[static_cast<std::size_t>(clash.side_of[static_cast<std::size_t>(comm.rank())])];
     std::array<std::int32_t, 3> values = {number, comm.rank(), 1};

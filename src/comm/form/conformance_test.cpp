@@ -34,7 +34,7 @@ constexpr std::byte kPattern{0xA5};
 enum class Place { Arena, Heap, Mixed, OddArena };
 constexpr Place kPlaces[] = {Place::Arena, Place::Heap, Place::Mixed, Place::OddArena};
 
-/// A buffer of some kind of memory with guard bytes around it, which must survive.
+/// A buffer of some kind of memory, between guard bytes that must not change.
 class Room {
  public:
   Room(Communicator& comm, Place place, std::size_t bytes, std::size_t element) : bytes_(bytes) {
@@ -76,7 +76,7 @@ struct Case {
   std::int64_t count;
   Place place;
   std::vector<Bytes> inputs;  // by rank, `size` parts of count elements
-  Bytes expected;             // of all parts
+  Bytes expected;             // expected results of all parts
 };
 
 std::string describe(const Case& c, const Communicator& comm) {
@@ -102,10 +102,10 @@ std::vector<Case> make_cases(int size) {
     int nth = 0;
     for (const ReduceOp op : kOps) {
       if (!supports(dtype, op) || (size > 5 && nth++ % 5 != d % 2)) continue;
-      // Sizes around the slots' payload and the pages, primes, and each kind of memory in turn.
+      // Sizes: around a slot's payload, around a page, and primes. The kinds of memory take turns.
       for (const std::int64_t count : {0, 1, 7, 1023, 4099}) add(dtype, op, count, kPlaces[++turn % 4]);
     }
-    // More than two chunks of staging.
+    // Larger than two chunks of staging.
     const auto large =
         static_cast<std::int64_t>((std::size_t{600} << 10) / size_of(dtype) / static_cast<std::size_t>(size) + 13);
     add(dtype, ReduceOp::Sum, large, kPlaces[++turn % 4]);
@@ -215,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Conformance, ::testing::Values(1, 2, 3, 4, 5, 8)
 namespace cohort::comm::testing {
 namespace {
 
-// Reductions whose results a table or a few words give, rather than the reference: weights, scales, bools, bits,
-// complex numbers, integers that wrap. Beside the announcement, in place, read through the kernel and staged.
+// Reductions with results from a table rather than from the reference: weights, scales, bools, bits, complex numbers,
+// integers that wrap. Payloads are inline, in place, read through the kernel, and staged.
 
 constexpr std::array<const char*, 4> kWays = {"", "inline=0", "inline=0,cross=on", "inline=0,cross=off,chunk=4K"};
 
@@ -282,7 +282,7 @@ TEST(Values, OfEqualWeightsAreThePlainAveragesBits) {
   });
 }
 
-// Computes in double what is rounded in float: not the same bits, but independent of the kernels.
+// Compares with a computation in double, which has other bits but does not depend on the kernels.
 TEST(Values, OfUnequalWeightsAreNearTheTrueAverage) {
   on_every_way([](Communicator& comm, std::size_t count) {
     const std::array<double, 3> weights = {0.3, 17, 1.25};
@@ -350,7 +350,7 @@ TEST(Values, OfComplexNumbersAndScales) {
                         {.op = ReduceOp::Sum, .prescale = 0.5, .postscale = 0.5});
     expect_all<float>(comm, count, {1, 2, 4}, 64, {.op = ReduceOp::Product, .prescale = 2});
     expect_all<float>(comm, count, {1, 2, 4}, -8, {.op = ReduceOp::Min, .prescale = -2, .postscale = 1});
-    // No number is lost to a scale of zero, and none is made of what is not one.
+    // A scale of zero is applied, too, and makes the result zero.
     expect_all<float>(comm, count, {1, 2, 4}, 0, {.op = ReduceOp::Sum, .postscale = 0});
   });
 }

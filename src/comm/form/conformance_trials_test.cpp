@@ -1,6 +1,6 @@
 // Every collective against the plain reference, over worlds of threads, through a covering choice of types, operations,
-// sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs one trial alone; COHORT_TEST_PIECE_BYTES=BYTES has a
-// GPU's memory go through the host's in pieces of so many.
+// sizes, ranks, memory and forced plans. COHORT_TRIAL=NUMBER runs only that trial; COHORT_TEST_PIECE_BYTES=BYTES stages
+// GPU memory through host memory in pieces of this size.
 #include "base/testing/sanitized.h"
 #include "comm/gpu/chunking.h"
 #include "comm/testing/trials.h"
@@ -26,8 +26,8 @@ TEST(Trials, CoverEveryPairAndEveryCollectiveBySizeAndPlan) {
   int impossible = 0;
   const std::vector<Trial> trials = make_trials(&impossible);
   EXPECT_GE(trials.size(), kCollectives.size() * kPlans.size() * kSizeClasses);
-  // Counts pairs that cannot go together: (collective, op) and (collective, scaling) of what does not reduce, (type,
-  // op), (type, scaling), (op, scaling).
+  // Counts pairs that cannot go together: (collective, op) and (collective, scaling) for collectives that do not
+  // reduce, (type, op), (type, scaling), (op, scaling).
   int known = 0;
   for (const Kind kind : kCollectives) {
     if (!is_reduction(kind)) known += kReduceOpCount - 1 + kScalings - 1;
@@ -86,7 +86,7 @@ TEST_P(OnThreads, EveryTrialGivesTheReferencesBits) {
 INSTANTIATE_TEST_SUITE_P(Ranks, OnThreads, ::testing::Range(1, 9));
 
 // Random programs on random worlds: collectives on the world, on the groups of a split and on a listed group, several
-// under way at a time, waited for in any order. Every result is the reference's.
+// in flight at a time, waited for in any order. Every result has to equal the reference's.
 
 using namespace std::chrono_literals;
 
@@ -242,7 +242,7 @@ RC_GTEST_PROP(RandomPrograms, GiveWhatTheReferenceGives, ()) {
   RC_ASSERT(wrong == "");
 }
 
-// The same bits, call after call: a hundred thousand reductions with ranks that come in any order, under every plan.
+// The bits of a hundred thousand reductions are the same in each call, in any order of ranks, under every plan.
 
 using namespace std::chrono_literals;
 
@@ -263,7 +263,7 @@ TEST(SameBits, OverAHundredThousandCallsInAnyOrderUnderEveryPlan) {
   }
 }
 
-// A digest that shows no difference would prove nothing.
+// The digests have to differ here, or equal digests elsewhere would prove nothing.
 TEST(SameBits, AreNotThoseOfAnotherNumberOfRanks) {
   std::uint64_t of_two = 0;
   std::uint64_t of_three = 0;

@@ -1,6 +1,6 @@
 // The bits of 1,000 random reductions, as digests: the same on every machine, whatever its processor and the kernels
-// that are chosen for it. Inputs are integers of a generator that the standard fixes, half of the time as any bits at
-// all (NaN, infinities, denormals), else as ordinary numbers.
+// that are chosen for it. Inputs are integers of a generator that the standard fixes, used half of the time as
+// arbitrary bits (NaN, infinities, denormals), else as ordinary numbers.
 #include "base/parse.h"
 #include "comm/testing/worlds.h"
 
@@ -33,7 +33,7 @@ constexpr Group kGroups[] = {
     {"hosts:2,1", 3, 0xd13c94a4340d7006}, {"hosts:3", 6, 0xbaaf0a899cf4e035},
 };
 
-/// The same on all ranks.
+/// A reduction, the same on all ranks.
 struct Reduction {
   enum Kind { AllReduce, Reduce, ReduceScatter, ReduceScatterV, kKinds } kind = AllReduce;
   DType dtype = DType::Float32;
@@ -54,7 +54,7 @@ class RandomInputs {
   bool chance(std::uint64_t percent) { return below(100) < percent; }
 
  private:
-  std::mt19937_64 words_;  // not the distributions: those are each library's own
+  std::mt19937_64 words_;  // no distributions, since they differ between standard libraries
 };
 
 Reduction any_reduction(RandomInputs& random, int size, bool hosts) {

@@ -62,12 +62,12 @@ TEST(Mesh, WhatIsNoMeshIsRefusedOnAllRanks) {
     refused({{"", 4}}, "an axis needs a name");
     refused({{"dp", -2}, {"tp", -2}}, "axis 'dp' has -2 ranks");
     refused({{"dp", 1 << 16}, {"tp", 1 << 16}, {"pp", 4}}, "product has to be 4");
-    // Ranks that differ: all get the same error.
+    // If ranks give different axes, all get the same error.
     const std::string said = refusal(ErrorCode::Mismatch, [&] {
       Mesh(comm, comm.rank() == 2 ? std::vector<MeshAxis>{{"tp", 4}} : std::vector<MeshAxis>{{"dp", 2}, {"tp", 2}});
     });
     EXPECT_NE(said.find("rank 0 gives the axes {'dp' 2, 'tp' 2} and rank 2 gives {'tp' 4}"), std::string::npos) << said;
-    // And the world goes on.
+    // The world goes on.
     Mesh mesh(comm, {{"dp", 2}, {"tp", 2}});
     EXPECT_NE(refusal(ErrorCode::InvalidArgument, [&] { (void)mesh.along("pp"); }).find("has no axis 'pp'"),
               std::string::npos);

@@ -18,13 +18,13 @@
 namespace cohort {
 namespace {
 
-/// How many calls of each rank said no, where a signal comes at rank 1's 100th and the others are anywhere.
+/// Returns how many calls of each rank said no, if a signal comes at rank 1's 100th call and the others are anywhere.
 std::array<std::int64_t, 3> calls_until_yes(const PreemptionOptions& options, int signal) {
   std::array<std::int64_t, 3> calls{};
   std::atomic<bool> sent{false};
   comm::testing::run_world(3, [&](Communicator comm) {
     Preemption preemption(options);
-    comm.barrier().wait();  // all have theirs before a signal comes
+    comm.barrier().wait();  // all have a Preemption before a signal comes
     std::int64_t& mine = calls[static_cast<std::size_t>(comm.rank())];
     while (!preemption.requested(comm)) {
       ++mine;

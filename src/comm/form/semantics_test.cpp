@@ -1,4 +1,4 @@
-// Guarantees of a communicator beside its results: refusals, deadlines, the same bits, what its observer sees.
+// Guarantees of a communicator other than its results: refusals, deadlines, the same bits, what its observer sees.
 #include "comm/kernels/codecs.h"
 #include "comm/testing/worlds.h"
 
@@ -169,7 +169,7 @@ TEST(Deadline, NamesWhoDidNotComeAndForWhat) {
     EXPECT_TRUE(contains(text, "rank 2 did not come")) << text;
     EXPECT_TRUE(contains(text, "operation 1")) << text;
   }
-  // The one that was given up learns it when it comes; so does every rank that goes on.
+  // The rank that was given up learns so when it comes, and so does every rank that goes on.
   what_of([&] { world[2].barrier().wait(); }, ErrorCode::Aborted);
   what_of([&] { world[0].barrier().wait(); }, ErrorCode::Timeout);
 }
@@ -195,7 +195,7 @@ TEST(Abort, ReachesThoseWhoWaitInTheMiddleOfSomething) {
   }
 }
 
-// A rank mostly learns in this manner what has happened between two of its operations.
+// A rank mostly learns in this manner about events between two of its operations.
 TEST(Aborting, WhatIsStartedAfterwardsIsNamedItself) {
   for (const int size : {2, 4}) {
     std::vector<Communicator> world = comm::testing::form_world(size);
@@ -262,7 +262,7 @@ TEST(Bits, AreTheSameWhateverTheTiming) {
         if (call == 0) first.assign(data.begin(), data.end());
         ASSERT_EQ(std::memcmp(first.data(), data.data(), kCount * sizeof(float)), 0) << "call " << call;
       }
-      // At another position, in another kind of memory and in pieces: the same.
+      // The bits are the same at another position, in another kind of memory, and in pieces.
       std::vector<float> pieces(own);
       for (std::size_t begin = 0; begin < kCount; begin += 700) {
         comm.all_reduce(std::span(pieces).subspan(begin, std::min<std::size_t>(700, kCount - begin))).wait();
@@ -347,8 +347,8 @@ TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
 namespace cohort::comm::testing {
 namespace {
 
-// float32 that travels as bfloat16 between hosts: each host's sum is rounded, and beyond two hosts the result as well,
-// whatever its size and way. On one host nothing is rounded. Runs over fake hosts too (CMakeLists.txt).
+// float32 that travels as bfloat16 between hosts: each host's sum is rounded, and with more than two hosts the result
+// as well, whatever the size and the path. On one host nothing is rounded. Runs over fake hosts too (CMakeLists.txt).
 
 std::vector<float> brought_by(int rank, std::size_t count) {
   std::mt19937 random(static_cast<unsigned>(rank) * 7919 + static_cast<unsigned>(count));
@@ -405,7 +405,7 @@ TEST(WireFormats, RoundsWhatTravelsAndNothingElse) {
   }
 }
 
-// Small ones of a group travel together, and weighted ones with a rank left out take another way.
+// Small operations of a group are fused, and weighted ones that leave out a rank take another path.
 TEST(WireFormats, IsTheSameWhateverTheWay) {
   for (const WireFormat format : kFormats) {
     run_world(4, [&](Communicator comm) {
@@ -450,7 +450,7 @@ TEST(WireFormats, AResidualHasWhatRoundingLoses) {
           const std::vector<float> own = brought_by(comm.rank(), count);
           std::vector<double> received(count), exact(count);
           for (int step = 0; step < 6; ++step) {
-            // Weights that differ go into the hosts' sums, those that do not into the divisor behind them.
+            // Unequal weights are applied in the hosts' sums, equal weights by the divisor afterwards.
             if (average && count != 300U) options.weight = step % 2 == 0 ? 1 : 1 + comm.rank();
             std::vector<float> values = own;
             std::vector<double> whole(own.begin(), own.end());
@@ -531,7 +531,7 @@ using comm::testing::what_of;
 
 TEST(Join, ServesTheOthersUntilAllHaveJoined) {
   comm::testing::run_world(3, [](Communicator comm) {
-    // Rank r takes part in 2 + r rounds; of each round, those still there are averaged.
+    // Rank r takes part in 2 + r rounds; each round averages over the ranks still there.
     Memory memory = comm.allocate(100000 * sizeof(float));
     for (int round = 0; round < 2 + comm.rank(); ++round) {
       const int lowest = std::max(0, round - 1);  // of the active ranks
@@ -550,7 +550,7 @@ TEST(Join, ServesTheOthersUntilAllHaveJoined) {
           std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
           comm.all_reduce(data, {.op = ReduceOp::Min}).wait();
           ASSERT_EQ(data[0], static_cast<float>(lowest + 1));
-          // Root 0 may have joined: then it comes from the lowest rank that is active.
+          // Root 0 may have joined; then the lowest active rank is the root.
           std::fill(data.begin(), data.end(), static_cast<float>(comm.rank() + 1));
           comm.broadcast(data, {.root = 0}).wait();
           ASSERT_EQ(data[count - 1], static_cast<float>(lowest + 1));
@@ -572,7 +572,7 @@ TEST(Join, ServesTheOthersUntilAllHaveJoined) {
       }
     }
     EXPECT_EQ(comm.join(), 2);
-    // All are back.
+    // All ranks take part again.
     std::vector<float> values(10, 1);
     comm.all_reduce(std::span(values)).wait();
     EXPECT_EQ(values[0], 3.0F);

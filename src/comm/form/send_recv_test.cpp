@@ -39,7 +39,7 @@ std::vector<std::uint8_t> pattern(std::size_t bytes, unsigned seed) {
 constexpr std::size_t kSizes[] = {0,     1,     39,    40,    41,    47,    48,         49,     4096,
                                   16383, 16384, 16385, 65535, 65536, 65537, 524288 + 1, 3 << 20};
 
-/// The ways in which payloads that do not fit into a cell can go.
+/// The paths for payloads that do not fit into a cell.
 class SendRecv : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override { ::setenv("COHORT_PLAN", GetParam(), 1); }
@@ -102,7 +102,7 @@ TEST_P(SendRecv, EveryType) {
 
 TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
   comm::testing::run_world(2, [&](Communicator comm) {
-    // More messages than a ring has cells, of every size, in the order of their tags; received in another one.
+    // More messages than a ring has cells, of every size, sent in the order of their tags and received in another.
     constexpr int kTags = 40;
     constexpr int kEach = 3;
     std::vector<std::pair<int, int>> order;
@@ -146,7 +146,7 @@ TEST_P(SendRecv, TagsMeetInAnyOrderAndKeepTheirOwn) {
 
 TEST_P(SendRecv, ManyUnmetMessagesDoNotStandInTheWay) {
   comm::testing::run_world(2, [&](Communicator comm) {
-    constexpr int kMany = 1000;  // more than are kept aside
+    constexpr int kMany = 1000;  // more messages than are kept aside
     std::vector<int> values(kMany);
     std::vector<Work> works;
     int answer = comm.rank();
@@ -173,7 +173,7 @@ TEST_P(SendRecv, ProgressesUnattendedAndBesideCollectives) {
     const int next = (comm.rank() + 1) % 3;
     const int before = (comm.rank() + 2) % 3;
     for (const std::size_t bytes : {std::size_t{100}, std::size_t{200000}, std::size_t{2000000}}) {
-      // Posted before collectives and met after them, by whichever thread.
+      // Posted before collectives and matched after them, by any thread.
       std::vector<std::uint8_t> in(bytes);
       const auto out = pattern(bytes, static_cast<unsigned>(comm.rank()));
       std::atomic<bool> called = false;
@@ -286,7 +286,7 @@ TEST_P(SendRecv, ASmallSendThatWasRefusedIsToldOfByTheNextOneWhichArrives) {
     for (const bool next_is_small : {true, false}) {
       const std::span<const float> next = next_is_small ? std::span<const float>(small) : std::span<const float>(large);
       if (comm.rank() == 0) {
-        comm.send(std::span(small), 1).wait();  // over, whatever becomes of it
+        comm.send(std::span(small), 1).wait();  // its send is over, whatever becomes of the message
         comm.barrier().wait();                  // no collective reports it
         const std::string text = what_of([&] { comm.send(next, 1).wait(); }, ErrorCode::Mismatch);
         EXPECT_TRUE(contains(text, "rank 0 sends float32[4] (tag 0) to rank 1, which receives float32[3]")) << text;
@@ -393,7 +393,7 @@ TEST(SendRecvEnds, DeadlinesNameWhoDidNotComeAndForWhat) {
   for (const bool attended : {true, false}) {
     std::vector<Communicator> world = comm::testing::form_world(2);
     int value = 0;
-    // Their connection is there once something has come over it, so that the next is there at once.
+    // Waits until something has come over their connection, so that the next message arrives at once.
     world[0].send(std::span(&value, 1), 1, {.tag = 8}).wait();
     world[1].recv(std::span(&value, 1), 0, {.tag = 8}).wait();
     world[0].send(std::span(&value, 1), 1, {.tag = 8}).wait();

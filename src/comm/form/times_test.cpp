@@ -65,7 +65,7 @@ std::vector<CollectiveEvent> events_of(const char* hosts, int size, const std::f
   return out;
 }
 
-/// Events of an all_reduce of `count` floats to which the last rank comes `late`.
+/// Events of an all_reduce of `count` floats, which the last rank enters `late`.
 std::vector<CollectiveEvent> all_reduce_on(const char* hosts, int size, std::size_t count,
                                            std::chrono::milliseconds late) {
   return events_of(hosts, size, [&](Communicator& comm) {
@@ -105,7 +105,7 @@ TEST(Times, SeveralHostsHaveAWire) {
     expect_sound(events);
     std::size_t sent = 0;
     for (const CollectiveEvent& event : events) sent += event.wire_bytes;
-    EXPECT_GE(sent, 2 * count * sizeof(float)) << hosts;            // each host all of it, once,
+    EXPECT_GE(sent, 2 * count * sizeof(float)) << hosts;            // each host sends all of it once,
     EXPECT_LT(sent, 2 * count * sizeof(float) + 100'000) << hosts;  // and little else
     EXPECT_GT(events[0].wire, 0ns) << hosts;
     for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_GE(events[rank].waited, 300ms) << hosts << " " << rank;
@@ -113,7 +113,7 @@ TEST(Times, SeveralHostsHaveAWire) {
   }
 }
 
-// To the byte: what an operation says of itself is the same in all formats.
+// Checks bytes exactly, since an operation's description takes as many in all formats.
 TEST(Times, AWireFormatSendsItsBytesAndNoMore) {
   const std::size_t count = (std::size_t{1} << 20) + 777;
   for (const char* const hosts : {"2", "1,3", "4"}) {
@@ -135,8 +135,8 @@ TEST(Times, AWireFormatSendsItsBytesAndNoMore) {
   }
 }
 
-// A host's wire carries what other hosts keep, and nothing else; where hosts have different numbers of ranks, or one
-// keeps nearly all, no more than an all_reduce.
+// A host sends what other hosts keep, and nothing else. If hosts have different numbers of ranks, or one keeps nearly
+// all, it sends no more than in an all_reduce.
 TEST(Times, AReduceScatterSendsWhatOthersKeep) {
   const std::int64_t part = std::int64_t{1} << 18;
   struct Case {
@@ -185,7 +185,7 @@ class ChunkTuner : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ChunkTuner, DoesNotChangeResults) {
   constexpr int kRanks = 8;
-  // From a world that knows nothing of its wire, over sizes that teach it, to sizes of all kinds, twice.
+  // The world first knows nothing about its wire. Sizes that teach it come next, and then sizes of all kinds, twice.
   const std::vector<std::size_t> counts = {70001,   1 << 20, 1 << 20, 3 << 19, 300007,
                                            1 << 20, 70001,   33000,   1 << 20, 300007};
   std::vector<Communicator> world = comm::testing::Worlds(std::string("hosts:") + GetParam()).form(kRanks);
@@ -199,7 +199,7 @@ TEST_P(ChunkTuner, DoesNotChangeResults) {
           for (std::size_t i = 0; i < counts.size(); ++i) {
             std::vector<float> values = brought_by(rank, counts[i]);
             const std::vector<float> own = values;
-            // One comes late, so that ranks do not learn the same.
+            // One rank comes late, so that the ranks learn different speeds.
             if (rank == 5 && i == 4) std::this_thread::sleep_for(20ms);
             comm.all_reduce(std::span(values)).wait();
             std::vector<float> kept(counts[i] / kRanks);

@@ -1,5 +1,5 @@
 // Work::finite(): whether a result is free of NaN and infinities, whichever rank made which part of it, on every path
-// and in every type. Runs over fake hosts too (CMakeLists.txt), where the result is read for it.
+// and in every type. Runs over fake hosts too (CMakeLists.txt), where `finite` has to read the result.
 #include "comm/testing/calls.h"
 #include "comm/testing/worlds.h"
 
@@ -25,7 +25,7 @@ constexpr const char* kWays[] = {"", "inline=0", "inline=0,cross=on", "inline=0,
                                  "inline=0,stores=nt"};
 constexpr std::size_t kCounts[] = {1, 5, 1000, 40000, 300001};
 
-/// A buffer of ones, but for the value that `culprit` contributes at `at`.
+/// A buffer of ones, except for the value that rank `culprit` contributes at `at`.
 struct Case {
   std::size_t count = 0;
   int culprit = -1;

@@ -71,7 +71,7 @@ TEST(Work, ManyInFlightRunInOrder) {
     std::mutex mutex;
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < kWorks; ++i) {
-      // Large and small ones by turns: the small ones must not overtake.
+      // Large and small operations take turns; the small ones must not overtake.
       const auto part = floats(memory).subspan(i * 25000, i % 3 == 0 ? 10 : 25000);
       std::fill(part.begin(), part.end(), static_cast<float>(i));
       works.push_back(comm.all_reduce(part));
@@ -80,7 +80,7 @@ TEST(Work, ManyInFlightRunInOrder) {
         order.push_back(i);
       });
     }
-    // Waiting for a late one first has the earlier ones done as well.
+    // A wait for a late operation also completes the earlier ones.
     works.back().wait();
     for (std::size_t i = 0; i < kWorks; ++i) {
       EXPECT_TRUE(works[i].done());
@@ -113,7 +113,7 @@ TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
   });
 }
 
-// As Python waits: in slices, each of which may run the operation or leave it to the next.
+// Waits in slices, like Python. Each slice may run the operation or leave it to the next one.
 TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
   std::atomic<int> waits{0};  // of rank 0, over all rounds
   comm::testing::run_world(2, [&waits](Communicator comm) {

@@ -1,5 +1,5 @@
-// Programs that capture CUDA graphs: what a graph cannot replay is refused before it has affected the capture, and
-// operations in flight affect none. Over the fake driver; the ranks of odd tests share a GPU, and so stage.
+// Programs that capture CUDA graphs: operations that a graph cannot replay are refused before they affect the capture,
+// and operations in flight affect none. Uses the fake driver; the ranks of odd tests share a GPU, so they stage.
 #include "comm/gpu/chunking.h"
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Begins a capture of all threads, as torch's are.
+/// Begins a capture of all threads, like torch.
 void begin_capture(void* stream) { EXPECT_EQ((of_driver<int(void*, int)>("cuStreamBeginCapture_v2")(stream, 0)), 0); }
 /// Ends the capture; true if there is a graph.
 bool end_capture(void* stream) {
@@ -32,7 +32,7 @@ bool end_capture(void* stream) {
 class Captures : public ::testing::TestWithParam<bool> {
  protected:
   void TearDown() override { ::unsetenv("FAKE_NCCL_DELAY"); }
-  /// Floats whose operations go by NCCL, or are staged.
+  /// Floats whose operations use NCCL or are staged.
   static Floats floats_of(Communicator& comm, std::vector<float> values) {
     return GetParam() ? floats(comm, std::move(values)) : Floats(comm, std::move(values));
   }
@@ -48,7 +48,7 @@ TEST_P(Captures, EveryOperationOfTheStreamIsRefusedAndTheGraphIsWhole) {
         return comm.all_reduce(std::vector{other, captured});
       },
       [](Communicator& comm, const Buffer& captured, const Buffer&) {
-        return comm.all_reduce(captured, {.wire_format = WireFormat::BFloat16});  // not NCCL's
+        return comm.all_reduce(captured, {.wire_format = WireFormat::BFloat16});  // staged, since NCCL lacks the format
       },
       [](Communicator& comm, const Buffer& captured, const Buffer&) { return comm.broadcast(captured); },
       [](Communicator& comm, const Buffer& captured, const Buffer&) { return comm.send(captured, 1); },
@@ -93,7 +93,7 @@ TEST_P(Captures, WhatIsGivenToOtherStreamsGoesOnBesideThem) {
     void* const stream = new_stream();
     if (comm.rank() == 0) begin_capture(stream);
     const auto begun = std::chrono::steady_clock::now();
-    // Looks at the GPU while nobody waits do not count as the program's.
+    // Checks of the GPU while nobody waits do not count as the program's calls.
     while (!before.done() || std::chrono::steady_clock::now() - begun < 50ms) std::this_thread::sleep_for(1ms);
     const Floats more = floats_of(comm, {1});
     comm.all_reduce(more.buffer()).wait();

@@ -87,8 +87,8 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   const std::int64_t elements = std::accumulate(parts_.begin(), parts_.end(), std::int64_t{0});
   const std::size_t all = static_cast<std::size_t>(elements) * element_ * sides();
   if (all <= piece_bytes) return;
-  // A format with blocks is encoded in blocks from the beginning of the sum. A piece of a part that does not begin at a
-  // multiple of a block would be encoded in different blocks, and so have different bits.
+  // A format with blocks is encoded in blocks from the beginning of the sum. If a part does not begin at a multiple of
+  // a block, its pieces would be encoded in other blocks than the whole, and their bits would differ.
   const auto block = static_cast<std::int64_t>(block_of(request.wire_format));
   const bool reduces = kind_ == Kind::ReduceScatter || kind_ == Kind::ReduceScatterV;
   if (reduces && block > 1 &&
@@ -99,7 +99,7 @@ Chunking::Chunking(const Request& request, int rank, int size, std::size_t piece
   pieces_ = (all + each - 1) / each;
 }
 
-/// Returns where piece `which` begins in a part of `part` elements. Pieces differ by one unit at most.
+/// Returns where piece `which` begins in a part of `part` elements. The sizes of pieces differ by one unit at most.
 std::int64_t Chunking::begin(std::int64_t part, std::size_t which) const noexcept {
   const auto pieces = static_cast<std::int64_t>(pieces_), number = static_cast<std::int64_t>(which);
   const std::int64_t units = (part + unit_ - 1) / unit_;
@@ -143,7 +143,7 @@ Piece Chunking::piece(std::size_t which, std::byte* room) const {
     return {room + offset, static_cast<std::int64_t>(in_room / element_)};
   };
   const bool is_root = rank_ == request_.root;
-  // In place, except where that is not allowed.
+  // The piece is in place, except where that is not allowed.
   std::tie(piece.request.input, piece.request.input_count) = share(input_of(kind_, is_root), 0, piece.input);
   std::tie(piece.request.output, piece.request.output_count) =
       share(output_of(kind_, is_root), kind_ == Kind::AllToAll ? in_lines(in_room) : 0, piece.output);
@@ -265,8 +265,8 @@ class InPieces final : public Pieces {
     const std::size_t pieces = chunking_.pieces();
     bool finite = true;
     // Without a reduction, the GPU reads data directly from the slot of the rank that provides it. That rank reuses the
-    // slot for the fourth next piece, when all ranks have reached the second next piece; and no rank reaches that piece
-    // before it has read this one.
+    // slot of piece n for piece n + 4, when all ranks have reached piece n + 2; and no rank reaches that piece before
+    // it has read piece n.
     const bool borrows = !is_reduction(request_.kind) && agreed.everyone;
     MarkPtr last, before_last;
     InSlot coming = begin(0, brings);
@@ -325,8 +325,8 @@ class InPieces final : public Pieces {
     return copies.empty() ? nullptr : gpu_.copy_to_device(copies, {&marks_.output, 1});
   }
 
-  /// Returns the address at which the GPU reads the block. Copies the block to `room` if the GPU could read it only
-  /// slowly.
+  /// Returns the address at which the GPU reads the block. Copies the block to `room` if the GPU could read the block
+  /// only slowly.
   const std::byte* taken(const Borrowed& block, std::byte* room) {
     if (!block.memory || ring_->pin(block.memory)) return block.data;
     std::memcpy(room, block.data, block.bytes);

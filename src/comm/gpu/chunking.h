@@ -1,5 +1,5 @@
 // Divides a collective into pieces; a piece is the same collective over some of each rank's elements. The division
-// follows from the agreed request, so it is the same on all ranks. If ranks have parts of their own, each part is
+// follows from the agreed request, so it is the same on all ranks. If each rank has its own part, every part is
 // divided. An element is combined with the same elements, in the same order, as without division, so results have the
 // same bits. Pure.
 #pragma once
@@ -63,8 +63,8 @@ class Chunking {
   std::size_t pieces_ = 1;
 };
 
-// A communicator's host memory for operations in pieces: consecutive pieces use consecutive slots. Used by the
-// operation that is running, one at a time; operations that wait for their turn keep it alive.
+// A communicator's host memory for operations in pieces: consecutive pieces use consecutive slots. Only the running
+// operation uses it; operations that wait for their turn keep it alive.
 class Ring {
  public:
   static constexpr std::size_t kSlots = 4;  // one piece being copied in, one being processed, two being copied out
@@ -84,7 +84,7 @@ class Ring {
 
   std::size_t slot_bytes() const noexcept { return slot_bytes_; }
   Slot& next() noexcept { return slots_[turn_++ % kSlots]; }
-  /// Pins a peer's memory, so that the GPU reads it as fast as the ring's. Returns false if the driver refuses.
+  /// Pins a peer's memory, so that the GPU reads it as fast as the ring's own. Returns false if the driver refuses.
   bool pin(const std::shared_ptr<const sys::Mapping>& memory);
   /// Waits a moment for copies under way. Returns false if some are not over.
   bool settle() noexcept;
@@ -106,10 +106,10 @@ class Ring {
 bool settled(Gpu& gpu, const MarkPtr& mark, Staging::Clock::time_point limit) noexcept;
 /// Returns the usual limit for `settled`, a moment from now.
 Staging::Clock::time_point end_of_patience() noexcept;
-/// Keeps memory that a copy may still use until the process ends.
+/// Keeps memory until the process ends, because a copy may still use it.
 void keep_for_good(std::shared_ptr<const void> memory);
 
-// Collectives of GPU memory through host memory in pieces, and collectives of a world of one, which stay on the GPU.
+// Collectives on GPU memory in pieces through host memory, and collectives of a world of one, which stay on the GPU.
 // One thread at a time.
 
 class Pieces {
@@ -123,11 +123,11 @@ class Pieces {
   virtual void abandon(Clock::time_point limit) noexcept = 0;
 };
 
-/// Makes an operation that runs in the pieces of `cut` through `ring`; a slot has to hold a piece.
+/// Makes an operation that runs in the pieces of `cut` through `ring`. A slot has to hold a whole piece.
 std::shared_ptr<Pieces> in_pieces(Gpu& gpu, const Request& request, StreamMarks marks, Chunking cut,
                                   std::shared_ptr<Ring> ring, int rank);
 
-/// True if a world of one only has to copy.
+/// True if the operation only has to copy, in a world of one.
 bool is_copy(const Request& request) noexcept;
 /// Starts the copy of an operation for which `is_copy` is true.
 std::shared_ptr<Pieces> copy_alone(Gpu& gpu, const Request& request, StreamMarks marks);

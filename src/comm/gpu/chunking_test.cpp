@@ -1,4 +1,4 @@
-// How collectives are cut: all elements once, nothing twice, and the same on all ranks.
+// Division of collectives into pieces: every element once, and the same pieces on all ranks.
 #include "comm/gpu/chunking.h"
 #include "comm/testing/calls.h"
 #include "comm/testing/gpus.h"
@@ -59,7 +59,7 @@ void expect_all(std::vector<ByteRange> ranges, std::int64_t count, DType dtype, 
   EXPECT_EQ(next, static_cast<std::size_t>(count) * size_of(dtype)) << what;
 }
 
-/// Blocks of a format begin at multiples of their size in the sum: pieces may not move them.
+/// A format's blocks begin at multiples of their size in the sum, and pieces may not move them.
 TEST(Chunking, PartsThatBeginWithinABlockAreLeftWhole) {
   for (const std::int64_t part : {std::int64_t{64 * 1024}, std::int64_t{64 * 1024 + 64}}) {
     for (const WireFormat format : {WireFormat::None, WireFormat::Int8}) {
@@ -132,10 +132,10 @@ TEST(Chunking, LeavesWholeWhatRanksKnowAFewCountsOf) {
   EXPECT_EQ(Chunking(request, 0, 2, kPiece).pieces(), 1U);
 }
 
-// Collectives of a GPU's memory in pieces through the host's: that copies and sums go on at once, how much of the
-// host's memory they take, that they are one operation to all observers, and what becomes of them when something fails
-// in the midst. With COHORT_NCCL=off, over the fake driver, which reports each copy as it begins; bits of all
-// operations: comm_tests.trials_in_pieces.
+// Collectives on GPU memory in pieces through host memory: copies and sums overlap, the host memory is
+// bounded, observers see one operation, and failures between pieces are handled. Runs with COHORT_NCCL=off
+// over the fake driver, which reports each copy as it begins. comm_tests.trials_in_pieces checks the bits of
+// all operations.
 
 using namespace std::chrono_literals;
 
@@ -159,7 +159,7 @@ class Copies {
     if (auto* const watch = of_driver<void(void (*)(int, unsigned long long, std::size_t))>("fake_cuda_watch"))
       watch([](int way, unsigned long long device, std::size_t) { all().came(way, device); });
   }
-  /// The copy at this address is not carried out before that other one has begun.
+  /// Holds the copy at address `at` until the copy at `until_at` has begun.
   void hold(Way way, const void* at, Way until_way, const void* until_at) {
     const std::lock_guard lock(mutex_);
     held_[key(way, at)] = key(until_way, until_at);
@@ -174,7 +174,7 @@ class Copies {
     for (const auto& [which, times] : begun_) count += which.first == way ? times : 0;
     return count;
   }
-  /// Somewhere the other has not begun: the two do not go on at once.
+  /// Returns true if some held copy waited in vain, because the two copies do not overlap.
   bool late() {
     const std::lock_guard lock(mutex_);
     return late_;
@@ -228,7 +228,7 @@ std::vector<float> counted(std::size_t count, float factor) {
   for (std::size_t i = 0; i < count; ++i) values[i] = factor * static_cast<float>(i % 1000);
   return values;
 }
-/// Address of the n-th piece of a buffer of so many floats.
+/// Address of the n-th piece of a buffer of `count` floats.
 const void* piece_at(const Floats& floats, std::size_t count, std::size_t number) {
   Request request;
   request.kind = Kind::AllReduce;
@@ -246,9 +246,9 @@ TEST_F(InPieces, CopiesAndSumsGoOnAtOnce) {
     const auto at = [&](std::size_t number) { return piece_at(values, count, number); };
     second[static_cast<std::size_t>(comm.rank())] = at(1);
     comm.barrier().wait();
-    // Rank 0's second piece sets out while its first still waits for rank 1's.
+    // Rank 0's second piece sets out while its first still waits for rank 1's first.
     if (comm.rank() == 1) Copies::all().hold(kToHost, at(0), kToHost, second[0].load());
-    // The third is on its way to the host until the second, which has been summed by then, is on its way back.
+    // The third is on its way to the host until the second, whose sum is ready by then, is on its way back.
     Copies::all().hold(kToHost, at(2), kToDevice, at(1));
     // The fourth is on its way back until the sixth has set out.
     Copies::all().hold(kToDevice, at(3), kToHost, at(5));
@@ -326,7 +326,7 @@ TEST_F(InPieces, RanksThatBringOtherThingsAreRefusedAndGoOn) {
     };
     refuse(larger, "24576");
     refuse(small, "2");
-    // A group that differs in one that is not large.
+    // A group that differs between ranks only in an operation that is not large.
     const Buffer group[] = {large.buffer(), (first ? small : larger).buffer()};
     refused([&] { comm.all_reduce(group).wait(); }, ErrorCode::Mismatch);
     comm.all_reduce(large.buffer()).wait();
@@ -393,7 +393,7 @@ TEST_F(InPieces, NothingIsCopiedThatIsInItsPlace) {
       comm.barrier().wait();
       return counts;
     };
-    // From the root's GPU, and to the other's.
+    // Copies are only from the root's GPU and to the other rank's.
     EXPECT_EQ(copied([&] { comm.broadcast(values.buffer(), {.root = 1}).wait(); }), std::pair(5, 5));
     EXPECT_EQ(values.values(), counted(count, 2));
     // A rank's own part is in place.
@@ -424,7 +424,7 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
     const std::size_t count = 30 * kFloats;
     const auto own = static_cast<float>(comm.rank() + 1);
     const Floats part = floats(comm, counted(count, own)), all = floats(comm, std::vector<float>(3 * count));
-    // The reader is late: nobody may write over what it has not read.
+    // The reader is late, and nobody may overwrite what it has not read.
     if (comm.rank() != 1) {
       for (const std::size_t number : {std::size_t{1}, std::size_t{2}, std::size_t{7}}) {
         Copies::all().when(kToDevice, piece_at(part, count, number), [] { std::this_thread::sleep_for(50ms); });
@@ -446,7 +446,7 @@ TEST_F(InPieces, WhatOnlyMovesIsReadWhereItIs) {
       for (const float value : counted(count, factor)) expected.push_back(value);
     }
     EXPECT_EQ(all.values(), expected);
-    // There and back.
+    // Every piece is copied there and back.
     const Floats exchanged = floats(comm, std::vector<float>(3 * count));
     comm.all_to_all(all.buffer(), exchanged.buffer()).wait();
     comm.all_to_all(exchanged.buffer(), all.buffer()).wait();
@@ -491,7 +491,7 @@ TEST_F(InPieces, AWorldOfOneCopiesOnTheGpu) {
     EXPECT_EQ(Copies::all().count(kWithin), 2);
     EXPECT_EQ(Copies::all().count(kToHost) + Copies::all().count(kToDevice), 0);
     EXPECT_EQ(out.values(), counted(5 * kFloats, 1));
-    // Operations that are more than a copy.
+    // These operations are more than a copy.
     comm.all_reduce(in.buffer(), out.buffer(), {.prescale = 2}).wait();
     EXPECT_EQ(out.values(), counted(5 * kFloats, 2));
     comm.all_reduce(in.buffer(), out.buffer(), {.op = ReduceOp::Average, .weight = 0}).wait();
@@ -513,7 +513,7 @@ TEST_F(InPieces, AGpuThatFailsInTheMidstEndsTheWorld) {
     try {
       comm.all_reduce(values.buffer(), {.timeout = 20s}).wait();
       ADD_FAILURE() << "it has not failed";
-    } catch (const Error& error) {  // all fake GPUs fail: whichever rank sees it first
+    } catch (const Error& error) {  // all fake GPUs fail, so any rank may see it first
       EXPECT_TRUE(error.code() == ErrorCode::Internal || error.code() == ErrorCode::Aborted) << error.what();
       EXPECT_TRUE(has(error.what(), "fake failure (error 700)")) << error.what();
     }

@@ -16,7 +16,7 @@ namespace cohort::comm {
 
 using namespace cuda;
 
-/// State shared by operations of GPU memory, which this class starts. Lives as long as one of the operations.
+/// State shared by the operations on GPU memory that this class starts. Lives as long as any of them.
 class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
  public:
   explicit Gpu(const CommunicatorImpl& host)
@@ -35,7 +35,7 @@ class DeviceCommunicator::Gpu : public std::enable_shared_from_this<Gpu> {
     const bool fast = request.gpu_sums.value_or(sums_) == GpuSums::Fast && has_sum(request);
     request.memory = fast ? MemoryKind::DeviceFast : MemoryKind::Device;
   }
-  /// Starts the requests by NCCL, if it may carry out all of them; else begins the copies to host memory.
+  /// Starts the requests with NCCL, if it may carry out all of them; else begins the copies to host memory.
   Work start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate);
   /// Makes a Work that is over when all earlier operations are.
   Work await_all(const Request& name);
@@ -70,7 +70,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
         direct_(std::move(direct)),
         staged_(std::move(staged)) {}
 
-  // Composite's functions:
+  // The next functions implement Composite.
   std::optional<Error> run(Turn& turn, bool& finished) noexcept override {
     if (may_be_direct_) {
       auto failed = run_direct(turn, finished);
@@ -83,7 +83,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     return may_be_direct_ && gpu_->nccl->ready() && gpu_->in_flight->has_room();
   }
 
-  // WorkState's functions:
+  // The next functions implement WorkState.
   Ordering order(const Device& stream, Clock::time_point limit) override {
     if (!may_be_direct_) return Ordering::Never;
     if (!wait_for_first(limit == Clock::time_point::max() ? std::nullopt : std::optional(limit)))
@@ -118,8 +118,8 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   void go_on(std::optional<Error> failed) noexcept override {
     if (!is_given_) end(std::move(failed));
   }
-  /// Called by the one thread that ends the call. Frees the staging memory and the callbacks, which a program that
-  /// keeps the Work would otherwise keep alive.
+  /// Called by the one thread that ends the call. Frees the staging memory and the callbacks; otherwise a program that
+  /// keeps the Work would keep them alive.
   void end(std::optional<Error> failed) {
     const auto limit = end_of_patience();  // one limit for all
     for (const Staged& one : staged_) {
@@ -151,8 +151,8 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
                           }});
   }
 
-  /// Runs without staging. Leaves `finished` false if ranks have not called the operation. If there is neither an error
-  /// nor a flight, the operation has to be staged, on all ranks.
+  /// Runs without staging. Leaves `finished` false if ranks have not called the operation. If it gives neither an error
+  /// nor a flight, all ranks have to stage the operation.
   std::optional<Error> run_direct(Turn& turn, bool& finished) noexcept {
     return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
       NcclPlane& plane = *gpu_->nccl;
@@ -244,7 +244,7 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
     }
   }
 
-  /// Runs an operation in pieces. The ranks agree on the whole operation first, as on any other, and refuse a mismatch.
+  /// Runs an operation in pieces. As for any other operation, the ranks first agree on the whole, or refuse a mismatch.
   void run_pieces(const Staged& staged, Turn& turn, CollectiveEvent* event) {
     Round agreed{.everyone = true};
     if (gpu_->placement.size > 1) turn.carry_out(as_round(staged.host, agreed), event);
@@ -261,15 +261,15 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
   const Clock::time_point called_ = Clock::now();
   const bool may_be_direct_;
   const std::optional<Device> only_stream_;
-  std::vector<DeviceCall> direct_;        // until `end`
-  std::vector<Staged> staged_;            // until `end`
+  std::vector<DeviceCall> direct_;        // kept until `end`
+  std::vector<Staged> staged_;            // kept until `end`
   bool is_given_ = false;                 // queued on the GPU; used in the turn only
   std::shared_ptr<Flight> flight_;        // guarded by the mutex
   std::optional<CollectiveEvent> event_;  // reported when the call ends
 };
 
 Work DeviceCommunicator::Gpu::start(std::vector<DeviceRequest> requests, const Rooms::Allocate& allocate) {
-  constexpr std::size_t kLarge = std::size_t{1} << 20;  // the GPU takes longer for it than a thread takes to wake
+  constexpr std::size_t kLarge = std::size_t{1} << 20;  // the GPU takes longer to copy this than a thread takes to wake
   const auto may_be_direct = [this](const DeviceRequest& request) {
     return request.device.type == DeviceType::CUDA && nccl->may_take(request);
   };

@@ -1,5 +1,5 @@
-// A communicator for host and GPU memory. It wraps a host communicator, which carries out operations of host memory and
-// by which ranks agree on operations of GPU memory. Those use NCCL and fold kernels or, if a rank has no NCCL, staging
+// A communicator for host and GPU memory. It wraps a host communicator, which carries out operations on host memory and
+// lets ranks agree on operations on GPU memory. The latter use NCCL and fold kernels or, if a rank has no NCCL, staging
 // through host memory. One thread at a time.
 #pragma once
 

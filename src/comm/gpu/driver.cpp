@@ -223,7 +223,7 @@ std::array<unsigned char, 16> Gpu::uuid() const {
 void* Gpu::allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline) {
   const std::size_t asked = std::max<std::size_t>(bytes, 1);
   void* const memory = reserve(asked);
-  // Not on the default stream: it waits for other streams, and some streams do not wait for it.
+  // Does not use the default stream, since it waits for other streams, and some streams do not wait for it.
   const Stream stream = make_stream();
   zero(memory, asked, stream);
   wait(*mark(stream), deadline);
@@ -392,7 +392,7 @@ bool Gpu::passed(const Mark& mark) const {
 
 void Gpu::wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
                const std::function<void()>& meanwhile) {
-  // Copying a small buffer takes some microseconds, a piece of a large one about a hundred: less than a sleep.
+  // Copying a small buffer takes some microseconds, and a piece of a large one about a hundred: less than a sleep.
   Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200));
   while (!passed(mark)) {
     if (std::chrono::steady_clock::now() >= deadline) {

@@ -42,7 +42,7 @@ struct Transfer {
 
 class Gpu {
  public:
-  /// Returns the GPU with this CUDA device number: always the same object, which lives until the process ends. Throws
+  /// Returns the GPU with this CUDA device number, always the same object. It lives until the process ends. Throws
   /// Unavailable if there is no driver (says how to get it), InvalidArgument if there is no such GPU.
   static Gpu& at(int index);
   /// Returns the number of GPUs that this process sees; fails with Unavailable if there is no driver.
@@ -64,15 +64,15 @@ class Gpu {
 
   MarkPtr mark(Stream stream);
   /// Checks a program's stream before it is marked or put after a mark: throws InvalidArgument if a CUDA graph is being
-  /// captured from it, which would destroy the graph. `doing`: "all_reduce(float32[2]) failed -- rank 0 (host)".
+  /// captured from it, since that would destroy the graph. `doing`: "all_reduce(float32[2]) failed -- rank 0 (host)".
   void refuse_capture(Stream stream, const std::function<std::string()>& doing) const;
   /// Copies after `after`, on streams of this object, one per direction, so that both directions run concurrently.
   MarkPtr copy_to_host(void* host, const void* device, std::size_t bytes, const Mark& after);
   MarkPtr copy_to_device(void* device, const void* host, std::size_t bytes, const Mark& after);
-  /// Makes several copies, after all of these marks; null marks are ignored.
+  /// Makes several copies, after all marks in `after`; null marks are ignored.
   MarkPtr copy_to_host(std::span<const Transfer> copies, std::span<const MarkPtr> after);
   MarkPtr copy_to_device(std::span<const Transfer> copies, std::span<const MarkPtr> after);
-  /// Copies within this GPU's memory, on one of those streams.
+  /// Copies within this GPU's memory, on a stream of this object.
   MarkPtr copy_on_gpu(const Transfer& copy, std::span<const MarkPtr> after);
   /// Makes a stream that does not wait for the default stream.
   Stream make_stream();
@@ -90,8 +90,8 @@ class Gpu {
   /// the driver's message.
   void* load_kernels(const char* ptx);
   void* find_kernel(void* kernels, const char* name);
-  /// Launches a kernel with one argument, passed by value (the driver knows its size), in blocks of `per_block`
-  /// threads.
+  /// Launches a kernel with one argument, passed by value (the driver knows its size). `per_block`: threads of a
+  /// block.
   void launch(void* kernel, unsigned blocks, unsigned per_block, const void* argument, Stream stream);
   /// Number of multiprocessors.
   unsigned processors() const noexcept { return processors_; }
@@ -118,7 +118,7 @@ class Gpu {
   Stream to_device_ = nullptr;
 };
 
-/// The pauses of a thread that waits for a GPU; each is longer than the one before. For the first `awake`, the thread
+/// The pauses of a thread that waits for a GPU; each is longer than the previous one. For the first `awake`, the thread
 /// yields instead of sleeping, since many waits are over by then. Belongs to the waiting thread.
 class Pauses {
  public:
@@ -144,8 +144,8 @@ class Pauses {
   std::chrono::microseconds pause_{0};
 };
 
-/// Makes the GPU's context current in this thread while this object lives: CUDA libraries then use this context, and a
-/// graph capture of another thread does not interfere.
+/// Makes the GPU's context current in this thread while this object lives: CUDA libraries then use this context, and
+/// another thread's graph capture does not interfere.
 class InGpu {
  public:
   /// Throws Internal.

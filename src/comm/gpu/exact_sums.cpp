@@ -11,7 +11,7 @@ namespace cohort::comm::cuda {
 namespace {
 
 constexpr std::size_t kLine = ExactSums::kAlignment;
-// Largest input that is sent whole to every rank, which folds all of it: one exchange instead of two.
+// Largest input that is sent whole to every rank, so that each folds all of it: one exchange instead of two.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 constexpr std::size_t kSmallOfAll = std::size_t{1} << 20;
 
@@ -158,8 +158,8 @@ std::byte* ExactSums::take(std::size_t bytes) {
   return room;
 }
 
-// A small request is not divided. A reduce is excluded: it folds slices on ranks that do not keep the result, which
-// needs scratch memory for longer.
+// A small request is not divided. A reduce is excluded, since it folds slices on ranks that do not keep the result, and
+// so needs scratch memory for longer.
 bool ExactSums::goes_by_columns(const Request& request) const noexcept {
   return world_.columns > 0 && request.kind != Kind::Reduce &&
          round_.contributors.size() == static_cast<std::size_t>(world_.size);
@@ -317,7 +317,7 @@ void ExactSums::fold(const Request& request, const Inputs& inputs, const Rooms& 
 // Sums with the CPU's bits on several hosts with equal numbers of ranks: first over the ranks of a host, then over the
 // hosts, in columns of one rank on each host.
 
-// Each rank of the host has a slice, divided into a part for each host: two exchanges to reduce, two to gather.
+// Each rank of the host has a slice, divided into a part for each host. Takes two exchanges to reduce, two to gather.
 void ExactSums::add_columns(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const int hosts = static_cast<int>(world_.on.size());
@@ -371,7 +371,7 @@ void ExactSums::add_columns(const Request& request) {
   }
 }
 
-// Each rank sums, over its host, the parts that the ranks of its column keep, and sends the sums to them.
+// Each rank sums, over its host, the parts that the ranks of its column keep, and sends them these sums.
 void ExactSums::add_parts_of_columns(const Request& request) {
   const std::size_t element = size_of(request.dtype);
   const std::int64_t longest = longest_part(request, world_.size);

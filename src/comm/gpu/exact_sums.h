@@ -1,6 +1,6 @@
 // Plans reductions of GPU memory with the same bits as on the CPU: which data is exchanged and folded in each step.
-// Each element is folded as the CPU's planes do: over the ranks of each host by ascending number, rounded to the
-// element's type, then over the hosts. Pure; one object for one group of requests, in the thread that runs it.
+// Each element is folded in the order of the CPU's planes: over the ranks of each host by ascending number, rounded to
+// the element's type, then over the hosts. Pure; one object for one group of requests, in the thread that runs it.
 #pragma once
 
 #include "comm/api/request.h"
@@ -14,7 +14,7 @@
 
 namespace cohort::comm::cuda {
 
-/// Placement of the ranks, and of this one among them.
+/// Placement of all ranks on hosts, and this rank's place among them.
 struct ExactWorld {
   /// `hosts` has each rank's host, numbered from 0 without gaps; empty if all ranks are on one host.
   ExactWorld(int own, int ranks, std::vector<int> hosts);
@@ -60,7 +60,7 @@ struct ExactStep {
 
 class ExactSums {
  public:
-  /// Most bytes of scratch memory of one step. Two steps alternate, so there are at most twice as many in all, aligned
+  /// Most bytes of scratch memory of one step. Two steps alternate, so they use at most twice as many in all, aligned
   /// to kAlignment.
   static constexpr std::size_t kMostAtOnce = std::size_t{64} << 20;
   static constexpr std::size_t kAlignment = 64;
@@ -99,7 +99,7 @@ class ExactSums {
   void fold(const Request& request, const Inputs& inputs, const Rooms& rooms, std::byte* output, std::int64_t count);
   /// Returns the single fold of all ranks' inputs on one host.
   ExactFold fold_of_all(const Request& request, const Inputs& inputs, std::byte* output, std::int64_t count) const;
-  /// Returns the fold of these ranks, which are on one of several hosts.
+  /// Returns the fold of these ranks, which are all on the same one of several hosts.
   ExactFold sum_of(const Request& request, const std::vector<int>& ranks, const Inputs& inputs, std::byte* output,
                    std::int64_t count) const;
   /// Returns the fold of the hosts' sums into the result.

@@ -1,5 +1,5 @@
 // Sums with the CPU's bits, step by step, without a GPU: all ranks' plans are carried out here, message by message,
-// with little scratch memory, and compared with the reference. Ranks of one host, of two, of unequal ones; weights.
+// with little scratch memory, and compared with the reference. Covers one host, two, and unequal hosts; and weights.
 #include "comm/gpu/exact_sums.h"
 #include "comm/testing/reference_fold.h"
 
@@ -34,7 +34,7 @@ struct Rank {
 
 constexpr std::size_t kGuard = 64;
 
-/// NCCL of one step, and then the folds.
+/// Carries out the NCCL operations of one step, and then its folds.
 void carry_out(std::vector<Rank>& ranks, std::size_t number) {
   Letters letters;
   const auto step_of = [&](std::size_t rank) -> const ExactStep& { return ranks[rank].steps.at(number); };
@@ -227,7 +227,7 @@ TEST(ExactSums, HaveTheReferencesBitsInAnyNumberOfSteps) {
   for (int size = 2; size <= 6; ++size) {
     for (const std::vector<int>& hosts : layouts[size - 2]) {
       for (const std::size_t most : {std::size_t{4096}, std::size_t{1} << 16, ExactSums::kMostAtOnce}) {
-        // Anything larger than 64 KiB is cut into slices: many steps, some, or one.
+        // Inputs larger than 64 KiB are cut into slices, which take many steps, some, or one.
         const std::int64_t count = 24000;
         if (most == 4096) {
           std::vector<Trial> trials;

@@ -1,8 +1,8 @@
 // Arithmetic of the kernels that fold on a GPU (fold_kernels.cu): Codecs convert numbers in memory to values, Steps
 // fold a value into a total. Compiled for GPUs as well, so it includes no library headers.
 //
-// A Codec defines how a vector of 16 bytes is converted to kValues values for computing, and how one element (Part) is.
-// Integers stay packed, several lanes in a word. A Step folds one more value into the total.
+// A Codec defines how a vector of 16 bytes is converted to kValues values for computing, and how one element (Part) is
+// converted. Integers stay packed, several lanes in a word. A Step folds one more value into the total.
 #pragma once
 
 #include "comm/gpu/fold_kernels.h"
@@ -65,7 +65,7 @@ struct Max {
     return total < value ? value : total;
   }
 };
-// A NaN is the result and stays so; of equal values (+0 and -0) the first rank's is kept.
+// If a value is NaN, the result is NaN; of equal values (+0 and -0), the first rank's is kept.
 struct MinFloat {
   static constexpr bool kOften = false;
   template <class T>

@@ -1,12 +1,12 @@
 // The kernels of reductions on a GPU, with the same bits as comm/kernels/fold.h. Written in a subset of C++ that clang
 // compiles to PTX (tools/gpu/write-fold-kernels), and any compiler compiles for the host, where tests compare the bits.
-// No fused multiply-add, no flushed denormals, IEEE division; 16-bit floats are rounded to nearest even on both.
+// No fused multiply-add, no flushed denormals, IEEE division; on both, 16-bit floats are rounded to nearest even.
 #include "comm/gpu/fold_codecs.h"
 
 namespace cohort::comm::cuda {
 namespace {
 
-/// Folds `kAtOnce` vectors: number `at`, and further ones at equal distances.
+/// Folds `kAtOnce` vectors: number `at`, and further ones at distance `step`.
 template <class Codec, class Step, int kAtOnce>
 COHORT_DEVICE void fold_vectors(const FoldArguments& job, Index at, Index step) {
   constexpr int kValues = Codec::kValues;
@@ -56,7 +56,7 @@ COHORT_DEVICE void fold_element(const FoldArguments& job, Index at) {
   Codec::store(static_cast<Part*>(job.output) + at, Codec::finish(total, job));
 }
 
-/// Body of thread `own`, one of several.
+/// Body of a kernel for thread `own` of `threads`.
 template <class Codec, class Step>
 COHORT_DEVICE void fold(const FoldArguments& job, Index own, Index threads) {
   constexpr Index kPerVector = 16 / sizeof(typename Codec::Part);

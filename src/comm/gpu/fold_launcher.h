@@ -1,5 +1,5 @@
 // Folds on a GPU with the same bits as `fold` on the host (comm/kernels/fold.h), by kernels that the driver compiles at
-// first use. One object for each GPU, which lives until the process ends. Any thread.
+// first use. One object for each GPU; it lives until the process ends. Any thread.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -17,8 +17,8 @@ extern const char* const kFoldKernels;
 
 class FoldLauncher {
  public:
-  /// Returns the GPU's launcher. The first call compiles the kernels, which takes a second or two, and runs each of
-  /// them once, so that no later launch has to wait for other work. Throws Unavailable, Internal.
+  /// Returns the GPU's launcher. The first call compiles the kernels, which takes a second or two, and runs each kernel
+  /// once, so that no later launch has to wait for other work. Throws Unavailable, Internal.
   static FoldLauncher& on(Gpu& gpu);
 
   static constexpr std::size_t kMostInputs = 192;

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLook = 5ms;          // between checks on the other ranks
-constexpr auto kGrace = 1s;          // after a deadline, for the operation in flight to report its timeout itself
+constexpr auto kGrace = 1s;          // after a deadline: time for the operation in flight to report its timeout
 constexpr auto kUnattended = 500us;  // between checks of operations that no thread waits for
 constexpr auto kLeaving = 1ms;
 

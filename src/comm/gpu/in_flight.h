@@ -1,7 +1,7 @@
-// Works of operations of GPU memory, and InFlight: the operations that a communicator has queued on its GPU and that
-// are not over, in order. Waiting threads check them, and so does a thread of InFlight, since an operation also has to
-// end or fail while no thread waits. That thread checks on the other ranks while operations are in flight, and stays
-// until the ranks of this host have finished their common operations, so that no rank leaves while another reads its
+// Works of operations on GPU memory, and InFlight: the unfinished operations that a communicator has queued on its
+// GPU, in order. Waiting threads check them, and so does a thread of InFlight, since an operation also has to end or
+// fail while no thread waits. That thread checks on the other ranks while operations are in flight, and stays until
+// the ranks of this host have finished their common operations, so that no rank leaves while another reads its
 // memory.
 #pragma once
 
@@ -43,7 +43,7 @@ class DeviceWork : public UnfinishedWork, public std::enable_shared_from_this<De
 
   /// Waits only for `first`. Returns false if it is not done by `limit`.
   bool wait_for_first(std::optional<Clock::time_point> limit);
-  /// Called when `first` is done, in its callback.
+  /// Called in the callback of `first`, when that is done.
   virtual void go_on(std::optional<Error> failed) noexcept = 0;
   /// Checks whether this Work is over. Any thread.
   virtual void look() noexcept = 0;
@@ -62,7 +62,7 @@ class Flight {
  public:
   using Clock = std::chrono::steady_clock;
   virtual ~Flight() = default;
-  /// Returns true if the result is available. Throws Timeout if it is not available by `deadline`, Internal. Never true
+  /// Returns true if the result is available. Throws Timeout if it is not available by `deadline`; Internal. Never true
   /// after `give_up`, since the state is then unknown.
   virtual bool over(Clock::time_point deadline) = 0;
   /// Makes all later work of the device's stream wait for the result. Any thread. Throws Internal.

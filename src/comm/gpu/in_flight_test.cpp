@@ -1,5 +1,5 @@
-// Operations of GPU memory that the host does not wait for: streams that come after them, several in flight, what comes
-// of those that fail later, and leaving. Over the fake driver and the fake NCCL.
+// Operations on GPU memory that the host does not wait for: streams that run after them, several in flight, later
+// failures, and leaving. Uses the fake driver and the fake NCCL.
 #include "comm/testing/gpus.h"
 #include "comm/testing/worlds.h"
 
@@ -140,7 +140,7 @@ TEST_F(InFlight, WaitingForOneDoesNotWaitForTheNext) {
     if (comm.rank() == 0) {
       Work first = comm.all_reduce(data.buffer()), second = comm.all_reduce(next.buffer());
       first.wait();
-      comm.send(std::span<const std::int32_t>(token), 1).wait();  // without which the other does not come
+      comm.send(std::span<const std::int32_t>(token), 1).wait();  // without this message the other rank does not come
       second.wait();
     } else {
       comm.all_reduce(data.buffer()).wait();

@@ -46,7 +46,7 @@ std::set<fs::path> package_folders() {
   return found;
 }
 
-/// Returns the libraries to try, in this order, after those already loaded.
+/// Returns the libraries to try, in this order, if none is loaded already.
 std::vector<std::string> places(const std::string& chosen) {
   if (!chosen.empty()) return {chosen};
   std::vector<std::string> all;
@@ -72,7 +72,7 @@ std::string Nccl::text_of(int version) {
 
 Result<Nccl> Nccl::load(const std::string& chosen) {
   if (chosen == "off") return fail(ErrorCode::Unavailable, "NCCL is not used: COHORT_NCCL=off");
-  // Prefer a loaded NCCL: two in one process would have separate threads and memory, and might differ in version.
+  // Prefers a loaded NCCL: two in one process would have separate threads and memory, and might differ in version.
   void* handle = ::dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
   const bool found_loaded = handle != nullptr;
   std::string why;

@@ -1,5 +1,5 @@
 // NCCL, loaded at run time: the build does not need it, and a machine may lack it. Declares the functions of NCCL 2.18
-// and newer, as in its manual. One library for the process, which stays loaded. Any thread.
+// and newer, as in its manual. A process has one library; it stays loaded. Any thread.
 #pragma once
 
 #include "base/result.h"
@@ -82,11 +82,11 @@ struct Nccl {
   int version = 0;
   std::string path;
 
-  /// Returns the library, loaded once; tries, in order: a library already in the process (torch's), COHORT_NCCL, the
-  /// wheel nvidia-nccl next to Python packages in use, the system's search. Fails with Unavailable, which says why
-  /// there is none and how to get one.
+  /// Returns the library, which is loaded only once. Tries, in order: a library already in the process (torch's),
+  /// COHORT_NCCL, the wheel nvidia-nccl next to Python packages in use, the system's search. Fails with Unavailable,
+  /// which says why there is none and how to get one.
   static const Result<Nccl>& find();
-  /// Searches in the same way at each call, with `chosen` as the value of COHORT_NCCL.
+  /// Searches like `find`, but anew in each call, with `chosen` as the value of COHORT_NCCL.
   static Result<Nccl> load(const std::string& chosen);
   /// Formats a version as "2.30.7".
   static std::string text_of(int version);

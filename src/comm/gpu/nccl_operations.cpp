@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kScalarOfHost = 1;  // ncclScalarHostImmediate
 
-/// NCCL's type of an element, and how many of it make one element: two for complex numbers.
+/// NCCL's type for an element, and how many such values make one element (two for complex numbers).
 struct Element {
   NcclType type;
   std::size_t count;

@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGraceOfHang = 1s;  // after a deadline, for the rank whose stream hangs to report that
-constexpr auto kLooking = 500ms;   // after NCCL's error, for the ranks to find out which of them is lost
+constexpr auto kGraceOfHang = 1s;  // time after a deadline for the rank whose stream hangs to report that
+constexpr auto kLooking = 500ms;   // time after an NCCL error for the ranks to find out which of them is lost
 
 /// True for a reduction that Cohort's kernels fold, because NCCL lacks it or its bits would differ from the CPU's.
 bool is_folded(const Request& request, const Round& round) noexcept {
@@ -104,7 +104,7 @@ class NcclPlane::Given final : public Flight {
       return true;
     }
     if (!well) {
-      // NCCL may detect a broken connection before this world detects the dead rank: wait, so that the rank is named.
+      // NCCL may detect a broken connection before this world detects the dead rank. Wait, so that the rank is named.
       const auto now = Clock::now();
       if (!failing_) failing_ = now;
       if (now - *failing_ < kLooking) return false;
@@ -153,7 +153,7 @@ void NcclPlane::give_up() noexcept {
 /// Operations passed to NCCL in one group.
 struct NcclPlane::Step {
   std::vector<Request> operations;  // carried out by NCCL itself
-  std::optional<double> share;      // this rank's, of a weighted average
+  std::optional<double> share;      // this rank's share in a weighted average
   ExactStep exchange;
 };
 
@@ -175,7 +175,7 @@ std::shared_ptr<Flight> NcclPlane::give(std::span<const DeviceCall> together, co
     step.operations.push_back(request);
     if (round.shares.empty()) continue;
     step.share = round.shares[static_cast<std::size_t>(placement_.rank)];
-    // The input of a rank without weight is not read.
+    // The input of a rank with weight 0 is not read.
     if (step.share == 0.0 && request.output_count > 0) gpu_->zero(request.output, request.output_bytes(), stream_);
   }
   std::vector<ExactStep> exchanges;

@@ -37,7 +37,7 @@ struct Card {
   std::int32_t shares = 0;    ///< NCCL_MULTI_RANK_GPU_ENABLE
   std::int32_t encrypts = 0;  ///< there are several hosts, and traffic between them has to be encrypted
   std::array<unsigned char, 16> uuid{};
-  NcclId id{};         ///< used from rank 0
+  NcclId id{};         ///< rank 0's id is used
   char host[64] = {};  ///< the host's name for messages, cut; not unique
   char why[256] = {};  ///< the reason if not usable
 };
@@ -61,8 +61,8 @@ void put_text(char (&to)[N], std::string_view text) noexcept {
 // Collectives that NCCL supports, and how each is launched. Pure, except for the calls of NCCL; any thread.
 
 /// True if NCCL supports the reduction, regardless of the order in which elements are folded. NCCL lacks some types,
-/// bit operations, factors, and weights except in an all_reduce. Also excluded are the minimum of floats, which in NCCL
-/// is not NaN if a rank has NaN, and the average of integers, whose rounding NCCL does not specify.
+/// bit operations, factors, and weights except in an all_reduce. Also excludes the minimum of floats, since NCCL's is
+/// not NaN if a rank has NaN, and the average of integers, since NCCL does not specify how it rounds.
 bool has_sum(const Request& request) noexcept;
 /// True if NCCL supports this kind of operation, which moves data of any type.
 bool has_move(Kind kind) noexcept;
@@ -144,21 +144,21 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
 
   /// True if NCCL may carry out the request. The same on all ranks for the same request.
   bool may_take(const DeviceRequest& request) const noexcept;
-  /// Returns false if the ranks have agreed to stage a request; the same on all ranks when earlier requests are over.
+  /// Returns false once the ranks have agreed to stage; the same on all ranks when earlier requests are over.
   bool open() const noexcept { return state_.load(std::memory_order_acquire) != State::Staging; }
   bool ready() const noexcept { return state_.load(std::memory_order_acquire) == State::Nccl; }
-  /// Makes a call for a request of `may_take`, which runs after the present work of its streams. Throws Unavailable,
-  /// InvalidArgument.
+  /// Makes a call for a request that `may_take` has accepted. It runs after the present work of its streams. Throws
+  /// Unavailable, InvalidArgument.
   DeviceCall call(const DeviceRequest& request);
   /// Stages the call instead, and begins the copy of its input. Throws Unavailable, Internal.
   Staged stage(const DeviceCall& call);
 
-  /// Sets up NCCL after all ranks have agreed on the first operation. Returns false if that was done before, or the
-  /// ranks stage from now on. Throws the error that ends the world.
+  /// Sets up NCCL after all ranks have agreed on the first operation. Returns false if NCCL was set up before, or if
+  /// the ranks stage from now on. Throws the error that ends the world.
   bool form(Gpu& gpu, Turn& turn);
-  /// Queues `together`, a group or one operation that all ranks have agreed on in `round`, on the GPU. Its elements
-  /// have to live as long as the returned Flight. Returns null, on all ranks, if the operations have to be staged.
-  /// Throws the error that ends the world.
+  /// Queues `together` on the GPU: a group or one operation that all ranks have agreed on in `round`. Its elements have
+  /// to live as long as the returned Flight. Returns null, on all ranks, if the operations have to be staged. Throws
+  /// the error that ends the world.
   std::shared_ptr<Flight> run(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   /// Gives up because the world has ended. Any thread.
   void give_up() noexcept;
@@ -173,7 +173,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   class Given;
 
   Start start(const NcclId& id, Turn& turn);
-  /// Provides kernels, and scratch memory for these sums. Returns false if some rank lacks them.
+  /// Provides kernels, and scratch memory for `sums`. Returns false if some rank lacks them.
   bool can_fold(std::span<const Request> sums, Turn& turn);
   std::shared_ptr<Flight> give(std::span<const DeviceCall> together, const Round& round, Turn& turn);
   struct Step;
@@ -208,7 +208,7 @@ class NcclPlane : public std::enable_shared_from_this<NcclPlane> {
   std::mutex calls_;    // serializes calls of NCCL functions that do not block
   NcclComm comm_ = nullptr;
   std::unique_ptr<NcclThread> thread_;  // calls NCCL functions that may block
-  const std::shared_ptr<std::atomic<bool>> calling_ = std::make_shared<std::atomic<bool>>(false);  // one has begun
+  const std::shared_ptr<std::atomic<bool>> calling_ = std::make_shared<std::atomic<bool>>(false);  // a call has begun
   std::optional<ShareSums> shares_;                                                                // the last ones used
   Stream stream_ = nullptr;
   Folding folding_ = Folding::Unknown;  // whether all ranks have kernels

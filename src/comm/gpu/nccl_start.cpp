@@ -109,13 +109,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kMostToStart = 60s;     // for NCCL to connect the ranks; if exceeded, operations are staged
-constexpr auto kEnding = 2s;           // for NCCL to free its resources
-constexpr auto kEndingBroken = 200ms;  // for the same if the world has ended, since the caller waits for the error
-constexpr auto kReturning = 50ms;      // for a call that does not hang to return, before its communicator is destroyed
+constexpr auto kMostToStart = 60s;     // time for NCCL to connect the ranks; if exceeded, operations are staged
+constexpr auto kEnding = 2s;           // time for NCCL to free its resources
+constexpr auto kEndingBroken = 200ms;  // the same if the world has ended, since the caller waits for the error
+constexpr auto kReturning = 50ms;      // time for a call to return before its communicator is destroyed
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
-constexpr std::int32_t kNoMemory = -1;  // on a rank that has kernels
-constexpr auto kTelling = 100ms;  // for other hosts to learn of the world's end, before kernels finish without data
+constexpr std::int32_t kNoMemory = -1;  // reported by a rank that has kernels
+constexpr auto kTelling = 100ms;        // time for other hosts to learn of the end, before kernels finish without data
 
 /// Runs a function that may hang on a thread of its own, and abandons the thread if it does.
 template <class Body>
@@ -186,7 +186,7 @@ bool NcclPlane::form(Gpu& gpu, Turn& turn) {
 }
 
 Start NcclPlane::start(const NcclId& id, Turn& turn) {
-  /// Shared by the call and its waiter; the last of the two destroys a communicator that is not needed.
+  /// Shared by the call and the thread that waits for it; the last of the two destroys an unneeded communicator.
   struct Making {
     NcclComm comm = nullptr;
     std::atomic<bool> left{false};
@@ -229,8 +229,8 @@ bool NcclPlane::can_fold(std::span<const Request> sums, Turn& turn) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
-  // A driver that compiles or allocates may wait for all work under way on the GPU. That work can finish, because it
-  // has been queued on all ranks' GPUs, or is about to be.
+  // A driver that compiles or allocates may wait for all work under way on the GPU. That work can finish, because all
+  // ranks have queued it on their GPUs, or are about to.
   const std::size_t bytes = std::bit_ceil(std::max(wanted, kLeastScratch));
   Scratch outgrown;
   Start own;

@@ -1,5 +1,5 @@
-// Collectives of GPU memory over NCCL: what goes there and what by staging, that operations come after their streams,
-// and the ranks' errors where NCCL fails, hangs or is not on all of them. Over the fake driver and the fake
+// Collectives of GPU memory over NCCL: which operations use NCCL and which are staged, their order after earlier work
+// in streams, and the ranks' errors when NCCL fails, hangs or is missing on some. Uses the fake driver and the fake
 // NCCL; all operations' results: comm_tests.trials_by_nccl.
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl_plane.h"
@@ -51,13 +51,13 @@ class OnNccl : public ::testing::Test {
     for (const char* name : {"FAKE_NCCL_TROUBLE", "NCCL_MULTI_RANK_GPU_ENABLE"}) ::unsetenv(name);
   }
   static void cause(const char* what) { ::setenv("FAKE_NCCL_TROUBLE", what, 1); }
-  /// Operations carried out by NCCL, each rank's counted, since the test began.
+  /// Number of operations that NCCL has carried out since the test began, summed over the ranks.
   int carried_out() const { return operations() - operations_; }
   int aborted() const { return aborts() - aborts_; }
-  /// Operations of kernels, each rank's counted.
+  /// Number of kernels' operations, summed over the ranks.
   int folded() const { return folds() - folds_; }
   int looked() const { return looks() - looks_; }
-  /// It is left to a thread, and takes a moment.
+  /// A thread aborts, which takes a moment.
   bool come_to_abort(int number) const {
     for (int i = 0; i < 10000 && aborted() < number; ++i) std::this_thread::sleep_for(1ms);
     return aborted() == number;
@@ -94,7 +94,7 @@ TEST_F(OnNccl, WeightedAveragesAreNcclsUnlessSharesWouldBeRounded) {
   const auto averaged = [&](double weight_of_1, float expected) {
     run_world(2, [&](Communicator comm) {
       const bool first = comm.rank() == 0;
-      // The input of a rank of weight 0 is not read.
+      // The input of a rank with weight 0 is not read.
       const float own = first ? 1 : weight_of_1 == 0 ? std::numeric_limits<float>::quiet_NaN() : 4;
       const Floats in = floats(comm, {own, own}), out = floats(comm, {7, 7});
       const AllReduceOptions options{.op = ReduceOp::Average, .weight = first ? 1 : weight_of_1};
@@ -148,7 +148,7 @@ TEST_F(OnNccl, FoldsExactSumsAndWhatItCannotDo) {
   run_world(2, [&](Communicator comm) {
     const Floats sum = floats(comm, {1, 2});
     comm.all_reduce(sum.buffer(), {.gpu_sums = GpuSums::Exact}).wait();
-    comm.all_reduce(sum.buffer(), {.op = ReduceOp::Max}).wait();  // of floats
+    comm.all_reduce(sum.buffer(), {.op = ReduceOp::Max}).wait();  // a maximum of floats
     comm.all_reduce(sum.buffer(), {.postscale = 0.5}).wait();
     EXPECT_EQ(sum.values(), (std::vector<float>{2, 4}));
     const Device gpu{DeviceType::CUDA, comm.rank()};
@@ -192,7 +192,7 @@ TEST_F(OnNccl, KernelsFindWhatIsNotFinite) {
   EXPECT_EQ(looked(), 2 * 6);
 }
 
-// Large enough that slices are exchanged, in a group of all that there is.
+// The counts are large enough for slices to be exchanged, in a group of all kinds.
 TEST_F(OnNccl, FoldsGroupsInFewSteps) {
   constexpr std::size_t kCount = 100001;
   for (const int ranks : {2, 4}) {
@@ -205,7 +205,7 @@ TEST_F(OnNccl, FoldsGroupsInFewSteps) {
       EXPECT_EQ(large.values(), std::vector<float>(kCount, static_cast<float>(3 * ranks)));
       EXPECT_EQ(small.values(), std::vector<float>{static_cast<float>(3 * (ranks - 1))});
     });
-    // Over the ranks of each host first, where there are several.
+    // With several hosts, the ranks of each host are summed first.
     EXPECT_EQ(carried_out() - before, (on_several_hosts() && ranks == 4 ? 4 : 2) * ranks);
   }
 }
@@ -259,7 +259,7 @@ TEST_F(OnNccl, OperationsComeAfterWhatIsInTheirStream) {
 }
 
 TEST_F(OnNccl, ScratchThatIsOutgrownIsGivenBack) {
-  // Kept of sums of so many elements, one after the other.
+  // Bytes kept after sums of these numbers of elements, one after the other.
   const auto kept = [](const std::vector<std::int64_t>& counts) {
     std::atomic<std::size_t> bytes{0};
     run_world(2, [&](Communicator comm) {
@@ -532,7 +532,7 @@ TEST_F(Cards, OfOneGpu) {
       has(why(), "rank 0 (a) and rank 1 (a) share one GPU (cuda:0 and cuda:1 there), which NCCL 2.28.9 refuses"))
       << why();
   for (cuda::Card& card : cards) card.shares = 1;
-  EXPECT_TRUE(has(why(), "which NCCL 2.28.9 refuses")) << why();  // too old for it
+  EXPECT_TRUE(has(why(), "which NCCL 2.28.9 refuses")) << why();  // NCCL is too old for it
   for (cuda::Card& card : cards) card.version = 23000;
   EXPECT_EQ(why(), "nothing");
   cards[1].shares = 0;
@@ -553,7 +553,7 @@ TEST_F(Cards, OfRanksWhereItDidNotStart) {
   EXPECT_EQ(cuda::obstacle(starts, cards), "rank 2 (b): NCCL does not start: the driver is too old");
 }
 
-// NCCL as it is found and loaded: which of several, and which versions. Over the fake one.
+// Search and loading of NCCL: which of several libraries, and which versions. Uses the fake one.
 
 TEST(NcclLibrary, VersionsThatAreTooOldAreRefused) {
   ::setenv("FAKE_NCCL_VERSION", "21705", 1);

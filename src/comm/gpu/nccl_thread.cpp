@@ -88,7 +88,7 @@ void NcclThread::run(State& state, const Gpu& gpu) noexcept {
       failed = std::current_exception();
     }
     state.failed = std::move(failed);
-    call = nullptr;  // free what the call holds before reporting its end
+    call = nullptr;  // frees what the call holds before its end is reported
     state.over.store(true, std::memory_order_release);
   }
 }

@@ -1,7 +1,7 @@
 // A thread that makes a communicator's NCCL calls, which block while NCCL connects ranks. Meanwhile the thread that
 // runs operations checks on the other ranks, and abandons the blocked thread if one of them has died. One thread serves
-// all calls, since starting one per call, as NCCL does in non-blocking mode, takes longer than a small sum. One call at
-// a time, from one caller thread.
+// all calls, since a new thread for each call, as in NCCL's non-blocking mode, takes longer than a small sum. One call
+// at a time, from one caller thread.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -24,7 +24,7 @@ class NcclThread {
   NcclThread(const NcclThread&) = delete;
   NcclThread& operator=(const NcclThread&) = delete;
 
-  /// Begins a call. The call before has to be over.
+  /// Begins a call. The previous call has to be over.
   void make(Call call);
   bool over() const noexcept;
   /// Returns the result of the call, which has to be over. Throws Internal if the GPU has failed.

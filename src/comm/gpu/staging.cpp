@@ -48,7 +48,7 @@ class Delivery final : public DeviceWork {
 
  private:
   void go_on(std::optional<Error> failed) noexcept override;
-  /// Frees the memory, which a program that keeps the Work would otherwise keep alive.
+  /// Frees the memory; otherwise a program that keeps the Work would keep it alive.
   void end(std::optional<Error> failed) noexcept {
     staging_ = nullptr;
     why_ended_ = {};
@@ -58,8 +58,8 @@ class Delivery final : public DeviceWork {
   const Clock::time_point deadline_;
   std::mutex looking_;  // held while checking the copy
   std::atomic<bool> departed_{false};
-  std::shared_ptr<Staging> staging_;  // until `end`
-  WhyEnded why_ended_;                // until `end`
+  std::shared_ptr<Staging> staging_;  // kept until `end`
+  WhyEnded why_ended_;                // kept until `end`
 };
 
 /// The thread that checks this process's deliveries. It ends when there have been none for a while.
@@ -142,7 +142,7 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   std::size_t input_at = 0;
   std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
   std::size_t all = output_at + out;
-  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place, so the host's buffers are too
+  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place, so the host's are, too
     const std::byte* const begin = std::min<const std::byte*>(input, output);
     input_at = static_cast<std::size_t>(input - begin);
     output_at = static_cast<std::size_t>(output - begin);
@@ -231,7 +231,7 @@ std::shared_ptr<Ring> Rooms::ring(Gpu& gpu, std::size_t slot_bytes, const Alloca
     if (found != rings_.end() && found->second->slot_bytes() >= slot_bytes) return found->second;
   }
   const auto room = std::make_shared<Room>(gpu, allocate(Ring::kSlots * slot_bytes));
-  // The memory is used for nothing else: peers may still read it when an operation is over on this rank.
+  // The memory is used for nothing else, since peers may still read it when an operation is over on this rank.
   std::shared_ptr<std::byte> memory(room, static_cast<std::byte*>(room->block->data));
   const auto made = std::make_shared<Ring>(gpu, std::move(memory), slot_bytes);
   std::shared_ptr<Ring> before;  // kept alive by the operations that will use it

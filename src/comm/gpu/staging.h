@@ -1,6 +1,6 @@
-// Collectives and messages of GPU memory through host memory: an operation runs on host memory that the ranks of the
-// host share, with a copy before and after it; large ones run in pieces (chunking.h). So results have the same bits as
-// on the CPU. One thread at a time.
+// Collectives and messages on GPU memory through host memory. An operation runs on host memory that the ranks of the
+// host share, with a copy before and after it; large ones run in pieces (chunking.h). Therefore results have the same
+// bits as on the CPU. One thread at a time.
 #pragma once
 
 #include "comm/api/communicator_impl.h"
@@ -53,7 +53,7 @@ StreamMarks marks_of(Gpu& gpu, const DeviceRequest& request, const rendezvous::P
 /// Returns, for example, "all_reduce(float32[2]) of a GPU's memory".
 std::string text_of(const Request& request);
 
-/// A rank and the world's size.
+/// A rank, and the size of its world.
 struct Place {
   int rank = 0;
   int size = 1;
@@ -110,7 +110,7 @@ struct Staged {
 Staged stage(const DeviceRequest& request, Place place, const StreamMarks& marks, Rooms& rooms,
              const Rooms::Allocate& allocate);
 
-/// Checks on the other ranks, and returns the error that has ended the world. One thread at a time.
+/// Checks on the other ranks. Returns the error that has ended the world, if any. One thread at a time.
 using WhyEnded = std::function<std::optional<Error>()>;
 /// Returns a Work for the receive `work` into host memory. It ends when the data is in GPU memory or the world has
 /// ended; no thread blocks on the GPU for it.

@@ -1,6 +1,6 @@
-// Collectives and messages of a GPU's memory: that they come after what is in the stream, the ranks' errors when a GPU
-// fails or hangs, and which calls are refused. Over the fake driver, and without NCCL, since all ranks have one GPU;
-// all operations' bits: comm_tests.trials_on_gpus.
+// Collectives and messages on GPU memory: their order after earlier work in the stream, the ranks' errors when a GPU
+// fails or hangs, and which calls are refused. Uses the fake driver without NCCL, since all ranks share one GPU.
+// comm_tests.trials_on_gpus checks the bits of all operations.
 #include "comm/gpu/chunking.h"
 #include "comm/gpu/driver.h"
 #include "comm/testing/gpus.h"
@@ -57,7 +57,7 @@ TEST_F(OnGpus, OperationsComeAfterWhatIsInTheirStream) {
     EXPECT_FALSE(work.done());
     work.wait();
     EXPECT_EQ(floats.values(), (std::vector<float>{6, 8}));
-    // An output, too, is written after what its stream still does with it.
+    // An output, too, is written only after its stream's earlier work on it.
     std::atomic<bool> read{false};
     struct Reader {
       void* memory;
@@ -171,7 +171,7 @@ TEST_F(OnGpus, AFailingGpuEndsTheWorldAndIsNamed) {
       EXPECT_TRUE(has(why, "fake failure (error 700)")) << why;
       comm.abort(why);
     } else {
-      // Over hosts the news may come before it is through with the first.
+      // On several hosts, the news may come before this rank is through with the first.
       const std::string why = refused(
           [&] {
             comm.barrier().wait();
@@ -199,13 +199,13 @@ TEST_F(OnGpus, AHangingStreamIsATimeoutThatSaysSo) {
       EXPECT_TRUE(has(refused([&] { comm.all_reduce(floats.buffer(), {.timeout = 5s}).wait(); }, ErrorCode::Aborted),
                       "its stream has not come to the operation"));
       while (!go)
-        std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
+        std::this_thread::sleep_for(1ms);  // nor frees memory, and meanwhile it blocks the other rank's thread
     }
   });
 }
 
 TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
-  // The call waits for its stream: its input has to come, or its output has to be free.
+  // The call waits for its stream, until its input has come or its output is free.
   using Call = std::function<Work(Communicator&, const Buffer& hangs, const Buffer& half)>;
   const std::vector<Call> calls = {
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.all_reduce(hangs); },
@@ -249,7 +249,7 @@ TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
         aborted = std::chrono::steady_clock::now();
         comm.abort("enough");
         while (!go)
-          std::this_thread::sleep_for(1ms);  // nor takes it back, with what it keeps from the other rank's thread
+          std::this_thread::sleep_for(1ms);  // nor frees memory, and meanwhile it blocks the other rank's thread
         for (Work& work : works) work.error();
       }
     });
@@ -280,7 +280,7 @@ TEST_F(OnGpus, WhoeverKeepsAWorkKeepsNoRoom) {
         return works;
       };
       const std::vector<Work> first = rounds(3);
-      std::this_thread::sleep_for(50ms);  // the thread that ends an operation lets go of its own
+      std::this_thread::sleep_for(50ms);  // the thread that ends an operation releases its own copy
       comm.barrier().wait();
       const std::size_t rooms = pinned();
       const int marks = events();

@@ -16,9 +16,9 @@
 
 namespace cohort::comm::local {
 
-// Running an operation after all ranks of a host have come to it. Every operation begins with a round (see below): if
-// the ranks disagree, all refuse the operation before any result is delivered. Then data takes one of these paths:
-//   inline      the payloads came with the descriptors, and each rank copies or folds what it needs: one wait
+// Runs an operation after all ranks of a host have come to it. Every operation begins with a round (see below): if the
+// ranks disagree, all refuse the operation before any result is delivered. Then data takes one of these paths:
+//   inline      the payloads came with the descriptors, and each rank copies or folds what it needs, with one wait
 //   zero-copy   registered memory is read (and for reductions written) in place by all ranks
 //   cross       other memory is read through the kernel (cross-memory attach), once
 //   chunked     other memory is copied through double buffers in the control memory, chunk by chunk
@@ -41,7 +41,7 @@ void execute(Context& context, const Request& request, CollectiveEvent* event);
 
 /// Publishes this rank's description of the next operation. Throws the error that ended the world.
 void announce(Context& context, const Request& request);
-/// Publishes that this rank has joined, and so serves the others' next operation.
+/// Publishes that this rank has joined, so that it serves the others' next operation.
 void announce_joined(Context& context, std::int64_t ticket);
 /// Blocks until all ranks have announced. Returns false after about `patience`; does not sleep.
 bool await_peers(Context& context, std::chrono::microseconds patience);
@@ -67,10 +67,10 @@ void check_room_for_counts(const Context& context);
 void fold_pieces(Context& context, std::int64_t count, Stores stores = Stores::Cached);
 
 // Reductions on one host, after all ranks agree: each method is a function. All run on all ranks, also on those that
-// have joined, which do their part of the work without input and output. All methods fold elements by ascending rank,
-// so all give the same bits.
+// have joined: they do their part of the work, but have no input and output. All methods fold elements by ascending
+// rank, so all give the same bits.
 
-// all_reduce and reduce
+// all_reduce and reduce:
 /// Each rank that gets the result folds all of it, from the inline inputs.
 void reduce_inline(Context& context, const Request& request);
 /// Each rank folds its slice, from all ranks' registered inputs to the outputs of all ranks that get the result.
@@ -79,12 +79,12 @@ void reduce_zero_copy(Context& context, const Request& request);
 void all_reduce_by_output(Context& context, const Request& request);
 /// Runs an all_reduce of other memory, which is read through the kernel.
 void all_reduce_cross(Context& context, const Request& request);
-/// Each of two ranks stages its whole input, and each that gets the result folds both inputs.
+/// In a world of two, each rank stages its whole input, and a rank that gets the result folds both.
 void reduce_exchanged(Context& context, const Request& request);
 /// Reduces chunk by chunk through the buffers. `cross`: inputs are read through the kernel instead of staged.
 void reduce_chunked(Context& context, const Request& request, bool cross);
 
-// reduce_scatter
+// reduce_scatter:
 void reduce_scatter_inline(Context& context, const Request& request);
 /// Reduces from the peers' memory, in place or through the kernel. No rank may write its input before all have done so.
 void reduce_scatter_direct(Context& context, const Request& request);
@@ -110,8 +110,8 @@ void move_direct(Context& context, const Request& request);
 void move_chunked(Context& context, const Request& request);
 
 // Parts of an operation of a larger world (comm/hosts). All ranks of the host do the same parts in the same order. They
-// announce their inputs once (`meet`); after that, counters alone show when a peer has staged, lent or read memory.
-// Only `run_part` announces again. The functions run on all ranks of the host, on the thread that runs the operation.
+// announce their inputs once (`meet`); after that, only counters show when a peer has staged, lent or read memory. Only
+// `run_part` announces again. The functions run on all ranks of the host, on the thread that runs the operation.
 
 /// Exchanges the ranks' descriptions. `request` is null if the rank has joined. `with_input`: the request has no input,
 /// or the input of a reduction that is sent inline, for `fold_inline`. The result is valid until the next call.
@@ -120,14 +120,14 @@ const Agreement& meet(Context& context, const Descriptor& own, const Request* re
 void fold_inline(Context& context, const Request& part);
 /// Copies `data` of `root` to all ranks, through the root's buffers. The other ranks wait only for the root.
 void hand_out(Context& context, int root, void* data, std::size_t bytes);
-/// Runs a reduce_scatter_v. `begin`: the element of the operation's announced inputs at which its own inputs begin; not
-/// set for other memory.
+/// Runs a reduce_scatter_v. `begin`: the element of the announced inputs at which this part's inputs begin; not set for
+/// memory that was not announced.
 void reduce_scatter_part(Context& context, const Request& part, std::optional<std::int64_t> begin);
-/// Runs an all_gather_v. Returns the number for `wait_until_read`, which is to be called before the input is written
-/// again; 0 if that is not necessary.
+/// Runs an all_gather_v. Returns the number to pass to `wait_until_read` before the input is written again; 0 if no
+/// wait is necessary.
 std::uint64_t all_gather_part(Context& context, const Request& part);
 void wait_until_read(Context& context, std::uint64_t number);
-/// Runs any other operation, on any memory. It is announced like an operation of this host alone.
+/// Runs any other operation, on any memory. Announces it like an operation of a world on one host.
 void run_part(Context& context, const Request& part);
 
 }  // namespace cohort::comm::local

@@ -42,7 +42,7 @@ void Waiter::throw_ended_before(const std::string& what) const {
   throw world.recorded(what, sequence + 1);
 }
 
-// Describes the missing step of a rank that is waited for.
+// Describes what a rank that is waited for has not done yet.
 std::string Waiter::omission(int rank) const {
   const Slot* const slots = world.state(rank).slots;
   const std::uint64_t begun = world.state(rank).begun();
@@ -76,7 +76,7 @@ void Waiter::attend() {
   if (now - attended_ < kLook) return;
   attended_ = now;
   for (int rank = 0; rank < world.size(); ++rank) {
-    // A rank that left in order has done its part, so its end is no loss.
+    // A rank that left in order has done its part, so its end does not count as a loss.
     if (const auto how = world.lost(rank); how && *how != transport::kLeft) end_lost(rank, *how);
   }
 }
@@ -108,9 +108,9 @@ void Waiter::look_after(const std::function<std::vector<int>()>& missing_now) {
 
 namespace {
 
-// Limit of waiting for a partner to begin measuring: the partner may still be asleep.
+// Limit of waiting for a partner to begin measuring, since the partner may still be asleep.
 constexpr auto kPatienceAtStart = std::chrono::milliseconds(20);
-// Number of measurements while a job starts: ranks are interrupted then, and an interrupted measurement does not count.
+// Number of measurements while a job starts. Ranks are interrupted then, and an interrupted measurement does not count.
 constexpr int kMeasurements = 3;
 // Number of operations from one measurement of the cores' distance to the next.
 constexpr std::uint64_t kMeasureEvery = 1024;
@@ -151,7 +151,7 @@ Context::Context(World& its_world, Waiters& waiters, const FormOptions& options)
   plan = header.plan;
   if (rank == 0) log_plan(world, plan, cross, distance);
   if (plan.cross_reduce_bytes != kNever || plan.cross_copy_bytes != kNever) {
-    // Holds a rank's slice of a chunk, whose borders lie on cache lines, or a piece of a larger slice.
+    // Holds a rank's slice of a chunk (slices end at cache lines), or a piece of a larger slice.
     aside_bytes_ = std::max(kPullPiece, plan.chunk_bytes / static_cast<std::size_t>(size) + 4 * kLine);
     aside_.resize(static_cast<std::size_t>(size) * aside_bytes_);
   }
@@ -211,8 +211,8 @@ std::byte* Context::output_of(int which, const Request& request) {
   return remote(which, brought(which).output(), request.input_bytes());
 }
 
-// Returns the address of a peer's registered memory. The message about its segment may still be in the peer's queue,
-// which the peer sends while it waits.
+// Returns the address of a peer's registered memory. The message about its segment may still be queued in the peer,
+// which sends queued messages while it waits.
 std::byte* Context::remote(int which, const Location& location, std::size_t bytes) {
   Mesh& mesh = *world.mesh();
   std::byte* found = nullptr;
@@ -263,7 +263,7 @@ void Context::pull(int which, const Location& location, std::size_t offset, std:
 void Context::read_peer(int which, void* to, std::uint64_t address, std::size_t bytes) {
   const auto read = world.read_peer(which, to, address, bytes);
   if (read) return;
-  // The memory of a process that dies is gone shortly before the process is seen as dying.
+  // A dying process loses its memory shortly before others can see that it is dying.
   for (int i = 0; i < 100; ++i) {
     throw_if_ended();
     if (const auto how = world.lost(which)) end_lost(which, *how);

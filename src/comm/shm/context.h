@@ -1,5 +1,5 @@
-// Context, the base of the algorithms on one host, and Waiter, by which ranks wait for peers. Both belong to the thread
-// that runs operations.
+// Context, the base of the algorithms on one host, and Waiter, with which ranks wait for peers. Both belong to the
+// thread that runs operations.
 #pragma once
 
 #include "base/thread.h"
@@ -29,7 +29,7 @@ namespace cohort::comm::local {
 
 // Waiting for peers. A rank spins while there is a core for every rank and a thread waits for the result; it yields
 // without spinning if there are more ranks than cores. If the wait takes longer, the rank sleeps on the world's bell,
-// in slices between which it checks deadlines and whether the peers live.
+// in slices; between them it checks deadlines and whether the peers live.
 
 /// Chooses the next step of a wait.
 class Pacer {
@@ -43,7 +43,7 @@ class Pacer {
       : crowded_(crowded), waiters_(waiters), spins_(spins) {}
 
   /// Adapts `spins`; called at the end of a wait. Ranks may share a core although there are enough cores (other
-  /// programs run too): then the peer runs only when this rank yields, and spinning before that is lost time.
+  /// programs run too). Then the peer runs only when this rank yields, so spinning before that loses time.
   void arrived() noexcept {
     if (yields_ == 0) spins_ = std::min(spins_ * 2, kMostSpins);
     if (yields_ == 1 || yields_ == 2) spins_ = std::max(spins_ / 2, kLeastSpins);
@@ -84,7 +84,7 @@ class Pacer {
   static constexpr int kLeastSpins = 30;
   static constexpr int kUnattendedSpins = 100;
   static constexpr auto kYielding = std::chrono::microseconds(200);
-  // Short, since a rank that only yields gets the same share of a core as one that computes.
+  // This is short, since a rank that only yields gets the same share of a core as one that computes.
   static constexpr auto kYieldingInCrowd = std::chrono::microseconds(50);
   static constexpr auto kLook = std::chrono::milliseconds(20);
 
@@ -130,7 +130,7 @@ class Waiter {
   World& world;
   std::uint64_t sequence = 0;  ///< number of the running operation
 
-  /// Blocks until `ready()` is true; it must not become false again. `missing()` returns the ranks that are waited for.
+  /// Blocks until `ready()` is true. It must not become false again. `missing()` returns the ranks that are waited for.
   /// Returns false at about `limit`, if `ready()` is still false.
   template <class Ready, class Missing>
   bool wait_until(Ready ready, Missing missing, Clock::time_point limit = Clock::time_point::max());
@@ -144,21 +144,21 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
-  /// Throws the world's end as the error of operation `what`, which has not begun, with the number that it would have.
+  /// Throws the world's end as the error of operation `what`, which has not begun; uses the number that it would have.
   [[noreturn]] void throw_ended_before(const std::string& what) const;
   /// Checks on the other ranks, for an operation that is carried out elsewhere.
   void attend();
   Deadline& deadline() const noexcept { return waiters_->deadline; }
   [[noreturn]] void end_lost(int rank, const std::string& how);
   [[noreturn]] void end_world(ErrorCode code, int peer, const std::string& text);
-  /// Describes the running operation for messages: "all_reduce(float32[10], sum)". In a part of a larger world, the
-  /// larger world's operation.
+  /// Describes the running operation for messages: "all_reduce(float32[10], sum)". In a part of a larger world,
+  /// describes the larger world's operation.
   std::string doing() const;
 
   /// Makes this Waiter serve a larger world: uses its `waiters` from now on, and calls `meanwhile` at least every 2 ms
   /// in a wait that takes long.
   void serve(Waiters& waiters, std::function<void()> meanwhile);
-  /// Returns the time spent waiting since its last call, without spinning.
+  /// Returns the time spent waiting since the last call of this function, without spinning.
   std::chrono::nanoseconds take_waited() noexcept { return std::exchange(waited_, std::chrono::nanoseconds(0)); }
   /// Status in which this rank reports the operation in which it waits.
   status::LaneStatus& lane() const noexcept { return world.collectives(); }
@@ -279,7 +279,7 @@ bool Waiter::wait_a_while_for_all(Reached reached, std::chrono::microseconds pat
 
 // Base of the algorithms on one host: the ranks' descriptions of an operation, their slots, counters and buffers in the
 // control memory, memory of peers, and waiting for peers. Rounds (moves.cpp) fill in the descriptions. An algorithm is
-// a function over the Context (algorithms.h), in which all ranks do their part. Belongs to the thread that runs
+// a function over the Context (algorithms.h); all ranks run it and do their part. Belongs to the thread that runs
 // operations.
 class Context final : public Waiter {
  public:
@@ -297,15 +297,15 @@ class Context final : public Waiter {
   Plan plan;  ///< the plan that rank 0 made
   Distance distance;
 
-  // State of the running operation:
+  // The next members are the state of the running operation.
   Agreement agreement;        ///< all ranks' descriptions, and the decision
-  bool serving = false;       ///< this rank has joined: it does its part, without input and output
+  bool serving = false;       ///< this rank has joined, and does its part without input and output
   bool is_inline = false;     ///< payloads come with the descriptors
   bool is_tiny = false;       ///< inline payloads are in the slots themselves
-  bool non_finite = false;    ///< a check was asked for and this rank has made a result that is not finite
+  bool non_finite = false;    ///< a check was requested, and this rank has made a result that is not finite
   Contributors contributors;  ///< the ranks that a reduction folds
   std::uint64_t chunks = 0;   ///< number of chunks that have used the buffers so far, in all operations
-  /// Locations of the inputs by rank, in an operation of a larger world (algorithms.h); empty if not known.
+  /// Locations of the inputs by rank, for an operation of a larger world (algorithms.h); empty if not known.
   std::vector<Location> inputs;
 
   // --- descriptors ---
@@ -353,13 +353,13 @@ class Context final : public Waiter {
   Chunks next_chunks(std::uint64_t count) noexcept {
     return {.base = std::exchange(chunks, chunks + count), .count = count};
   }
-  /// The stores with which to write a buffer that a peer reads next.
+  /// The kind of stores for a buffer that a peer reads next.
   Stores stores_for(std::size_t bytes) const noexcept;
-  /// Repeats in some operations the measurement of the best stores, which change. All ranks call `measure_again` after
+  /// In some operations, measures again which stores are best, since that changes. All ranks call `measure_again` after
   /// all have come to the operation, and before any rank stages data.
   void measure_again();
 
-  // --- memory of ranks: registered memory of peers is read in place, other memory through the kernel ---
+  // --- memory of ranks (registered memory of peers is read in place, other memory through the kernel) ---
 
   bool mapped(int which) const noexcept { return brought(which).input_segment != 0; }
   bool inputs_mapped() const noexcept;
@@ -368,19 +368,19 @@ class Context final : public Waiter {
   const std::byte* input_of(int which, const Request& request);
   std::byte* output_of(int which, const Request& request);
   std::byte* remote(int which, const Location& location, std::size_t bytes);
-  /// Returns an address at which [offset, offset + bytes) of a peer's memory can be read: in place, or in a copy that
-  /// is valid until the next call for this peer. `bytes` is at most kPullPiece or a rank's slice of a chunk.
+  /// Returns an address at which [offset, offset + bytes) of a peer's memory can be read, either in place or in a copy
+  /// that stays valid until the next call for this peer. `bytes` is at most kPullPiece or a rank's slice of a chunk.
   const std::byte* fetch(int which, const Location& location, std::size_t offset, std::size_t bytes);
   /// Copies any number of bytes of a peer's memory to `to`.
   void pull(int which, const Location& location, std::size_t offset, std::size_t bytes, std::byte* to);
   /// Copies this rank's own memory, and checks between pieces whether the world has ended.
   void copy_pieces(std::byte* to, const std::byte* from, std::size_t bytes);
-  /// Throws if the world had ended when this rank read its peers' memory: then the data may be invalid.
+  /// Throws if the world had ended when this rank read its peers' memory, since the data may be invalid then.
   void check_reads() const {
     if (world.ended_before_reads()) throw_if_ended();
   }
 
-  // Arguments of folds (reductions.cpp), kept so that operations do not allocate:
+  // The next members are arguments of folds (reductions.cpp), kept so that operations do not allocate.
   std::vector<const void*> fold_inputs;
   std::vector<void*> fold_outputs;
 
@@ -388,7 +388,7 @@ class Context final : public Waiter {
   void note_cores();
   void read_peer(int which, void* to, std::uint64_t address, std::size_t bytes);
 
-  std::vector<std::byte> aside_;  // memory for what is read through the kernel: a piece for each peer
+  std::vector<std::byte> aside_;  // memory for data read through the kernel, a piece for each peer
   std::size_t aside_bytes_ = 0;   // size of such a piece
 };
 

@@ -18,7 +18,7 @@
 
 namespace cohort::comm::local {
 
-// The memory through which two ranks of a host send to each other: for each ordered pair a ring of
+// The memory through which two ranks of a host send to each other: for each ordered pair, a ring of
 // cells of one cache line, with space for small payloads in or beside them. The sender writes a ring's cells and
 // `full`, the receiver its counters. Counters only grow. Plain layout; shm_channels.cpp holds the rules.
 struct alignas(64) Cell {
@@ -31,7 +31,7 @@ struct alignas(64) Cell {
   };
 
   std::atomic<std::uint64_t> stamp;  ///< number of this header in the ring, from 1; stored last, with release
-  std::int64_t count;                ///< elements; in a fragment (OfChannel) bytes
+  std::int64_t count;                ///< elements; bytes in a fragment (OfChannel)
   std::int32_t tag;
   messages::HeaderKind kind;
   DType dtype;
@@ -114,19 +114,19 @@ class ShmRing {
 // Counters only grow. Plain layout without pointers; protocol.h holds the rules.
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
-// Distance between words that different ranks write, or that one rank polls while another writes beside them:
-// prefetchers fetch cache lines in pairs.
+// Distance between words that different ranks write, or that one rank polls while another writes near them.
+// (Prefetchers fetch cache lines in pairs.)
 inline constexpr std::size_t kApart = 128;
-inline constexpr int kMostRanks = 1024;  // so that a chunk has a cache line for each rank
+inline constexpr int kMostRanks = 1024;  // a chunk has a cache line for each rank
 
-/// A rank's announcement of an operation. A rank has two slots, used by the parity of the sequence. It writes a slot
-/// again only after all ranks have come to the operation between, and so have left the slot's previous operation. A
+/// A rank's announcement of an operation. A rank has two slots; the parity of the sequence chooses one. It rewrites a
+/// slot only after all ranks have come to the operation after the slot's previous one, which they have left by then. A
 /// small payload lies in `tiny` or in the layout's `payload`. The descriptor has cache lines of its own, which no rank
 /// reads while small operations agree.
 struct alignas(kApart) Slot {
   static constexpr std::size_t kTiny = 48;
   std::atomic<std::uint64_t> sequence;  ///< number of the announced operation; stored last, with release
-  std::uint64_t fingerprint;            ///< the descriptor's, so that one cache line shows that ranks agree
+  std::uint64_t fingerprint;            ///< the descriptor's fingerprint; so one cache line shows that ranks agree
   std::byte tiny[kTiny];
   alignas(kApart) Descriptor descriptor;
 };
@@ -140,17 +140,17 @@ struct alignas(kApart) RankState {
   Counter staged;    ///< number of chunks that this rank has copied into its staging buffers
   Counter reduced;   ///< number of chunks of which this rank has read all inputs that it needs
   Counter folded;    ///< sequence of the last cross-memory reduction in which this rank has folded its own slice
-  Counter finished;  ///< sequence of the last operation without staging in which this rank has read and written all
+  Counter finished;  ///< last operation without staging in which this rank has read and written all its data
   Counter probe;     ///< turn in the measurement of the cores' distance
   alignas(kApart) std::atomic<std::uint32_t> ready;  ///< 1 after this rank has mapped the control memory
   std::atomic<std::uint32_t> left;                   ///< 1 after this rank's communicator was destroyed
   std::atomic<std::uint32_t> reads_peers;            ///< 1: may read all peers' memory; 2: may not; 0: not known yet
   std::atomic<std::uint32_t> away;                   ///< not 0 while this rank waits for another host in a larger world
   std::atomic<std::uint64_t> over;                   ///< number of operations that have ended after their turn (Queue)
-  /// Sequences of the last operations, by parity, in which a check was asked for and this rank has made a result that
-  /// is not finite. Written before the counter that shows that this rank has made its results.
+  /// Sequences, by parity, of the last operations in which a check was requested and this rank made a result that is
+  /// not finite. Written before the counter that shows that this rank has made its results.
   std::atomic<std::uint64_t> non_finite[2];
-  /// Addresses in this rank's process of chunks that peers read in its memory, by the parity of the chunks' numbers.
+  /// Addresses, in this rank's process, of the chunks that peers read in its memory, by the parity of their numbers.
   /// Written before `staged`.
   std::uint64_t borrowed[2];
   std::uint64_t control_address;  ///< address of the control memory in this rank's process; written before `ready`
@@ -177,7 +177,7 @@ inline constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max(
 
 /// Decisions that rank 0 makes for all ranks (plan.h). Written before `plan_ready`.
 struct Plan {
-  std::uint64_t inline_bytes = 0;  ///< payloads of reductions up to this size lie beside the announcement: one wait
+  std::uint64_t inline_bytes = 0;        ///< reductions up to this size have payloads with the announcement: one wait
   std::uint64_t inline_root_bytes = 0;   ///< the same limit for reductions whose result one rank gets
   std::uint64_t inline_copy_bytes = 0;   ///< the same limit for operations that only move data
   std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
@@ -190,7 +190,7 @@ struct Plan {
 struct Header {
   static constexpr std::uint64_t kMagic = 0x35304c4f43484f43;  // "COHCOL05"
   std::uint64_t magic;
-  std::uint64_t id;  ///< random number of this world, not 0: tells worlds apart in status pages
+  std::uint64_t id;  ///< random number of this world, not 0; distinguishes worlds in status pages
   std::uint32_t ranks;
   std::uint32_t chunk_bytes;
   Plan plan;
@@ -211,9 +211,9 @@ class ControlLayout {
 
   /// The largest size of a chunk.
   std::size_t chunk_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{256} << 10 : std::size_t{64} << 10; }
-  /// The best size of a chunk: the chunks in use stay in the caches of a core, even if it runs several ranks.
+  /// The best size of a chunk. With it, the chunks in use stay in the caches of a core, even if it runs several ranks.
   std::size_t usual_chunk_bytes() const noexcept { return std::min(chunk_bytes(), std::size_t{128} << 10); }
-  /// Size of a slot's payload memory, and so the largest value of `Plan::inline_bytes`.
+  /// Size of a slot's payload memory, which is the largest value of `Plan::inline_bytes`.
   std::size_t payload_bytes() const noexcept { return ranks_ <= 8 ? std::size_t{64} << 10 : std::size_t{8} << 10; }
   std::size_t bytes() const noexcept { return rings_offset() + ring_layout().bytes(); }
   ShmRingLayout ring_layout() const noexcept { return ShmRingLayout(ranks_); }

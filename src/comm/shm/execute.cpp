@@ -11,7 +11,7 @@ namespace {
 
 enum class Path { Inline, ZeroCopy, ByOutput, Cross, Exchanged, Chunked };
 
-// Size up to which two ranks stage their whole inputs, which saves a wait. For larger inputs, staging only half the
+// Size up to which two ranks stage their whole inputs, to save a wait. For larger inputs, staging only half of the
 // bytes saves more.
 constexpr std::size_t kMostExchanged = std::size_t{1} << 20;
 
@@ -49,7 +49,7 @@ Path choose(const Context& context, const Request& request) {
   const Agreement& agreement = context.agreement;
   const Kind kind = agreement.agreed.kind;
   if (context.is_inline) {
-    // The data of a small broadcast did not come inline if it comes from another rank than the announced root.
+    // A small broadcast's data did not come inline if it comes from a rank other than the announced root.
     return kind != Kind::Broadcast || agreement.root == agreement.agreed.root ? Path::Inline : Path::Chunked;
   }
   if (context.plan.zero_copy != 0) {
@@ -108,7 +108,7 @@ void run_alone(Context& context, const Request& request) {
   }
 }
 
-// Notes whether the results of an all_reduce are finite. This rank knows its own, and has seen the posts of all others.
+// Notes whether an all_reduce's results are finite. This rank knows its own result, and has seen the others' posts.
 void report_finite(const Context& context, FiniteCheck& finite_check) noexcept {
   bool finite = !context.non_finite;
   for (int rank = 0; rank < context.size && finite; ++rank) {
@@ -168,7 +168,7 @@ void complete(Context& context, const Request& request, CollectiveEvent* event) 
     return context.lane().end(context.sequence);
   }
   execute(context, request, event);
-  // A late rank can complete an operation that others have given up, reading memory that they have changed since.
+  // A late rank can complete an operation that others have given up, and read memory that they have changed since.
   if (!context.is_inline) context.check_reads();
   if (request.finite_check) report_finite(context, *request.finite_check);
   context.lane().end(context.sequence);
@@ -204,7 +204,7 @@ void begin_part(Context& context, const Request& part) {
   if (is_reduction(part.kind)) context.contributors.set(context.agreement);
 }
 
-/// The ranks' counters, for an operation in which only the root stages.
+/// Counters of the ranks, as `run_one_ahead` needs them, for an operation in which only the root stages.
 struct RootStages {
   using State = RankState;
   Context& context;
@@ -231,7 +231,7 @@ const Agreement& meet(Context& context, const Descriptor& own, const Request* re
   brought = own;
   brought.check_finite = 0;
   if (request != nullptr && !with_input) note_memory(context, *request, brought);
-  const bool brings = with_input && context.rank != 0 && request->input_count > 0;  // rank 0 folds its own input itself
+  const bool brings = with_input && context.rank != 0 && request->input_count > 0;  // rank 0 folds its own input
   publish_descriptor(context, brings ? request : nullptr);
   gather(context);
   context.measure_again();
@@ -263,8 +263,8 @@ void hand_out(Context& context, int root, void* data, std::size_t bytes) {
       });
 }
 
-// Registered inputs are read in place without waiting: they have been valid since `meet`. A rank may change its input
-// again after the all_gather that ends the block has begun on all ranks.
+// Registered inputs are read in place without waiting, since they have been valid since `meet`. A rank may change its
+// input again after the all_gather that ends the block has begun on all ranks.
 void reduce_scatter_part(Context& context, const Request& part, std::optional<std::int64_t> begin) {
   begin_part(context, part);
   if (begin && context.plan.zero_copy != 0) {

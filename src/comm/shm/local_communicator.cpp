@@ -25,9 +25,9 @@ namespace {
 constexpr auto kPatience = std::chrono::microseconds(100);
 
 // A thread that starts an operation usually waits for it next, and then runs it itself; waking the queue's thread would
-// cost tens of microseconds on virtual machines, and a core. So for the time kAwake after an operation the queue's
+// cost tens of microseconds on virtual machines, and a core. So, for the time kAwake after an operation, the queue's
 // thread polls at this interval for operations that no other thread runs, and a single queued operation does not wake
-// the thread.
+// the queue's thread.
 constexpr auto kDoze = std::chrono::milliseconds(1);
 constexpr auto kDozeInCrowd = std::chrono::milliseconds(4);
 constexpr auto kAwake = std::chrono::milliseconds(20);
@@ -63,7 +63,7 @@ Work Core::submit(const Request& request) {
   bool late = false;
   std::optional<times::Exposed> exposed;
   if (timed_) exposed.emplace();
-  const auto& waited_ns = world_.collectives().waited_ns;  // used since reading the clock twice would take too long
+  const auto& waited_ns = world_.collectives().waited_ns;  // avoids reading the clock twice, which would take too long
   const std::uint64_t waited_before = waited_ns.load(std::memory_order_relaxed);
   std::optional<Error> failed = guarded(request, {}, [&](CollectiveEvent* event) {
     announce(context_, request);
@@ -194,8 +194,8 @@ struct SharedBlock final : MemoryBlock {
   std::shared_ptr<const sys::Mapping> mapping;
 };
 
-// Shares a segment in a turn of the queue, since peers' segments are mapped by the thread that runs operations: rank 0
-// announces its segment, the others map it, and all learn whether all ranks could.
+// Shares a segment in a turn of the queue, since the thread that runs operations maps peers' segments. Rank 0 announces
+// its segment, the others map it, and all learn whether every rank could.
 class Sharing final : public Composite {
  public:
   struct Row {

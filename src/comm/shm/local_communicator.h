@@ -25,8 +25,8 @@ namespace cohort::comm::local {
 
 // Channels through shared memory, for the matcher of sends and receives. Headers are in the cells of a ring
 // (control.h), small payloads in or beside the cells. The receiver reads an offered payload from the sender's memory
-// through the kernel, or, if it may not, is sent the payload in fragments through the cells. Owned by the core of a
-// world on one host, or of a larger world, whose rank numbers are then used. Callers: see engine/channel.h.
+// through the kernel; if it may not, the sender sends fragments through the cells. Owned by the core of a world on one
+// host, or of a larger world; ranks are numbered as in that world. Callers: see engine/channel.h.
 class ShmChannels final : public messages::Channels {
  public:
   /// `here`: the ranks of this host, ascending, by their numbers in the world of the matcher. `world` has been formed
@@ -55,8 +55,8 @@ class ShmChannels final : public messages::Channels {
   std::atomic<int> pulls_to_do_{0};  // number of pulls on which no thread works
 };
 
-// The operations of a world on one host. The caller itself carries out small operations if all ranks come soon, the
-// queue all others; its thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
+// The operations of a world on one host. The caller carries out small operations if all ranks come soon, and the queue
+// all others. The queue's thread is started when it is first needed. Lock order: the queue's mutex, then the mesh's.
 
 /// State shared by the communicator, its Works and its threads.
 class Core final : public Queue {
@@ -73,7 +73,7 @@ class Core final : public Queue {
   const std::shared_ptr<ForkGuard>& guard() const noexcept { return guard_; }
 
  private:
-  // Limit of an operation that, after all ranks have come, takes at most a few times as long as waking a thread for it.
+  // Largest operation that, once all ranks have come, takes at most a few times as long as waking a thread for it.
   // (Waking takes 20 us on virtual machines, and the thread then takes a core from threads that compute.)
   static constexpr std::size_t kQuickBytes = std::size_t{256} << 10;
 
@@ -99,14 +99,14 @@ class Core final : public Queue {
   const std::shared_ptr<ForkGuard> guard_ = std::make_shared<ForkGuard>();
   World world_;
   Context context_;
-  // Empty in a world of one, and in a part of a larger world, which has its own.
+  // Empty in a world of one, and in a part of a larger world, since that world has its own channels.
   std::optional<ShmChannels> channels_;
   std::optional<messages::Matcher> matcher_;
   bool dozing_ = false;                   // the thread sleeps, but soon looks for operations without being woken
   std::shared_ptr<sys::Mapping> fusing_;  // registered memory in which small buffers are carried out together
 };
 
-// The backend of ranks on one host: a Communicator over shared memory. One thread at a time; `abort` from any.
+// The backend of ranks on one host: a Communicator over shared memory. One thread at a time, but any for `abort`.
 class LocalCommunicator final : public QueueCommunicator {
  public:
   /// `point`: set if the options have the ranks' entries.

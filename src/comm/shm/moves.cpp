@@ -14,7 +14,7 @@
 namespace cohort::comm::local {
 namespace {
 
-/// True if all targets receive the same bytes of a source.
+/// True if all targets receive the same bytes from a source.
 bool shared_blocks(Kind kind) noexcept {
   return kind == Kind::Broadcast || kind == Kind::AllGather || kind == Kind::AllGatherV || kind == Kind::Gather ||
          kind == Kind::GatherV || kind == Kind::Split;
@@ -93,7 +93,7 @@ void move_inline(Context& context, const Request& request) {
   for (int source = 0; source < context.size; ++source) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
-    // This rank's own input is read from its slot as well: there it is as it was given, even if the caller has changed
+    // Reads this rank's own input from its slot, too: the slot has it as it was given, even if the caller has changed
     // it since.
     std::memmove(static_cast<std::byte*>(request.output) + own.to, context.inline_input(source) + own.from, own.bytes);
   }
@@ -115,7 +115,7 @@ void move_direct(Context& context, const Request& request) {
   context.finish_round();
 }
 
-// A chunk holds the same range of every block. Copying in runs one chunk ahead of copying out.
+// A chunk holds the same range of every block. Chunks are copied in one ahead of copying out.
 void move_chunked(Context& context, const Request& request) {
   const bool shared = shared_blocks(request.kind);
   const auto ranks = static_cast<std::size_t>(context.size);
@@ -203,7 +203,7 @@ void announce(Context& context, const Request& request) {
   Descriptor& own = context.slot(context.rank).descriptor;
   own = describe(request);
   say_begun(context, own);
-  // Otherwise no peer accesses the memory itself.
+  // In other cases no peer accesses the memory.
   if (!context.is_inline && request.round == nullptr) note_memory(context, request, own);
   if (request.kind == Kind::AllToAllV) note_counts(context, *request.counts);
   publish_descriptor(context, brings_inline(context, request) ? &request : nullptr);

@@ -37,7 +37,7 @@ double since(Clock::time_point begin, double unit) noexcept {
 
 void Distance::measure(std::chrono::microseconds patience) noexcept {
   const std::uint64_t first = turns_ + 1;
-  turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last turn is the end
+  turns_ += 1 + kTrips + 2 * kTurnsOfTrial + 1;  // the last turn marks the end
   // If ranks shared a core, this would measure the scheduler.
   if ((world_.rank() ^ 1) >= world_.size() || world_.crowded()) return;
   if (buffer_.empty()) buffer_.resize(trial_bytes());
@@ -48,7 +48,7 @@ void Distance::measure(std::chrono::microseconds patience) noexcept {
     cached_ = cached;
     streamed_ = streamed;
   }
-  // The end is published even if this rank gave up, so that the partner does not wait for it.
+  // Publishes the end even if this rank gave up, so that the partner does not wait for it.
   world_.state(world_.rank()).probe.value.store(turns_, std::memory_order_release);
 }
 
@@ -69,8 +69,8 @@ void Distance::measure_reading(std::chrono::microseconds patience) noexcept {
 
 std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
-  // Staging also waits for its chunks: in whole operations, reading is faster unless it takes more than twice as long
-  // for each byte, and from the size whose staging takes half as long as the fixed cost of reading.
+  // Staging also waits for its chunks. So in whole operations, reading is faster unless it takes more than twice as
+  // long for each byte. It pays from the size whose staging takes half as long as the fixed cost of reading.
   const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
   if (read_byte_ > 2 * staged_byte) return kNever;
   const double bytes = read_begin_ / (2 * staged_byte);
@@ -97,7 +97,7 @@ bool Distance::await(std::uint64_t turn) const noexcept {
   const std::atomic<std::uint64_t>& theirs = world_.state(world_.rank() ^ 1).probe.value;
   for (int spins = 0; spins < 10000; ++spins) {
     const std::uint64_t reached = theirs.load(std::memory_order_acquire);
-    // A partner that is at the end too early has given up; its answers would seem to take no time.
+    // A partner that reaches the end too early has given up; its answers would seem to take no time.
     if (reached >= turn) return reached < turns_ || turn + 1 == turns_;
     sys::cpu_relax();
   }
@@ -141,7 +141,7 @@ bool Distance::trial(std::uint64_t first, Stores stores, double& microseconds) n
   return true;
 }
 
-// Both ranks write a staging buffer of their own and read the other's through the kernel. Measures only the reading.
+// Both ranks write their own staging buffer and read the other's through the kernel. Measures only the reading.
 bool Distance::read_trial(std::uint64_t first, std::size_t bytes, double& microseconds) noexcept {
   const int rank = world_.rank();
   const ControlLayout& layout = world_.layout();
@@ -243,12 +243,12 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   // With more ranks than cores a second wait costs more.
   plan.inline_bytes =
       std::min<std::uint64_t>(layout.payload_bytes(), std::uint64_t{world.size() <= 2 ? 8u : 16u} << 10);
-  // If one rank folds everything, the others are done, and may begin the next operation meanwhile.
+  // If one rank folds everything, the others are done and may begin the next operation meanwhile.
   plan.inline_root_bytes = layout.payload_bytes();
   const std::uint64_t least_cross = cross ? distance.reading_pays_from().value_or(kLeastReading) : kNever;
   plan.inline_copy_bytes = std::min(least_cross - 1, std::max<std::uint64_t>(plan.inline_bytes, kLeastReading));
   plan.chunk_bytes = layout.usual_chunk_bytes();
-  // Reductions do not read through the kernel: for data that a peer has just written it is slower than staging.
+  // Reductions do not read through the kernel, which is slower than staging for data that a peer has just written.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));

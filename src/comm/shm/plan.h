@@ -15,9 +15,9 @@
 namespace cohort::comm::local {
 
 // The distance between the cores of two ranks, measured by the threads that run operations: the round trip of a cache
-// line, and the time of a buffer to the other core through the caches, past them, and by reading through the kernel.
-// Virtual cores move within a host, so all but the last are measured repeatedly. These decide only how stores are made,
-// never the results, so ranks need not agree on them. Used by the thread that runs operations.
+// line, and the time to pass a buffer to the other core through the caches, past them, and by reading through the
+// kernel. Virtual cores move within a host, so all but the last are measured repeatedly. Those decide only the kind of
+// stores, never the results, so ranks need not agree on them. Used by the thread that runs operations.
 
 /// Shortest buffer that is read through the kernel; also the limit if nothing could be measured.
 inline constexpr std::uint64_t kLeastReading = std::uint64_t{4} << 10;
@@ -27,25 +27,25 @@ class Distance {
   explicit Distance(World& world) noexcept : world_(world) {}
 
   /// Measures how buffers are best written. All ranks call `measure` at the same operation, while nothing is staged.
-  /// Takes tens of microseconds. Leaves the values as they were if the partner does not come within `patience`, or then
-  /// does not answer.
+  /// Takes tens of microseconds. Leaves the values as they were if the partner does not come within `patience`, or
+  /// stops answering later.
   void measure(std::chrono::microseconds patience) noexcept;
-  /// Measures reading through the kernel. All ranks call `measure_reading` once, before operations, if all may read
-  /// their peers' memory.
+  /// Measures reading through the kernel. All ranks call it once, before operations, if all may read their peers'
+  /// memory.
   void measure_reading(std::chrono::microseconds patience) noexcept;
   /// Nanoseconds of a round trip; 0 if not known (a rank without a partner, or more ranks than cores).
   double round_trip() const noexcept { return round_trip_; }
   /// Bytes of a trial: the usual size of a staged chunk, since a smaller trial would be biased towards streaming.
   std::size_t trial_bytes() const noexcept { return world_.layout().usual_chunk_bytes(); }
-  /// Microseconds from this rank's writing to the partner's having read, by kind of stores; 0 if not known.
+  /// Microseconds from the write on this rank until the partner has read, by kind of stores; 0 if not known.
   double cached() const noexcept { return cached_; }
   double streamed() const noexcept { return streamed_; }
-  /// Microseconds for reading through the kernel what the partner has just written: fixed cost, and cost of each byte;
-  /// 0 if not known.
+  /// Microseconds for reading through the kernel what the partner has just written: the fixed cost, and the cost of
+  /// each byte; 0 if not known.
   double read_begin() const noexcept { return read_begin_; }
   double read_byte() const noexcept { return read_byte_; }
   /// The size in bytes from which reading through the kernel is faster than a staging buffer; nullopt if not known,
-  /// kNever if at no size.
+  /// kNever if it never is.
   std::optional<std::uint64_t> reading_pays_from() const noexcept;
   /// The faster stores for buffers that other cores read next.
   Stores better() const noexcept {
@@ -72,7 +72,7 @@ class Distance {
 // Paths of operations on this host: rank 0 measures the cost of copies and decides for all ranks. Every choice gives
 // the same bits. COHORT_PLAN forces a choice, COHORT_LOG=plan logs the choices and their reasons.
 
-/// Bytes read from a peer through the kernel before they are folded: few enough to stay in the second-level cache.
+/// Bytes read from a peer through the kernel before they are folded, few enough to stay in the second-level cache.
 inline constexpr std::size_t kPullPiece = std::size_t{64} << 10;
 
 /// Smallest piece that may be written past the caches.

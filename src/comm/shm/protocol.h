@@ -1,7 +1,7 @@
 // The order of loads and stores with which the ranks of a host share memory without locks: announcements, counters,
-// chunks in two buffers, a channel's ring of cells, and the end of a world. Nothing here has state of its own.
+// chunks in two buffers, a channel's ring of cells, and the end of a world. The functions have no state.
 // The functions are templates over the type of a word: ranks use std::atomic in shared memory; protocol_model.cpp uses
-// words that try the interleavings, and the values that the memory model lets each load see.
+// words that try all interleavings, and all values that the memory model allows each load to see.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ template <class Word, class Number>
 void publish(Word& word, Number number) noexcept {
   word.store(number, std::memory_order_release);
 }
-/// True if a counter has reached `number`: then what its rank wrote before may be read.
+/// True if a counter has reached `number`, so that everything its rank wrote before may be read.
 template <class Word, class Number>
 bool reached(const Word& word, Number number) noexcept {
   return word.load(std::memory_order_acquire) >= number;
@@ -42,15 +42,15 @@ bool stands(const Word& word, Number number) noexcept {
 struct Chunks {
   std::uint64_t base = 0;   ///< number of the first chunk
   std::uint64_t count = 0;  ///< number of chunks, the same on all ranks
-  bool stages = true;       ///< this rank copies its part of a chunk into its buffer; else that buffer is not used
+  bool stages = true;       ///< this rank copies its part of a chunk into its buffer; else its buffer is not used
   bool takes = true;        ///< this rank needs what the others have staged
-  bool lends = false;       ///< peers read this rank's memory itself: it waits at the end until they have done so
+  bool lends = false;       ///< peers read this rank's memory in place, so it waits at the end until they have done so
 };
 
-/// Runs chunks through the buffers, copying in one chunk ahead of taking out: one wait for each chunk. `Context` has
-/// `wait(counter, number)` for all ranks' counters, `post(counter, number)` for the rank's own, and `State` with the
-/// counters `staged` and `reduced`. `copy_in(i, number)` fills this rank's buffer with chunk i, `take(i, number)` reads
-/// all ranks' buffers.
+/// Runs chunks through the buffers, with one wait for each chunk: copies a chunk in while the one before is taken out.
+/// `Context` has `wait(counter, number)` for all ranks' counters, `post(counter, number)` for the rank's own, and
+/// `State` with the counters `staged` and `reduced`. `copy_in(i, number)` fills this rank's buffer with chunk i,
+/// `take(i, number)` reads all ranks' buffers.
 template <class Context, class CopyIn, class Take>
 void run_one_ahead(Context&& context, const Chunks& chunks, CopyIn copy_in, Take take) {
   using State = typename std::remove_reference_t<Context>::State;
@@ -76,8 +76,8 @@ void run_one_ahead(Context&& context, const Chunks& chunks, CopyIn copy_in, Take
 }
 
 /// Runs chunks through three stages with one wait for each step: in step s a rank copies in chunk s, folds its slice of
-/// chunk s - 1 and copies out what the others folded of chunk s - 2. Two buffers of each kind are enough: a buffer that
-/// a step writes was last read in the step before, which all have left. Uses `count` + 2 numbers; returns the next one.
+/// chunk s - 1 and copies out what the others folded of chunk s - 2. Two buffers of each kind are enough: a step writes
+/// buffers that were last read in the step before, which all have left. Uses `count` + 2 numbers; returns the next.
 template <class Context, class CopyIn, class FoldOwn, class CopyOut>
 std::uint64_t run_three_stages(Context&& context, const Chunks& chunks, CopyIn copy_in, FoldOwn fold_own,
                                CopyOut copy_out) {
@@ -90,8 +90,8 @@ std::uint64_t run_three_stages(Context&& context, const Chunks& chunks, CopyIn c
     if (step >= 2) copy_out(step - 2, number - 2);
     if (step < chunks.count + 1) context.post(&State::staged, number + 1);
   }
-  // Both counters skip to the next number, for operations with other steps. They are published with release, since a
-  // rank that still waits for the last step may read these values.
+  // Makes both counters skip to the next number, for operations with other steps. Publishes with release, since a rank
+  // that still waits for the last step may read these values.
   const std::uint64_t next = chunks.base + chunks.count + 2;
   context.skip(&State::staged, next);
   context.skip(&State::reduced, next);
@@ -119,16 +119,16 @@ bool release(Head& head, std::uint64_t number) noexcept {
 
 // --- the end of a world ---
 
-/// Begins the end of the world. Returns true for the one caller that is to record the reason. Every caller may reuse
-/// its own memory afterwards: peers that read it meanwhile see in `ended_before_reads` that the data is invalid.
+/// Begins the end of the world. Returns true for the one caller that has to record the reason. Every caller may reuse
+/// its memory afterwards: `ended_before_reads` tells peers that read it meanwhile that the data is invalid.
 template <class Word>
 bool begin_end(Word& state, std::uint32_t none, std::uint32_t writing) noexcept {
   const bool first = state.compare_exchange_strong(none, writing);
   FenceOf<Word>::set(std::memory_order_seq_cst);
   return first;
 }
-/// Returns false if the world had not ended when this thread read its peers' memory: then the data is valid. The two
-/// fences are a pair, as in a seqlock.
+/// Returns false if the world had not ended when this thread read its peers' memory, so that the data is valid. The two
+/// fences form a pair, as in a seqlock.
 template <class Word>
 bool ended_before_reads(const Word& state, std::uint32_t none) noexcept {
   FenceOf<Word>::set(std::memory_order_acquire);

@@ -1,7 +1,7 @@
-// Model tests of protocol.h. Relacy runs protocol.h on words of its own, tries interleavings of the ranks, lets each
-// load see every value that C++'s memory model allows, and reports data races in the buffers. Each model is also run
-// with faults, which Relacy has to find: a model that cannot fail shows nothing. Wakeups are not modelled, since ranks
-// sleep in short slices (context.h).
+// Model tests of protocol.h. Relacy runs it with its own type of words, tries interleavings of the ranks, lets each
+// load see every value that the C++ memory model allows, and reports data races in the buffers. Each model also runs
+// with faults that Relacy has to find, since a model that cannot fail shows nothing. Wakeups are not modelled, since
+// ranks sleep in short slices (context.h).
 #include "comm/shm/protocol.h"
 
 #include <array>
@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include <relacy/relacy.hpp>
-// Relacy defines macros with names of std::atomic and the heap. protocol.h was included before, since it has templates.
+// Relacy defines macros named like std::atomic's members and the heap's. protocol.h has templates, so it comes first.
 #undef memory_order_relaxed
 #undef memory_order_consume
 #undef memory_order_acquire
@@ -77,7 +77,7 @@ class Plain {
   rl::var<int> value_;
 };
 
-/// Operations of all kinds, one after the other. Each begins with announcements; then chunks are moved through buffers.
+/// Operations of all kinds, one after the other. Each begins with announcements and then moves chunks through buffers.
 template <int kRanks>
 struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
   static constexpr int kChunks = 3;
@@ -132,7 +132,7 @@ struct Operations : rl::test_suite<Operations<kRanks>, kRanks> {
       RL_ASSERT(slot.payload.read() == value(rank, sequence, 0));
     }
   }
-  /// Moves chunks with run_one_ahead. `lends`: peers read rank 0's memory in place, as they read registered memory.
+  /// Moves chunks with run_one_ahead. `lends`: peers read rank 0's memory in place, like registered memory.
   void one_ahead(Context& context, std::uint64_t sequence, std::uint64_t base, bool lends) {
     const bool in_place = lends && context.rank == 0;
     for (int i = 0; i < kChunks && in_place; ++i) {
@@ -230,8 +230,8 @@ struct Ring : rl::test_suite<Ring, 2> {
 struct LateReader : rl::test_suite<LateReader, 3> {
   static constexpr std::uint32_t kNone = 0, kWriting = 1;
   Word<std::uint32_t> state;
-  // Memory that a peer may read while its owner writes, which `ended_before_reads` detects. So this is no Plain, whose
-  // races are errors.
+  // Memory that a peer may read while its owner writes, which `ended_before_reads` detects. It is not a Plain, since
+  // races on a Plain are errors.
   Word<int> memory;
   rl::var<int> firsts;
 
@@ -259,7 +259,7 @@ class Report : public std::streambuf {
   std::string_view text() const { return {pbase(), static_cast<std::size_t>(pptr() - pbase())}; }
 
  private:
-  int overflow(int) override { return 0; }  // the beginning of the output is enough: it names the fault
+  int overflow(int) override { return 0; }  // the beginning of the output is enough, since it names the fault
   std::array<char, 200000> text_;
 };
 

@@ -8,7 +8,7 @@ namespace cohort::comm::local {
 
 namespace {
 
-// Folding the inputs of a reduction's contributors, by ascending rank, in any kind of memory.
+// Functions that fold the inputs of a reduction's contributors, by ascending rank, in any kind of memory.
 
 /// Folds the context's `fold_inputs` to its `fold_outputs`.
 void fold_collected(Context& context, std::int64_t count, Stores stores = Stores::Cached) {
@@ -77,7 +77,7 @@ void fold_from_peers(Context& context, const Request& request, const Slice& slic
   }
 }
 
-// all_reduce and reduce. In a reduce only the root gets the result, and the other ranks write none.
+// all_reduce and reduce. In a reduce, only the root gets the result, and the other ranks write nothing.
 
 /// The division of an operation's elements into chunks.
 struct ChunkedBuffer {
@@ -133,7 +133,7 @@ void fold_in_place(Context& context, const Request& request, Stores stores) {
 
 void reduce_zero_copy(Context& context, const Request& request) { fold_in_place(context, request, Stores::Cached); }
 
-// A rank whose input is not registered first copies the slices that other ranks fold to its output, for them to read.
+// A rank whose input is not registered first copies the slices that others fold to its output, for them to read there.
 void all_reduce_by_output(Context& context, const Request& request) {
   if (!context.serving && !context.mapped(context.rank)) {
     const std::size_t element = size_of(request.dtype);
@@ -197,7 +197,7 @@ void reduce_chunked(Context& context, const Request& request, bool cross) {
   const auto share = [&](const Slice& chunk, int rank) {
     return slice_of(chunk.count(), element, rank, context.size, 0);
   };
-  // Copies in the part of a chunk that the others need: all except this rank's own slice.
+  // Copies in the part of a chunk that the others need: everything but this rank's own slice.
   const auto copy_in = [&](std::uint64_t number_of, std::uint64_t number) {
     if (context.serving || context.mapped(own_rank) || cross) return;
     const Slice chunk = buffer.of(number_of);

@@ -100,7 +100,7 @@ void Mesh::flush_locked(std::size_t peer) noexcept {
                                            next.fd ? next.fd->get() : -1, MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     // If there is no space, or too many descriptors are in flight, the message is sent later. Any other failure means
-    // that the peer is gone, which is reported by the operation that waits for it.
+    // that the peer is gone; the operation that waits for it reports that.
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS || errno == ENOBUFS)) return;
     if (sent < 0) {
       queue.clear();
@@ -190,7 +190,7 @@ using Token = std::array<char, kTokenBytes>;
 
 struct Hello {
   std::uint64_t magic = kMagic;
-  Token token{};  ///< the token of the receiver's entry
+  Token token{};  ///< the token in the receiver's entry
   std::int32_t rank = 0;
   std::int32_t pid = 0;
   std::uint64_t start_time = 0;
@@ -206,7 +206,7 @@ std::uint64_t random_id() {
   return id | 1;
 }
 
-/// The peer's pid as this process sees it; nullopt for a process of another user.
+/// The peer's pid as this process sees it; nullopt if the process belongs to another user.
 std::optional<pid_t> trusted_pid(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
@@ -231,7 +231,7 @@ Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
   if (!listener.socket) throw_system("socket");
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // If only the family is given, the kernel picks a free abstract name: nothing appears in the file system.
+  // If only the family is given, the kernel picks a free abstract name, so nothing appears in the file system.
   if (::bind(listener.socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address.sun_family) != 0) {
     throw_system("bind");
   }
@@ -240,7 +240,7 @@ Rendezvous::Rendezvous(int ranks) : listener_(std::make_unique<Listener>()) {
     throw_system("getsockname");
   }
   listener.name.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  // The name is no secret: other users' processes may connect too, and stay in the queue until they are rejected.
+  // The name is no secret, so processes of other users may connect too, and stay in the queue until they are rejected.
   if (::listen(listener.socket.get(), std::max(ranks, SOMAXCONN)) != 0) throw_system("listen");
 }
 
@@ -480,7 +480,7 @@ class Gathering {
   }
 
   void admit(int rank, sys::UniqueFd socket, pid_t pid, const Hello& hello) {
-    // If the peer is in another PID namespace, the kernel's pid is 0 or differs from the peer's own. Then only the
+    // If the peer is in another PID namespace, the kernel's pid is 0 or differs from the peer's own. Then only its
     // socket can show that the peer has ended.
     sys::ProcessId process;
     if (pid == hello.pid && pid != self_.pid) process = {pid, hello.start_time};

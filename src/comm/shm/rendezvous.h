@@ -22,9 +22,9 @@
 
 namespace cohort::comm::local {
 
-// The sockets between the ranks of a host, used only for passing memory: each rank informs its peers about its segments
-// (with a descriptor for mapping them) and about segments that it has freed. One stream of messages per pair of ranks.
-// Any thread may send, since any may destroy a Memory; only the thread that runs operations receives.
+// The sockets between the ranks of a host, used only for passing memory: each rank tells its peers about its segments
+// (with a descriptor for mapping them) and about segments that it has freed. Each pair of ranks has one stream of
+// messages. Any thread may send, since any thread may destroy a Memory; only the thread that runs operations receives.
 
 /// A peer that this rank has met.
 struct Peer {
@@ -35,7 +35,7 @@ struct Peer {
 
 class Mesh {
  public:
-  /// `rank` is this rank: its entry in `peers` has no socket.
+  /// `rank` is this rank; its entry in `peers` has no socket.
   Mesh(int rank, std::vector<Peer> peers);
 
   // --- any thread ---
@@ -46,9 +46,9 @@ class Mesh {
   void free_segment(std::uint32_t id) noexcept;
   /// Returns the location of [data, data + bytes), if all of it is in one of this rank's own segments.
   std::optional<Location> locate(const void* data, std::size_t bytes) const;
-  /// Sends queued messages, which did not fit into the sockets before. Cheap if there are none.
+  /// Sends queued messages that did not fit into the sockets before. Cheap if there are none.
   void flush() noexcept;
-  /// Stops sending: the communicator is being destroyed, or this is a forked child.
+  /// Stops sending, because the communicator is being destroyed, or in a forked child.
   void close() noexcept;
 
   /// Number of messages queued or sent to each peer so far.
@@ -56,7 +56,7 @@ class Mesh {
 
   // --- the thread that runs operations ---
 
-  /// Reads messages of peer `rank` that have come, up to its `announcements`-th.
+  /// Reads messages that have come from peer `rank`, up to the one with number `announcements`.
   Result<void> receive(int rank, std::uint64_t announcements);
   /// Returns the address of a peer's memory, which is mapped if necessary; nullopt if the peer's message about the
   /// segment has not been received yet.
@@ -117,7 +117,7 @@ struct Meeting {
 /// The socket at which peers meet this rank, listening before they know its name. Neither copied nor moved.
 class Rendezvous {
  public:
-  /// `ranks` peers may connect at the same time. Throws Io.
+  /// Lets `ranks` peers connect at the same time. Throws Io.
   explicit Rendezvous(int ranks);
   ~Rendezvous();
   Rendezvous(const Rendezvous&) = delete;

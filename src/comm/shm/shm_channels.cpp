@@ -52,7 +52,7 @@ class ShmChannel final : public messages::Channel {
   std::unique_ptr<Transfer> send_payload(const Message& message, std::uint64_t offer) override;
   std::unique_ptr<Transfer> receive_payload(const Message& message, const MessageHeader& offer) override;
 
-  /// Puts a fragment into a cell. Returns false if there is no space; threads are woken when there is.
+  /// Puts a fragment into a cell. Returns false if there is no space; threads are woken when there is some.
   bool put_fragment(std::uint64_t offer, const std::byte* from, std::size_t bytes);
 
  private:

@@ -123,7 +123,7 @@ Error World::as_error(const std::string& doing, std::uint64_t sequence) const {
   const std::string cause(abort.text);
   context.peer = abort.code == ErrorCode::Aborted ? abort.reporter : abort.peer;
   context.cause = cause;
-  // The rank for which the others waited did not time out itself: it was given up, and fails with Aborted.
+  // The rank for which the others waited did not time out. It was given up, so it fails with Aborted.
   const ErrorCode code = abort.code == ErrorCode::Timeout && abort.peer == own ? ErrorCode::Aborted : abort.code;
   if (abort.reporter == own && abort.code != ErrorCode::Aborted) return Error(code, cause, std::move(context));
   return Error(code, fmt::format("{} failed -- rank {} ({}), operation {} -- {}", doing, own, host_, sequence, cause),

@@ -1,6 +1,6 @@
 // State that the ranks of one host share while their communicator lives: the control memory, the sockets that pass
 // memory, the peers' processes, and the reason why the world ended. Also reads a peer's memory through the kernel.
-// The context (collectives) and the matcher (send, recv) each run on a thread of their own over one World.
+// The context (collectives) and the matcher (send, recv) each run on their own thread over one World.
 // `record`, `ring`, `lost`, `read_peer` and the accessors may be called from any thread.
 #pragma once
 
@@ -27,8 +27,8 @@ status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool back
 
 class World final : public messages::Members {
  public:
-  /// Meets the other ranks; throws as `meet` does. Afterwards the ranks have mapped the control memory, but may not yet
-  /// have written their cores there: `Context` waits for that.
+  /// Meets the other ranks; throws as `meet` does. Afterwards the ranks have mapped the control memory, but may not
+  /// have written their cores there yet; `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Informs the peers that this rank has left.
   ~World() override;
@@ -64,7 +64,7 @@ class World final : public messages::Members {
   bool ended() const noexcept override {
     return header().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
   }
-  /// False if the world had not ended when this thread read its peers' memory: then the data read so far is valid.
+  /// False if the world had not ended when this thread read its peers' memory, so that the data read so far is valid.
   bool ended_before_reads() const noexcept {
     return local::ended_before_reads(header().abort.state, AbortRecord::kNone);
   }
@@ -73,25 +73,25 @@ class World final : public messages::Members {
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) noexcept {
     return record(code, peer, sequence, text, name(rank_));
   }
-  /// The same for a reason that another rank reports.
+  /// Does the same for a reason that another rank reports.
   bool record(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text, int reporter) noexcept;
-  /// The same at the program's request.
+  /// Does the same at the program's request.
   void abort(std::string_view reason) noexcept;
   void end(ErrorCode code, int peer, std::uint64_t sequence, std::string_view text) override {
     record(code, peer, sequence, text);
   }
   void tell_if_ended() override {}  // all ranks see the end in the control memory
-  /// The error that ended the world, as this rank reports it for operation `sequence`, described by `doing`.
+  /// The error that ended the world, as this rank reports it for operation `sequence`; `doing` describes the operation.
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
   /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may still come.
   std::optional<std::string> lost(int rank) const override;
-  /// True if `number` operations have ended after their turn on all other ranks that are not lost, or if the world has
+  /// True if `number` operations have ended after their turn on all other ranks except lost ones, or if the world has
   /// ended.
   bool are_over(std::uint64_t number) const noexcept;
 
   // --- waking ---
 
-  /// Wakes sleeping peers, after a store for which they wait. May miss a peer that is going to sleep: see context.h.
+  /// Wakes sleeping peers after a store that they wait for. May miss a peer that is about to sleep (see context.h).
   void ring() noexcept {
     if (header().sleepers.load(std::memory_order_relaxed) != 0) wake();
   }

@@ -1,5 +1,5 @@
 // For tests: memory of every kind that a collective may be given, with guards around it. One thread at a time. With
-// COHORT_TEST_DEVICE=cuda it is all a GPU's (see comm/gpu/fake): the same tests are of collectives there.
+// COHORT_TEST_DEVICE=cuda all memory is on a GPU (see comm/gpu/fake), so that the same tests check collectives there.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -32,7 +32,7 @@ enum class Place {
   Arena,
   Heap,
   Mixed,     ///< differs from rank to rank, and from input to output
-  OddArena,  ///< aligned as the type demands and no more
+  OddArena,  ///< aligned only as the type demands
   OddHeap,
   Fenced,  ///< not registered; the next byte cannot be read or written
 };
@@ -43,16 +43,16 @@ constexpr std::string_view to_string(Place place) noexcept {
   return kNames[static_cast<int>(place)];
 }
 
-/// The device whose memory the tests of this process give to collectives.
+/// The device of the memory that the tests of this process give to collectives.
 inline Device tested_device() {
   static const bool cuda = std::getenv("COHORT_TEST_DEVICE") != nullptr;
   return cuda ? Device{DeviceType::CUDA, 0} : Device{};
 }
 
-/// `bytes` bytes at `data()`; a pattern lies before and behind them, which `intact()` looks for.
+/// `bytes` bytes at `data()`; `intact()` looks for the pattern before and behind them.
 class GuardedMemory {
  public:
-  /// `turn` is 0 for inputs and 1 for outputs; `dtype` decides how odd an odd alignment may be.
+  /// `turn` is 0 for inputs and 1 for outputs; `dtype` decides which odd alignments are possible.
   GuardedMemory(Communicator& comm, Place place, std::size_t bytes, DType dtype, int turn = 0) : bytes_(bytes) {
     if (place == Place::Mixed) place = (comm.rank() + 1) % (turn + 2) == 0 ? Place::Heap : Place::Arena;
     const std::size_t odd = place == Place::OddArena || place == Place::OddHeap
@@ -103,7 +103,7 @@ class GuardedMemory {
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(kGuard + at);
     return Bytes(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   }
-  /// Index of the first byte from `at` on that is not as in `value`, or -1.
+  /// Index of the first byte from `at` on that differs from `value`, or -1.
   std::ptrdiff_t differs(std::size_t at, const Bytes& value) const {
     if (value.empty()) return -1;
     const Bytes here = get(at, value.size());
@@ -150,14 +150,14 @@ class GuardedMemory {
   std::byte* data_ = nullptr;
 };
 
-// For tests: carries out a `Call` on a communicator, in guarded memory, and compares what came of it with what `naive`
-// says. Used by worlds of threads and of processes alike. One thread per communicator.
+// For tests: carries out a `Call` on a communicator, in guarded memory, and compares the result with that of `naive`.
+// Used by worlds of threads and of processes alike. One thread per communicator.
 
-/// Sets COHORT_PLAN while it lives: worlds that are formed meanwhile follow it. An empty text: the default plan.
+/// Sets COHORT_PLAN while it lives, for worlds that are formed meanwhile. An empty text: the default plan.
 class ForcedPlan {
  public:
   explicit ForcedPlan(std::string text) {
-    // Not even a process itself is read through qemu's kernel.
+    // Under qemu, a process cannot even read itself through the kernel.
     if (const auto at = text.find("cross=on"); at != std::string::npos && !kernel_reads())
       text.replace(at, 8, "cross=off");
     if (const char* const before = std::getenv("COHORT_PLAN")) before_ = before;
@@ -189,7 +189,7 @@ inline AllReduceOptions all_reduce_options(const Call& call, int rank) {
   options.postscale = call.postscale;
   if (!call.weights.empty()) {
     options.weight = call.weights[static_cast<std::size_t>(rank)];
-    options.gpu_sums = GpuSums::Exact;  // NCCL sums shares, also those of equal weights beside one of 0: other bits
+    options.gpu_sums = GpuSums::Exact;  // NCCL also sums shares for equal weights beside a 0, with other bits
   }
   return options;
 }
@@ -205,7 +205,7 @@ inline ReduceScatterOptions reduce_scatter_options(const Call& call, int rank) {
   return options;
 }
 
-/// Starts it with this memory. If a rank has no input or receives nothing, an empty buffer is passed.
+/// Starts the call with this memory. If a rank has no input or receives nothing, an empty buffer is passed.
 inline Work start(Communicator& comm, const Call& call, const void* input, void* output) {
   const int rank = comm.rank();
   const int size = comm.size();
@@ -271,7 +271,7 @@ class CallMemory {
   const void* input() const { return input_->data() + input_at_; }
   void* output() const { return (output_ ? output_->data() : input_->data()) + output_at_; }
 
-  /// Empty if the output is as expected, the input as it was (where it is not in place) and nothing else was written.
+  /// Empty if the output is as expected, the input unchanged (unless in place), and nothing else was written.
   std::string decision(const Bytes& expected) const {
     const GuardedMemory& out = output_ ? *output_ : *input_;
     if (const auto at = out.differs(output_at_, expected); at >= 0) {
@@ -306,7 +306,7 @@ class CallMemory {
   std::unique_ptr<GuardedMemory> output_;  // null: in place
 };
 
-/// All ranks' inputs of a call, and the outputs they have to give.
+/// All ranks' inputs of a call, and the expected outputs.
 struct Prepared {
   std::vector<Bytes> inputs;
   std::vector<Bytes> outputs;
@@ -321,7 +321,7 @@ inline Prepared prepare(const Call& call, int size, std::uint64_t seed) {
   return made;
 }
 
-/// The grouped form of calls that are alike but for dtype and count.
+/// Starts the grouped form of calls that differ only in dtype and count.
 inline Work start_grouped(Communicator& comm, const Call& first, std::span<const ConstBuffer> inputs,
                           std::span<const Buffer> outputs) {
   switch (first.kind) {
@@ -332,7 +332,7 @@ inline Work start_grouped(Communicator& comm, const Call& first, std::span<const
   }
 }
 
-/// One call, or several as a group, in memory of their own.
+/// Starts one call, or several as a group, each in its own memory.
 inline Work start(Communicator& comm, const std::vector<Call>& calls,
                   const std::vector<std::unique_ptr<CallMemory>>& memories) {
   if (calls.size() == 1) return start(comm, calls[0], memories[0]->input(), memories[0]->output());

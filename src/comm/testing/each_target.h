@@ -1,5 +1,5 @@
 // For tests: places for buffers, each with a page behind it that cannot be touched, so that reading or writing one byte
-// too many ends the test, and with a pattern around what is placed there. One thread at a time.
+// too many ends the test, and with a pattern around the placed bytes. One thread at a time.
 #pragma once
 
 #include "comm/testing/reference_fold.h"
@@ -44,13 +44,13 @@ class FencedSlots {
     placed_[slot] = {data, bytes, shift};
     return data;
   }
-  /// The same, with these bytes in it.
+  /// Does the same, and copies the bytes of `value` there.
   std::byte* place(std::size_t slot, const std::byte* value, std::size_t bytes, std::size_t shift) {
     std::byte* const data = place(slot, bytes, shift);
     if (bytes > 0) std::memcpy(data, value, bytes);
     return data;
   }
-  /// True if the slot holds these bytes, and around them what was there before.
+  /// True if the slot holds these bytes, and the pattern around them is unchanged.
   bool holds(std::size_t slot, const std::byte* value) const {
     const Placed& placed = placed_[slot];
     const auto good = [](std::byte one) { return one == std::byte{kPattern}; };
@@ -77,8 +77,8 @@ class FencedSlots {
   std::vector<Placed> placed_;
 };
 
-// For tests: runs a body once for each instruction set that this machine has, the plain one without vectors included.
-// The choice is the process's: one test at a time.
+// For tests: runs a body once for each instruction set that this machine has, including the plain one without vectors.
+// The choice is for the whole process, so only one test at a time may run.
 class EachTarget : public ::testing::Test {
  protected:
   template <class Body>

@@ -1,4 +1,4 @@
-// For tests: folds by a GPU's kernels against the plain reference, and how many elements have other bits. Also run on
+// For tests: folds by a GPU's kernels against the plain reference, and counts of elements with other bits. Also run on
 // real GPUs (tools/gpu/gpu-day). One thread per GPU.
 #pragma once
 
@@ -28,7 +28,7 @@ class GpuFolds {
   GpuFolds(const GpuFolds&) = delete;
   GpuFolds& operator=(const GpuFolds&) = delete;
 
-  /// Input k lies `k * skew` elements behind an address that is aligned to 64 bytes, the result in place of input 0.
+  /// Input k lies `k * skew` elements behind an address that is aligned to 64 bytes, and the result replaces input 0.
   Bytes fold(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::int64_t count, const Factors& factors,
              std::size_t skew) {
     const std::size_t unit = is_complex(dtype) ? size_of(dtype) / 2 : size_of(dtype);
@@ -94,8 +94,8 @@ inline std::int64_t different_elements(const Bytes& a, const Bytes& b, std::size
   return count;
 }
 
-/// All types, reductions, scalings, and several counts of inputs and elements. Reports each fold that is wrong; returns
-/// how many there were.
+/// All types, reductions, scalings, and several counts of inputs and elements. Reports each wrong fold; returns the
+/// number of folds.
 inline int try_folds(GpuFolds& gpu, const std::function<void(const std::string&)>& tell) {
   int folds = 0;
   for (int d = 0; d < kDTypeCount; ++d) {
@@ -133,7 +133,7 @@ inline int try_folds(GpuFolds& gpu, const std::function<void(const std::string&)
   return folds;
 }
 
-/// All halves, times factors at which each is rounded in another way, and the sums of each with another.
+/// Tries all halves, multiplied by factors that round each in different ways, and the sum of each with another.
 inline int try_halves(GpuFolds& gpu, const std::function<void(const std::string&)>& tell) {
   constexpr std::int64_t kAll = 65536;
   int folds = 0;

@@ -1,5 +1,5 @@
-// For tests: memory and streams of GPUs, and what operations on them throw. `seen_by_kernels` is of the fake ones
-// alone (comm/gpu/fake). One thread per communicator.
+// For tests: memory and streams of GPUs, and the errors that operations on them throw. `seen_by_kernels` works only
+// with the fake ones (comm/gpu/fake). One thread per communicator.
 #pragma once
 
 #include "comm/gpu/driver.h"
@@ -21,7 +21,7 @@
 
 namespace cohort::comm::testing {
 
-/// A function of a library that is loaded.
+/// A function from a loaded library.
 template <class Function>
 Function* function_of(const char* library, const char* name) {
   void* const handle = ::dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -49,7 +49,7 @@ inline void* new_stream() {
   return stream;
 }
 
-/// Floats of a GPU.
+/// Floats in a GPU's memory.
 class Floats {
  public:
   Floats(Communicator& comm, std::vector<float> values, int gpu = 0)
@@ -78,7 +78,7 @@ class Floats {
   std::int64_t count_;
   Memory memory_;
 };
-/// Each rank on a GPU of its own.
+/// Makes floats on a GPU of the rank's own.
 inline Floats floats(Communicator& comm, std::vector<float> values) {
   return {comm, std::move(values), comm.rank() % 4};
 }

@@ -1,5 +1,5 @@
 // For tests: the reduction of a world on several (fake) hosts: each host's ranks are folded first, then the hosts.
-// Pure, but for COHORT_PRETEND_HOSTS, which says where the ranks are.
+// Pure, except that COHORT_PRETEND_HOSTS says where the ranks are.
 #pragma once
 
 #include "comm/api/request.h"
@@ -16,7 +16,7 @@
 
 namespace cohort::comm::testing {
 
-/// While it lives, references are of a group with these members of a world. Its hosts are numbered in the order in
+/// While it lives, references are for a group with these members of a world. Its hosts are numbered in the order in
 /// which its ranks name them. One thread.
 class OfGroup {
  public:
@@ -36,7 +36,7 @@ class OfGroup {
   OfGroup(const OfGroup&) = delete;
   OfGroup& operator=(const OfGroup&) = delete;
 
-  /// Hosts of the ranks of a world or group of `size`.
+  /// Hosts of the ranks of a world or group of size `size`.
   static std::vector<int> hosts(int size) {
     return current() != nullptr ? current()->hosts_ : Worlds::chosen().hosts(size);
   }
@@ -49,7 +49,7 @@ class OfGroup {
   std::vector<int> hosts_;
 };
 
-/// `ranks[i]` of a world of `size` has `inputs[i]`.
+/// `ranks[i]`, in a world of size `size`, has `inputs[i]`.
 inline Bytes reference_by_hosts(DType dtype, ReduceOp op, const std::vector<int>& ranks, int size,
                                 const std::vector<Bytes>& inputs, std::int64_t count, const Factors& factors = {}) {
   const std::vector<int> hosts = OfGroup::hosts(size);
@@ -73,20 +73,20 @@ inline Bytes reference_by_hosts(DType dtype, ReduceOp op, const std::vector<int>
   return reference_fold(dtype, op, partials, count, last);
 }
 
-// For tests: what every collective has to do, written as plainly as possible: all ranks' inputs in, all ranks' outputs
-// out. Pure; nothing of the engine or of its kernels is used.
+// For tests: what every collective has to do, written as plainly as possible: it takes all ranks' inputs and returns
+// all ranks' outputs. Pure; uses nothing of the engine or its kernels.
 
 /// A collective as all ranks call it.
 struct Call {
   Kind kind = Kind::AllReduce;
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
-  std::int64_t count = 0;  ///< elements: of one part where there are equal parts, else of the buffer
+  std::int64_t count = 0;  ///< elements of one part if parts are equal, else of the buffer
   int root = 0;
   std::vector<double> weights = {};  ///< by rank; empty: not weighted
   double prescale = 1;
   double postscale = 1;
-  /// Counts of the variants that have them: by rank; of all_to_all_v: from each rank to each, row by row.
+  /// Counts, for variants that have them, by rank; for all_to_all_v, from each rank to each, row by row.
   std::vector<std::int64_t> counts = {};
 };
 
@@ -116,7 +116,7 @@ inline std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
   return sum;
 }
 
-/// all_to_all_v: what rank `from` sends to rank `to`.
+/// Number of elements that rank `from` sends to rank `to` in an all_to_all_v.
 inline std::int64_t sent(const Call& call, int size, int from, int to) {
   return call.counts[static_cast<std::size_t>(from * size + to)];
 }
@@ -141,7 +141,7 @@ inline std::int64_t elements_in(const Call& call, int size, int rank) {
   }
 }
 
-/// Elements that it receives.
+/// Number of elements that the rank receives.
 inline std::int64_t elements_out(const Call& call, int size, int rank) {
   switch (call.kind) {
     case Kind::Barrier: return 0;
@@ -162,7 +162,7 @@ inline std::int64_t elements_out(const Call& call, int size, int rank) {
   }
 }
 
-/// "In place": where the input and the output lie in one buffer, in elements from its beginning.
+/// Positions of the input and the output in one buffer when a call is in place, in elements from its beginning.
 struct InPlace {
   std::int64_t input = 0;
   std::int64_t output = 0;
@@ -186,7 +186,7 @@ inline InPlace in_place(const Call& call, int rank) {
   }
 }
 
-/// The reduction of all ranks' inputs.
+/// Returns the reduction of all ranks' inputs.
 inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs) {
   const std::size_t ranks = inputs.size();
   const auto count = static_cast<std::int64_t>(inputs[0].size() / size_of(call.dtype));
@@ -224,7 +224,7 @@ inline Bytes naive_reduction(const Call& call, const std::vector<Bytes>& inputs)
   return reference_by_hosts(call.dtype, call.op, members, static_cast<int>(ranks), folded, count, factors);
 }
 
-/// Expected outputs of all ranks. Empty for a rank that receives nothing.
+/// Returns the expected outputs of all ranks, which are empty for a rank that receives nothing.
 inline std::vector<Bytes> naive(const Call& call, const std::vector<Bytes>& inputs) {
   const int size = static_cast<int>(inputs.size());
   const std::size_t element = size_of(call.dtype);

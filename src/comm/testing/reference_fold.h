@@ -1,5 +1,5 @@
-// For tests: the same reductions, one element at a time, written as plainly as possible and without the kernels'
-// tricks.
+// For tests: the reductions of comm/kernels, one element at a time, written as plainly as possible and without the
+// kernels' tricks.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -30,7 +30,7 @@ struct SmallFloat {
     if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
     return sign * std::ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
   }
-  /// Nearest, ties to even.
+  /// Rounds to nearest, ties to even.
   std::uint16_t encode(double value) const {
     const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
     const auto infinity = static_cast<std::uint16_t>((2 * bias + 1) << fraction_bits);
@@ -39,7 +39,7 @@ struct SmallFloat {
     if (std::isinf(value)) return sign | infinity;
     int exponent = 0;
     std::frexp(magnitude, &exponent);
-    exponent = std::max(exponent - 1, 1 - bias);  // of the leading bit; denormals share the smallest
+    exponent = std::max(exponent - 1, 1 - bias);  // exponent of the leading bit; denormals share the smallest
     const double quantum = std::ldexp(1.0, exponent - fraction_bits);
     const auto units = static_cast<std::int64_t>(std::nearbyint(magnitude / quantum));
     // Rounding up to the next power of two carries into the exponent by itself.
@@ -51,7 +51,7 @@ struct SmallFloat {
 inline constexpr SmallFloat kHalf{10, 15};
 inline constexpr SmallFloat kBrain{7, 127};
 
-/// The members of FoldJob besides elements; the same meanings.
+/// The members of FoldJob other than elements, with the same meanings.
 struct Factors {
   std::vector<double> scales;
   std::int64_t divisor = 0;
@@ -71,7 +71,7 @@ T reference_step(ReduceOp op, T total, T value) {
   return std::isnan(value) || value > total ? value : total;
 }
 
-/// A number of each rank at one place; `value` of a rank that is not the first is folded by `step(total, value)`.
+/// Folds one number of each rank: begins with the first rank's, and folds each further `value` by `step(total, value)`.
 template <class T, class Step>
 T reference_in_order(const std::vector<T>& values, const Step& step) {
   T total = values[0];
@@ -160,7 +160,7 @@ inline std::uint8_t reference_bool(ReduceOp op, const std::vector<std::uint8_t>&
 
 using Bytes = std::vector<std::byte>;
 
-/// Elements of T in memory; `element(values)` of one place gives the result there.
+/// Computes a result of type T for each position; `element(values)` gets all inputs' values at one position.
 template <class T, class Element>
 Bytes reference_elements(const std::vector<Bytes>& inputs, std::int64_t count, const Element& element) {
   Bytes result(static_cast<std::size_t>(count) * sizeof(T));
@@ -221,7 +221,7 @@ inline Bytes reference_fold(DType dtype, ReduceOp op, const std::vector<Bytes>& 
 }
 
 /// Elements that show mistakes: ordinary numbers, and (seldom enough that most sums are numbers) zeros of both signs,
-/// denormals, huge ones, infinities and NaN. Integers are any bits; half of all bools are false, the rest any byte.
+/// denormals, huge numbers, infinities and NaN. Integers have any bits; half of all bools are false, the rest any byte.
 inline Bytes interesting(DType dtype, std::int64_t count, std::uint64_t seed) {
   if (is_complex(dtype)) {
     return interesting(dtype == DType::Complex64 ? DType::Float32 : DType::Float64, 2 * count, seed + 4711);

@@ -1,6 +1,6 @@
 // For tests: which combinations of collective, type, operation, size, ranks, memory, plan and scaling are tried. Every
-// triple of (collective, size class, plan) occurs, and every pair of any two parameters' values that can go together.
-// Seeded, so always the same; a failing trial is repeated by its number.
+// triple of (collective, size class, plan) occurs, and every possible pair of values of two parameters. Seeded, so the
+// trials are always the same; a failing trial is repeated by its number.
 #pragma once
 
 #include "comm/testing/calls.h"
@@ -28,7 +28,7 @@ inline constexpr std::array<const char*, 9> kPlans = {
 struct Trial {
   int number = 0;
   int size = 1;
-  int plan = 0;  ///< of kPlans
+  int plan = 0;  ///< index in kPlans
   Place place = Place::Arena;
   bool in_place = false;
   bool large = false;       ///< takes long to prepare
@@ -43,7 +43,7 @@ inline std::string describe(const Trial& trial) {
   return text;
 }
 
-/// The parameters as numbers, one of each.
+/// A choice has one number for each of these parameters.
 enum Parameter { kCollective, kSizeClass, kPlan, kDType, kOp, kRanks, kPlace, kInPlace, kScaling, kParameters };
 enum SizeClass { kNone, kOne, kPrime, kTinyPayload, kInline, kPage, kChunk, kSeveralChunks, kMany, kSizeClasses };
 enum Scaling { kPlain, kScaled, kWeighted, kEquallyWeighted, kScalings };
@@ -67,7 +67,7 @@ inline bool possible(const Choice& c) {
   return !weighted || (op == ReduceOp::Average);
 }
 
-/// The set that is still to be covered, and the walk that covers it.
+/// The pairs that are still to be covered, and the walk that covers them.
 class Covering {
  public:
   Covering() {
@@ -109,7 +109,7 @@ class Covering {
     }
     return chosen;
   }
-  /// Pairs that cannot go together, of which none was found in thousands of attempts.
+  /// Number of pairs that thousands of attempts did not find, since they cannot go together.
   int impossible() const noexcept { return impossible_; }
 
  private:
@@ -125,7 +125,7 @@ class Covering {
       }
     }
   }
-  /// Adds, of possible completions of `fixed`, the one that covers most.
+  /// Adds the possible completion of `fixed` that covers most.
   bool add_best(const Choice& fixed, int attempts, std::vector<Choice>& chosen) {
     Choice best{};
     int most = -1;
@@ -135,7 +135,7 @@ class Covering {
       for (std::size_t p = 0; p < kParameters; ++p) {
         if (c[p] < 0) c[p] = static_cast<int>(random_() % static_cast<std::uint64_t>(kValues[p]));
       }
-      // Most collectives have no operation to choose.
+      // Most collectives have no reduction to choose.
       if (!possible(c) && fixed[kOp] < 0) c[kOp] = 0;
       if (!possible(c) && fixed[kScaling] < 0) c[kScaling] = kPlain;
       if (!possible(c)) continue;
@@ -187,7 +187,7 @@ inline Call call_of(const Choice& c, std::int64_t count, std::mt19937_64& random
   call.dtype = static_cast<DType>(c[kDType]);
   call.op = static_cast<ReduceOp>(c[kOp]);
   call.count = count;
-  // The classes are of whole buffers where there are no parts.
+  // The size classes refer to whole buffers if there are no parts.
   if (c[kSizeClass] >= kChunk &&
       (call.kind == Kind::AllReduce || call.kind == Kind::Reduce || call.kind == Kind::Broadcast)) {
     call.count *= size;
@@ -232,7 +232,7 @@ inline std::vector<Trial> make_trials(int* impossible = nullptr) {
     trial.large = c[kSizeClass] >= kChunk;
     trial.calls.push_back(call_of(c, count_of(c, random), random));
     if (c[kCollective] >= kFirstGrouped) {
-      // Some that are small and alike, which may travel together, and some of other types and sizes.
+      // Adds small calls of one kind, which may be fused, and calls with other types and sizes.
       for (std::uint64_t more = 1 + random() % 6; more > 0; --more) {
         Call next = trial.calls.front();
         const std::uint64_t kind = random() % 4;
@@ -249,7 +249,7 @@ inline std::vector<Trial> make_trials(int* impossible = nullptr) {
   return trials;
 }
 
-/// All ranks' inputs and results, made before the ranks begin.
+/// Makes all ranks' inputs and results, before the ranks begin.
 inline std::vector<Prepared> prepare(const Trial& trial) {
   std::vector<Prepared> made;
   for (const Call& call : trial.calls) {
@@ -258,10 +258,10 @@ inline std::vector<Prepared> prepare(const Trial& trial) {
   return made;
 }
 
-/// One rank's part of a trial. Empty if all was right.
+/// Runs one rank's part of a trial. Returns "" if all was right.
 inline std::string run(Communicator& comm, const Trial& trial, const std::vector<Prepared>& prepared) {
   const auto own = static_cast<std::size_t>(comm.rank());
-  // Grouped reductions have an in-place form only.
+  // Grouped reductions have only an in-place form.
   const Kind kind = trial.calls.front().kind;
   const bool grouped = trial.calls.size() > 1;
   const bool in_place = trial.in_place || (grouped && kind == Kind::AllReduce);
@@ -282,8 +282,8 @@ inline std::string run(Communicator& comm, const Trial& trial, const std::vector
   return "";
 }
 
-// For tests: a long program of reductions whose results are boiled down to one number per rank. Worlds that go other
-// ways, or whose ranks come in another order, have to give the same numbers.
+// For tests: a long program of reductions with one digest of all results per rank. Worlds that use other paths, or
+// whose ranks come in another order, have to give the same digests.
 
 /// FNV-1a over words (Fowler, Noll, Vo).
 inline std::uint64_t digest(std::uint64_t before, const std::byte* data, std::size_t bytes) {
@@ -295,8 +295,8 @@ inline std::uint64_t digest(std::uint64_t before, const std::byte* data, std::si
   return before;
 }
 
-/// Makes `calls` reductions of seeded types, sizes and memory; before each, this rank delays itself as `jitter` has it.
-/// Returns the digest of all results of this rank.
+/// Makes `calls` reductions with seeded types, sizes and memory; before each, this rank waits for a time that `jitter`
+/// seeds. Returns the digest of all results of this rank.
 inline std::uint64_t bits_of(Communicator& comm, int calls, std::uint64_t jitter) {
   constexpr std::array<DType, 5> kTypes = {DType::Float32, DType::BFloat16, DType::Float16, DType::Float64,
                                            DType::Complex64};

@@ -1,6 +1,6 @@
-// For tests: a factory of worlds, by its name. A name is a backend's (backends.cpp), and behind a colon on how many
-// hosts the ranks are, or how many are on each ("local", "hosts:2", "hosts:2,1"). The tests of this process run over
-// the one that COHORT_TEST_WORLD names, or else over "local": so a new backend is tested by naming it. Any thread.
+// For tests: a factory of worlds, by its name. A name is that of a backend (backends.cpp); behind a colon follows the
+// number of hosts, or the number of ranks on each ("local", "hosts:2", "hosts:2,1"). The tests of this process use the
+// world that COHORT_TEST_WORLD names, or else "local", so a new backend is tested by naming it. Any thread.
 #pragma once
 
 #include "base/result.h"
@@ -43,7 +43,7 @@ class Worlds {
     if (!all.empty() && all.back() == 0) all.clear();
     return all;
   }
-  /// Backend of a world of so many ranks: with few of them, what is to be on several hosts is on one.
+  /// Backend for a world of `size` ranks. A world with too few ranks for several hosts is on one host.
   const Backend& backend(int size) const {
     for (const Backend& each : backends()) {
       if (each.name != backend_) continue;
@@ -67,9 +67,9 @@ inline void run_world(int size, const std::function<void(Communicator)>& body, c
   run_on_threads_of(form_world(size, options), body);
 }
 
-// For tests: what operations say when they fail.
+// For tests: the texts of operations' errors.
 
-/// The text of the error with this code that `body` throws; fails the test if it throws none or another.
+/// The text of the error with this code that `body` throws; fails the test if it throws no error or another one.
 inline std::string what_of(const std::function<void()>& body, ErrorCode code) {
   try {
     body();

@@ -28,7 +28,7 @@ struct Outgoing {
   std::uint32_t tag = 0;
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
-  /// The frame has to be authenticated, as bytes have to be that a program may load as code. Both ends set this.
+  /// The frame has to be authenticated, because a program may load its bytes as code. Both ends set this.
   bool authenticated = false;
   std::atomic<bool> done{false};  ///< the system has taken the whole frame
 };
@@ -62,10 +62,10 @@ class Transport {
   virtual ~Transport() = default;
 
   virtual std::recursive_mutex& mutex() noexcept = 0;
-  /// True if all frames are authenticated, so that every frame changed in transit is refused, even without
+  /// True if all frames are authenticated, so that any frame changed in transit is refused, even without
   /// `Outgoing::authenticated`.
   virtual bool authenticates_all() const noexcept = 0;
-  /// Begins to connect, if there is no connection. Only over a connection is the loss of the peer noticed.
+  /// Begins to connect, if there is no connection. The loss of the peer is noticed only over a connection.
   virtual void connect(int peer) = 0;
   /// Begins to send `frame`. After `end`, the frame is `done` immediately.
   virtual void send(Outgoing& frame) = 0;
@@ -81,8 +81,8 @@ class Transport {
   /// Ends a `sleep` of another thread.
   virtual void wake() noexcept = 0;
 
-  /// Returns the reason why the peer can send nothing any more, e.g. "its connection was closed"; nullopt if it may
-  /// still send.
+  /// Returns the reason why the peer can send nothing more, e.g. "its connection was closed"; nullopt if it may still
+  /// send.
   virtual std::optional<std::string> lost(int peer) = 0;
   /// Returns the peers, in ascending order, that have not sent a posted frame of an operation, or have not taken a sent
   /// one.

@@ -1,7 +1,7 @@
-// For tests: a fake CUDA driver (libcuda.so.1). A GPU's memory is memory of this process that nobody can read or write
-// at the address that programs are given: a copy goes another way. Streams are threads. It delays, fails and hangs on
-// demand. It knows of graphs only that a stream is captured, and what destroys that. FAKE_CUDA_GPUS: fewer GPUs than
-// the four that there are. FAKE_CUDA_KERNELS=0: it takes no kernels. Any thread.
+// For tests: a fake CUDA driver (libcuda.so.1). A GPU's memory is memory of this process. Nobody can read or write it
+// at the address that programs get; copies use another address. Streams are threads. It delays, fails and hangs on
+// demand. Of graphs, it knows only that a stream is captured, and what destroys a capture. FAKE_CUDA_GPUS: number of
+// GPUs, at most the default four. FAKE_CUDA_KERNELS=0: refuses kernels. Any thread.
 #include "comm/gpu/fake/kernels.h"
 
 #include <sys/mman.h>
@@ -51,11 +51,11 @@ struct Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   std::mutex mutex;
-  std::shared_ptr<Flag> recorded;  // null: never, which counts as passed
+  std::shared_ptr<Flag> recorded;  // null: not recorded, which counts as passed
 };
 
 class Stream;
-/// All that there are. Never destroyed.
+/// All streams of the process. Never destroyed.
 std::mutex& streams_mutex() {
   static std::mutex* const mutex = new std::mutex;
   return *mutex;
@@ -74,7 +74,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     streams().push_back(made);
     return made.get();
   }
-  /// False: it has been ended.
+  /// Returns false if the stream has been ended.
   bool put(std::function<void()> work) {
     const std::lock_guard lock(mutex_);
     if (ended_) return false;
@@ -82,7 +82,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     come_.notify_one();
     return true;
   }
-  /// Its thread ends once it has done what it has.
+  /// Its thread ends once it has done the work that it has.
   void end() {
     const auto self = shared_from_this();
     {
@@ -122,7 +122,7 @@ struct Driver {
   std::list<std::string> modules;  // nobody unloads them
   bool pins = true;
   void (*watch)(int way, Address device, std::size_t bytes) = nullptr;
-  int fail_status = 0;  // of the next copy; then also what events say
+  int fail_status = 0;  // status with which the next copy fails; later events report it, too
   int broken = 0;
 };
 
@@ -154,7 +154,7 @@ void wait_for_streams() {
   }
 }
 
-/// The memory behind an address that a program has; null if it is no GPU's.
+/// The memory behind an address as a program knows it; null if it is not GPU memory.
 std::byte* behind(Address address, std::size_t bytes) {
   const std::lock_guard lock(driver().mutex);
   auto found = driver().memories.upper_bound(address);
@@ -165,7 +165,7 @@ std::byte* behind(Address address, std::size_t bytes) {
   return found->second.behind + offset;
 }
 
-/// Maps it as memory of a GPU.
+/// Maps the file as memory of a GPU.
 bool map(int from, std::size_t bytes, Address* address) {
   void* const seen = ::mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, from, 0);
   void* const used = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, from, 0);
@@ -178,8 +178,8 @@ bool map(int from, std::size_t bytes, Address* address) {
 
 std::size_t pages(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-// Capturing (as CU_STREAM_CAPTURE_MODE_GLOBAL has it): meanwhile nothing that is put into the stream is done, here none
-// of it can be captured, and threads whose mode is not relaxed may not ask, allocate, free or pin.
+// Capture, as in CU_STREAM_CAPTURE_MODE_GLOBAL. While a stream is captured, nothing that is put into it is done,
+// nothing can be captured here, and threads without relaxed mode may not query, allocate, free or pin.
 std::atomic<void*> captured{nullptr};  // a stream
 std::atomic<bool> capture_is_whole{true};
 constexpr int kGlobal = 0, kRelaxed = 2;
@@ -262,7 +262,7 @@ int cuMemAlloc_v2(Address* address, std::size_t bytes) {
 }
 int cuMemFree_v2(Address address) {
   if (is_prohibited()) return kCaptureUnsupported;
-  wait_for_streams();  // as the real one does: what is under way may use the memory
+  wait_for_streams();  // like the real driver, since work under way may use the memory
   const std::lock_guard lock(driver().mutex);
   const auto found = driver().memories.find(address);
   if (found == driver().memories.end()) return kInvalidValue;
@@ -368,7 +368,7 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
   return kSuccess;
 }
-// One at a time.
+// Only one capture at a time.
 int cuStreamBeginCapture_v2(void* stream, int mode) {
   if (stream == nullptr || mode != kGlobal || captured != nullptr) return kInvalidValue;
   capture_is_whole = true;
@@ -382,7 +382,7 @@ int cuStreamEndCapture(void* stream, void** graph) {
   return capture_is_whole ? kSuccess : kCaptureInvalidated;
 }
 
-// Programs put work of their own into a stream by this: here, kernels.
+// Programs put their own work into a stream by this function; here that is kernels.
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   stream_of(stream).put([function, data] { function(data); });
   return kSuccess;
@@ -428,24 +428,24 @@ int cuLaunchKernel(void* kernel, unsigned blocks, unsigned, unsigned, unsigned p
   return kSuccess;
 }
 
-/// Address at which a kernel finds the memory that programs know by this address.
+/// Returns the address at which a kernel finds the memory that programs know by this address.
 void* fake_cuda_memory(void* address) { return behind(reinterpret_cast<Address>(address), 1); }
-/// Likewise, of so many bytes; null where they are not all of one GPU's memory.
+/// The same for `bytes` bytes; null if they are not all memory of one GPU.
 void* fake_cuda_bytes(const void* address, std::size_t bytes) {
   return behind(reinterpret_cast<Address>(address), bytes);
 }
-/// How much memory of GPUs this process holds.
+/// Bytes of GPU memory that this process holds.
 std::size_t fake_cuda_allocated() {
   const std::lock_guard lock(driver().mutex);
   std::size_t all = 0;
   for (const auto& [address, memory] : driver().memories) all += memory.bytes;
   return all;
 }
-/// How many marks of streams it holds.
+/// Number of events that it holds.
 int fake_cuda_events() { return events; }
-/// How often kernels have folded something, in this process.
+/// Number of folds by kernels in this process.
 int fake_cuda_folds() { return folds; }
-/// Likewise, looked for what is not finite.
+/// Number of searches for non-finite values by kernels in this process.
 int fake_cuda_looks() { return looks; }
 /// Sets whether memory of the host can be pinned from now on.
 void fake_cuda_pins(bool pins) {
@@ -459,13 +459,13 @@ std::size_t fake_cuda_pinned() {
   for (const auto& [host, bytes] : driver().pinned) all += bytes;
   return all;
 }
-/// Called on its stream's thread before each copy: 0 to the host, 1 to the device, 2 within it; and by which address of
-/// the device.
+/// Sets a function that the stream's thread calls before each copy. `way`: 0 to the host, 1 to the device, 2 within it;
+/// `device`: address on it.
 void fake_cuda_watch(void (*watch)(int way, Address device, std::size_t bytes)) {
   const std::lock_guard lock(driver().mutex);
   driver().watch = watch;
 }
-/// The next copy fails with this status, and everything after it. 0: nothing does any more.
+/// The next copy fails with this status, and so does everything after it. 0: nothing fails any more.
 void fake_cuda_fail(int status) {
   const std::lock_guard lock(driver().mutex);
   driver().fail_status = status;

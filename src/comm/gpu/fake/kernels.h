@@ -10,10 +10,10 @@ namespace cohort::comm::cuda {
 struct PretendedKernel {
   const char* name;
   void (*run)(const FoldArguments& job, unsigned long long own, unsigned long long threads);
-  std::size_t part;  ///< bytes of what it counts
-  bool folds;        ///< it writes as much as it reads of each input; else 4 bytes
+  std::size_t part;  ///< bytes of one of the units that it counts
+  bool folds;        ///< it writes as many bytes as it reads from each input; else 4 bytes
 };
-/// Null: there is none of that name.
+/// Returns null if no kernel has that name.
 const PretendedKernel* fake_kernel(const char* name);
 
 }  // namespace cohort::comm::cuda

@@ -1,10 +1,10 @@
-// For tests: an NCCL that is none (libnccl.so.2), over the fake driver. Ranks are threads or processes of this
-// machine; their bytes go through a memory file, which has no name. It folds by ascending rank, of hosts of
-// FAKE_NCCL_PER_HOST ranks the hosts' sums. FAKE_NCCL_VERSION is its version.
-// FAKE_NCCL_TROUBLE=WHAT:RANK is what goes wrong at one rank: init (fails), init-hang, call (fails), call-hang, hang,
-// async (an error that comes later), abort-hang (as hang, and the abort takes long), and careless (as hang, and the
-// others go on without its data once it is aborted). FAKE_NCCL_DELAY: milliseconds that every operation takes longer.
-// Any thread.
+// For tests: a fake NCCL (libnccl.so.2), over the fake driver. Ranks are threads or processes of this
+// machine; their bytes go through a memory file without a name. It folds by ascending rank; with FAKE_NCCL_PER_HOST
+// ranks on a host, it folds the hosts' sums. FAKE_NCCL_VERSION is its version.
+// FAKE_NCCL_TROUBLE=WHAT:RANK makes one rank fail: init (fails), init-hang, call (fails), call-hang, hang, async (an
+// error that comes later), abort-hang (like hang, and the abort takes long), and careless (like hang, and the others
+// go on without its data once it is aborted). FAKE_NCCL_DELAY: milliseconds that every operation takes longer. Any
+// thread.
 #include "comm/gpu/nccl.h"
 #include "comm/testing/reference_fold.h"
 
@@ -46,7 +46,7 @@ constexpr auto kSystemError = static_cast<NcclResult>(2);
 constexpr auto kInvalidArgument = static_cast<NcclResult>(4);
 constexpr auto kInvalidUsage = static_cast<NcclResult>(5);
 constexpr auto kRemoteError = static_cast<NcclResult>(6);
-constexpr int kFirstMade = 5;                           // of the operations that a communicator has made
+constexpr int kFirstMade = 5;                           // number of the first operation that a communicator makes
 constexpr std::size_t kMost = 8;                        // ranks
 constexpr std::size_t kRoom = std::size_t{32} << 20;    // bytes of an operation, per rank
 constexpr std::size_t kLetter = std::size_t{32} << 20;  // bytes of a message
@@ -98,10 +98,10 @@ ReduceOp op_of(NcclOp op) {
 }
 
 struct Comm;
-/// False: a message, which cannot go yet; or it was aborted.
+/// Returns false if it is a message that cannot go yet, or if it was aborted.
 struct Step {
   std::function<bool(Comm&)> run;
-  int way = -1;  // of messages: to or from whom; they go in order
+  int way = -1;  // for messages: direction and peer; messages of one way go in order
 };
 
 struct Comm {
@@ -145,10 +145,10 @@ struct Comm {
   std::atomic<NcclResult> state{NcclResult::Success};
   std::atomic<int> running{0};
   std::mutex mutex;
-  std::map<int, double> factors;  // of the operations that were made; under the mutex
+  std::map<int, double> factors;  // factors of the operations that were made; under the mutex
 };
 
-/// All ranks' elements [begin, end), as one.
+/// Folds all ranks' elements [begin, end) into one.
 void fold(const Comm& comm, NcclType type, NcclOp op, std::size_t begin, std::size_t end, std::byte* to) {
   const Element element = element_of(type);
   const auto count = static_cast<std::int64_t>(end - begin);
@@ -190,7 +190,7 @@ NcclResult add(void* comm, void* stream, std::function<bool(Comm&)> run, int way
   return NcclResult::Success;
 }
 
-/// Carries out, in the stream, what was given.
+/// Carries out the given steps in the stream.
 void carry_out(Comm& comm, const std::vector<Step>& given) {
   ++operations;
   if (troubled("hang", comm.rank) || troubled("abort-hang", comm.rank)) {
@@ -352,7 +352,7 @@ NcclResult ncclGroupEnd() {
   bool failed = false;
   for (const auto& [comm, list] : steps) {
     failed = failed || troubled("call", comm->rank);
-    if (!failed && troubled("call-hang", comm->rank)) {  // as where it connects to a rank that has died
+    if (!failed && troubled("call-hang", comm->rank)) {  // like NCCL when it connects to a rank that has died
       ++comm->running;
       comm->wait([] { return false; });
       --comm->running;
@@ -459,7 +459,7 @@ NcclResult ncclRecv(void* into, std::size_t count, NcclType type, int peer, void
       2 * peer + 1);
 }
 
-/// How many groups it has carried out or begun, and how many communicators were aborted and ended, in this process.
+/// Numbers of this process: groups carried out or begun, and communicators aborted and ended.
 int fake_nccl_operations() { return operations; }
 int fake_nccl_aborts() { return aborts; }
 int fake_nccl_ends() { return ends; }

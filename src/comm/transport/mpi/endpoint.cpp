@@ -360,8 +360,8 @@ void Runtime::serve(net::Deadline deadline) {
   Outcome outcome = begin(deadline);
   std::unique_lock lock(mutex_);
   if (outcome) endpoint_of_process() = *outcome;
-  // Registered after all earlier handlers, so it runs before them: MPI is finalized before the process disconnects from
-  // its launcher, which Cohort and MPI do in such handlers (MPICH 5: PMI).
+  // Runs before all handlers that were registered earlier. So MPI is finalized before Cohort and MPI disconnect the
+  // process from its launcher, which they do in such handlers (MPICH 5: PMI).
   if (ours_) ::on_exit([](int status, void* runtime) { static_cast<Runtime*>(runtime)->at_exit(status); }, this);
   outcome_ = std::move(outcome);
   changed_.notify_all();
@@ -427,10 +427,10 @@ Runtime::Outcome Runtime::begin(net::Deadline deadline) {
   return endpoint;
 }
 
-// MPI_Finalize is collective. After a failure it would wait for processes that do not call it, so it is skipped: the
+// MPI_Finalize is collective. After a failure it would wait for processes that do not call it, so it is skipped. The
 // launcher then sees that this process ended without it, and ends the others. Some versions do not return although all
-// processes have called it: MPICH over UCX's tcp before 4.2 (pmodels/mpich#6596). So the wait for all processes and the
-// call itself have separate limits.
+// processes have called it, such as MPICH over UCX's tcp before 4.2 (pmodels/mpich#6596). So the wait for all processes
+// and the call itself have separate limits.
 void Runtime::at_exit(int status) {
   std::unique_lock lock(mutex_);
   if (process_ != ::getpid() || !ours_ || !outcome_ || !*outcome_ || ending_ != Ending::None) return;

@@ -1,6 +1,6 @@
 // MPI in this process: the plug-in, the packets, the process's endpoint, and MPI's initialization and finalization.
-// A packet between two ranks of a world has a head that names world, sender and the packet's number from this sender.
-// Plain layouts and pure functions; heads come from other processes and are checked in full.
+// A packet between two ranks of a world has a head with the world, the sender, and the packet's number from that
+// sender. Plain layouts and pure functions; heads come from other processes and are checked in full.
 #pragma once
 
 #include "base/result.h"
@@ -96,11 +96,11 @@ class Endpoint {
 
   int rank() const noexcept { return rank_; }  ///< MPI's process number
   int size() const noexcept { return size_; }
-  /// Identifies the job: equal exactly for the processes of one start of the launcher.
+  /// Identifies the job; the same for exactly the processes that one start of the launcher has started.
   const std::string& job() const noexcept { return job_; }
   const std::string& library() const noexcept { return library_; }
 
-  /// Keeps packets for this world from now on, and those that have already arrived.
+  /// Keeps packets for this world from now on, including those that have already arrived.
   void enlist(std::uint64_t world);
   void retire(std::uint64_t world);
 
@@ -168,8 +168,8 @@ class Endpoint {
 };
 
 // Loads the plug-in and initialises MPI for the first world that asks for it, and finalizes MPI at the process's end.
-// Both happen on one thread of their own, as MPI requires, so that both have deadlines. A program that has initialised
-// MPI itself also finalizes it itself. One object per process, never destroyed; any thread.
+// Does both on one separate thread, so that both have deadlines; MPI requires that it is the same thread. A program
+// that has initialised MPI itself also finalizes it itself. One object per process, never destroyed; any thread.
 class Runtime {
  public:
   static Runtime& of_process();
@@ -180,8 +180,8 @@ class Runtime {
 
  private:
   using Outcome = Result<std::shared_ptr<Endpoint>>;
-  /// Steps to MPI_Finalize. Wanted: requested; Alone: some processes did not come; Met: all processes are ready to call
-  /// it; Over: it has returned.
+  /// States on the way to MPI_Finalize. Wanted: requested; Alone: some processes did not come; Met: all processes are
+  /// ready to call it; Over: it has returned.
   enum class Ending { None, Wanted, Alone, Met, Over };
 
   void serve(net::Deadline deadline);

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // Messages of this transport over the TCP connections.
-constexpr std::uint32_t kAsk = 0xFFFFFFF0;        // asks the peer to confirm that it has handled so many packets
+constexpr std::uint32_t kAsk = 0xFFFFFFF0;        // asks the peer to confirm that it has handled this many packets
 constexpr std::uint32_t kConfirmed = 0xFFFFFFF1;  // the confirmation
 constexpr int kWindow = 12;                       // most packets in transit to a peer
 constexpr unsigned kLooks = 16;                   // calls of progress between checks of the TCP connections
@@ -45,7 +45,7 @@ MpiTransport::~MpiTransport() { endpoint_->retire(world_); }
 
 MpiTransport::Peer& MpiTransport::open(int peer) {
   Peer& state = peers_[static_cast<std::size_t>(peer)];
-  if (!state.known) tcp_.connect(peer);  // only over a connection is the loss of the peer noticed
+  if (!state.known) tcp_.connect(peer);  // the loss of the peer is noticed only over a connection
   state.known = true;
   return state;
 }
@@ -178,11 +178,11 @@ void MpiTransport::place(Peer& state, int peer, const PacketHead& head, transpor
   Item grant;
   grant.head = head_of(PacketKind::Grant);
   grant.head.id = head.id;
-  state.queue.push_front(grant);  // packets are self-describing, so a grant may go between the pieces of a frame
+  state.queue.push_front(grant);  // a packet describes itself, so a grant may go between the pieces of a frame
   pump(peer);
 }
 
-/// Takes a received packet. MPI may complete packets in any order; each peer's packets are handled in sending order.
+/// Takes a received packet. MPI may complete packets in any order; each peer's are handled in the order of sending.
 void MpiTransport::take_in(Packet packet) {
   const auto head = read_head(packet.bytes.get(), packet.count, static_cast<int>(peers_.size()));
   if (!head) return;  // the endpoint has checked the head; only a rank outside of this world fails here
@@ -283,13 +283,13 @@ bool MpiTransport::progress() {
   const Lock lock(mutex());
   bool any = endpoint_->poll();
   std::vector<Packet> packets = endpoint_->take(world_);
-  // A peer reports the end of the world over TCP: read that before packets sent earlier complete an operation.
+  // A peer reports the end of the world over TCP: read it before packets that were sent earlier complete an operation.
   if (!packets.empty() || ++looks_ % kLooks == 0) any = tcp_.progress() || any;
   for (Packet& packet : packets) take_in(std::move(packet));
   return pump_all() || any || !packets.empty();
 }
 
-// MPI has no blocking wait for all requests: sleep for growing intervals, and poll in between.
+// MPI has no blocking wait for all requests, so this sleeps for growing intervals and polls in between.
 void MpiTransport::sleep(std::chrono::milliseconds longest) {
   const auto until = Clock::now() + longest;
   std::chrono::microseconds nap = kFirstNap;

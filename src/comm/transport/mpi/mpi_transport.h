@@ -1,8 +1,8 @@
 // The transport over MPI: frames of operations are sent as the endpoint's packets. Failure detection, endings and the
 // messages of send and recv stay on TCP connections (tcp/), because MPI does not report a peer that has died; so a lost
-// rank is detected as quickly as with TCP. Frames that have to be authenticated also use TCP, since MPI's are not.
-// Frames up to 64 KiB are sent immediately, longer ones when the receiver has posted memory for them. All bytes are
-// copied through the endpoint's memory. Any thread may call; handlers run under the mutex.
+// rank is detected as quickly as with TCP. Frames that have to be authenticated also use TCP, since MPI does not
+// authenticate. Frames up to 64 KiB are sent immediately, longer ones when the receiver has posted memory for them. All
+// bytes are copied through the endpoint's memory. Any thread may call; handlers run under the mutex.
 #pragma once
 
 #include "comm/transport/mpi/endpoint.h"
@@ -74,7 +74,7 @@ class MpiTransport final : public transport::Transport, private transport::Trans
     std::list<transport::Incoming*> posted;
     std::deque<Kept> kept;  // frames and offers received before they were posted
     std::map<std::uint64_t, Landing> landing;
-    std::uint64_t asked = 0;      // the peer was asked to confirm that it has handled so many packets
+    std::uint64_t asked = 0;      // the peer was asked to confirm that it has handled this many packets
     std::uint64_t confirmed = 0;  // number of packets that the peer has confirmed
     std::uint64_t to_confirm = 0;
   };

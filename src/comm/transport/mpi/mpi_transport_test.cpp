@@ -1,5 +1,5 @@
-// The transport over an MPI of this process's own, whose requests end in an awkward order or not at all: frames find
-// their place, endings are reported, no memory of callers is touched afterwards. Real MPIs: tests/e2e, tests/cluster.
+// The transport over a fake MPI whose requests end in an awkward order or not at all: frames find their place, endings
+// are reported, and callers' memory is not touched afterwards. Real MPIs: tests/e2e, tests/cluster.
 #include "comm/transport/mpi/mpi_transport.h"
 
 #include "base/result.h"
@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-// The plug-in's own type, as this MPI fills it in.
+// The type that a plug-in defines, as this fake MPI defines it.
 struct CohortMpiPort {
   struct Request {
     enum class Kind { None, Send, Receive, Share, Barrier } kind = Kind::None;
@@ -43,7 +43,7 @@ using transport::testing::fill;
 using transport::testing::Heard;
 using transport::testing::pattern;
 
-/// The processes of a fake job, one after the other opened.
+/// The processes of a fake job, opened one after the other.
 struct Job {
   struct Letter {
     int from = 0;
@@ -94,7 +94,7 @@ int test(CohortMpiPort* port, CohortMpiEvent* events, int32_t, int32_t* count) {
     std::memcpy(request.to, letter.bytes.data(), letter.bytes.size());
     done.push_back({slot, 0, letter.from, 0, static_cast<int32_t>(letter.bytes.size())});
   }
-  std::reverse(done.begin(), done.end());  // MPI reports them in any order
+  std::reverse(done.begin(), done.end());  // MPI may report them in any order
   for (std::size_t i = 0; i < done.size(); ++i) {
     port->requests[static_cast<std::size_t>(done[i].slot)].kind = Request::Kind::None;
     events[i] = done[i];
@@ -121,7 +121,7 @@ constexpr CohortMpi kPretended = {
     [] { return 1; },
     [](void (*)()) { return 0; },
     [](int32_t slots, CohortMpiPort** made) {
-      // Like MPI's, it is there until the process ends.
+      // Like MPI's port, it exists until the process ends.
       static std::vector<std::unique_ptr<CohortMpiPort>> ports;
       ports.push_back(std::make_unique<CohortMpiPort>(
           CohortMpiPort{the_job->opened++, std::vector<Request>(static_cast<std::size_t>(slots)), {}}));
@@ -160,7 +160,7 @@ constexpr CohortMpi kPretended = {
       return 0;
     }};
 
-/// Some ranks of one process, driven by the test. MPI counts them the other way round.
+/// Some ranks of one process, driven by the test. MPI numbers them in the opposite order.
 struct Ranks {
   explicit Ranks(int size) : heard(static_cast<std::size_t>(size)) {
     job.size = size;
@@ -242,7 +242,7 @@ TEST(MpiTransport, FramesOfEverySizeFindTheirPlaceInAnyOrderOfPosting) {
       ranks[from].send(out[at]);
     });
     if (!posted_first) {
-      ranks.drive_until([] { return false; }, 30ms);  // what is small has come and is kept, the rest waits to be asked
+      ranks.drive_until([] { return false; }, 30ms);  // small frames are kept, others wait
       EXPECT_FALSE(out.back().done);
       EXPECT_FALSE(in.back().done);
       post();
@@ -327,7 +327,7 @@ TEST(MpiTransport, AnErrorOfMpiIsALostPeerThatIsNamed) {
   ASSERT_TRUE(ranks.drive_until([&] { return ranks[0].lost(1).has_value(); }));
   EXPECT_EQ(*ranks[0].lost(1), "MPI could not send to it (fake error 17)");
   EXPECT_FALSE(ranks[1].lost(0).has_value());
-  // Finalized by the program while the communicator is there.
+  // The program finalizes MPI while the communicator exists.
   ranks.endpoints[static_cast<std::size_t>(ranks.processes[1])]->close();
   EXPECT_NE(ranks[1].lost(0)->find("MPI has been finalized"), std::string::npos);
 }

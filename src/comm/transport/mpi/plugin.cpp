@@ -38,7 +38,7 @@ std::string how_to_build(std::string_view family) {
              : fmt::format("`cohort build-mpi` compiles it by {}'s mpicc (--mpicc says which)", family_name(family));
 }
 
-// libmpi.so.12 is the name of the binary interface that MPICH, Intel MPI and others share.
+// libmpi.so.12 is the name of the binary interface that is common to MPICH, Intel MPI and others.
 std::string_view family_of_library(std::string_view name) {
   if (name.starts_with("libmpich.so") || name.starts_with("libmpich-") || name.starts_with("libmpi.so.12"))
     return kMpich;
@@ -141,7 +141,7 @@ Result<std::string> wanted_family(const rendezvous::Environment& environment) {
   return launcher;
 }
 
-/// Returns the launcher family that the plug-in's MPI belongs to.
+/// Returns the family of launchers for the plug-in's MPI.
 std::string_view family_of(const CohortMpi& mpi) {
   char text[512] = "";
   if (mpi.family != kAbi || mpi.library(text, sizeof text) != 0) return mpi.family;
@@ -252,7 +252,7 @@ Result<Plugin> load_plugin(const rendezvous::Environment& environment) {
                   wanted->empty() ? "an MPI" : family_name(*wanted), looked, how_to_build(*wanted));
     }
   }
-  // Check the file's name first, to avoid loading a second MPI into the process only to find that it does not fit.
+  // Checks the file's name first, so that no second MPI is loaded into the process that then does not fit.
   const std::string name = path->filename().string();
   for (const std::string_view other : {kOpenMpi, kMpich}) {
     if (wanted->empty() || *wanted == other || !name.starts_with(fmt::format("{}{}-", kPluginPrefix, other))) continue;

@@ -102,13 +102,13 @@ namespace {
 constexpr std::size_t kLong = std::size_t{16} << 10;  // after longer frames, little is read ahead
 constexpr std::size_t kPeek = std::size_t{2} << 10;
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // most bytes of one turn of a link
-// Part of a frame with a tag that is hashed and copied together, while it is in the core's own cache.
+// Bytes of a frame with a tag that are hashed and copied together, while they are in the core's own cache.
 constexpr std::size_t kTaggedAtOnce = std::size_t{256} << 10;
 
 constexpr const char* kNoTag = "it sent a frame without the tag that proves it";
 
 /// True if sending failed for a reason other than a closed connection. After a close, the peer's last bytes are still
-/// read first, and reading detects the end.
+/// read, and then reading detects the end.
 bool is_no_end(int error) noexcept { return error != EPIPE && error != ECONNRESET; }
 
 }  // namespace
@@ -254,7 +254,7 @@ void Link::cover(Item& item, std::size_t end) {
   }
 }
 
-/// Records that so many bytes of the queue have been sent.
+/// Records that this many bytes of the queue have been sent.
 void Link::advance(std::size_t bytes) {
   while (bytes > 0) {
     Item& item = queue_.front();
@@ -384,8 +384,8 @@ void Link::end() {
     if (item.frame == nullptr) {
       kept.push_back(std::move(item));
     } else if (item.sent > 0 || item.covered > 0) {
-      // The frame has been partly sent or added to the tag: send the rest from a copy, so that the peer can parse what
-      // follows. The part already sent may be most of a large frame, and is not copied.
+      // The frame has been partly sent or added to the tag, so its rest is sent from a copy, and the peer can parse
+      // what follows. The part already sent may be most of a large frame, and is not copied.
       item.left_out = std::min(item.sent - std::min(item.sent, sizeof item.header), item.frame->bytes);
       item.copy.assign(reinterpret_cast<const char*>(item.frame->data) + item.left_out,
                        item.frame->bytes - item.left_out);
@@ -467,7 +467,7 @@ bool Link::lacks_tag(const FrameHeader& header, bool authenticated) const noexce
   return tagged(header) != needs_tag(kind_of(header), authenticated || tagged(header));
 }
 
-/// Checks the tag, in the buffer, of a frame whose bytes have all arrived.
+/// Checks the tag of a frame whose bytes have all arrived; the tag is in the buffer.
 bool Link::is_proven() {
   net::FrameMac::Tag tag;
   std::memcpy(tag.data(), buffer_.data() + begin_, tag.size());
@@ -560,14 +560,14 @@ bool Link::read(TransportEvents& events) {
       end_ -= begin_;
       begin_ = 0;
     }
-    // Read the rest of the frame into its destination, and later bytes into the buffer.
+    // Reads the rest of the frame into its destination, and later bytes into the buffer.
     std::array<iovec, 2> pieces;
     std::size_t count = 0;
     std::size_t direct = 0;
     std::size_t room = buffer_.size() - end_;
     if (in_frame_ && to_ != nullptr && got_ < header_.bytes) {
       direct = header_.bytes - got_;
-      // Read little ahead, so that most of a long next frame can be read directly into its destination too.
+      // Reads little ahead, so that most of a long next frame can be read directly into its destination too.
       if (header_.bytes >= kLong) room = std::min(room, kPeek);
       if (tagged(header_) && direct > kTaggedAtOnce) {
         direct = kTaggedAtOnce;

@@ -32,7 +32,7 @@ namespace cohort::transport::tcp {
 enum class FrameKind : std::uint8_t { Data = 1, Message = 2, Ended = 3, Leaving = 4 };
 
 struct FrameHeader {
-  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes and perhaps kTagged
+  std::uint32_t kind = 0;  ///< FrameKind, with kMark in the upper bytes, and maybe kTagged
   std::uint32_t tag = 0;
   std::uint64_t operation = 0;
   std::uint64_t bytes = 0;
@@ -40,10 +40,10 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 24);
 inline constexpr std::uint32_t kMark = 0x43480200;  // "CH", version 2
 inline constexpr std::uint32_t kTagged = 0x80;      // a FrameMac::Tag of header and bytes follows the frame's bytes
-/// Longer frames wait in the socket until they are posted. 64 KiB, plus the rounding of a slice.
+/// Longer frames wait in the socket until they are posted. The value is 64 KiB plus the rounding of a slice.
 inline constexpr std::size_t kMostKept = std::size_t{68} << 10;
-/// Lower limit for frames of the operation that this rank is running: longer frames wait in the socket too, since they
-/// are posted soon, and copying them aside takes as long as the wire does.
+/// The same limit for frames of the operation that this rank is running. It is lower, since such frames are posted
+/// soon, and copying them aside takes as long as the wire.
 inline constexpr std::size_t kMostKeptNow = std::size_t{8} << 10;
 inline constexpr std::size_t kMostMessage = std::size_t{64} << 10;
 
@@ -65,8 +65,8 @@ enum class Protection : std::uint8_t {
   Encrypted,      ///< the whole connection is encrypted and authenticated
 };
 /// Derives the secret by which the ranks of one world authenticate, so that a connection belongs to one world. If
-/// `secret` is empty, the token alone has to be secret. Each protection has its own secret, so a connection of one
-/// protection is not accepted as another.
+/// `secret` is empty, the token has to be secret. Each protection has its own secret, so a connection of one protection
+/// is not accepted as another.
 net::Secret world_secret(std::span<const std::uint8_t> secret, std::string_view token,
                          Protection protection = Protection::Authenticated);
 /// Returns a number that distinguishes worlds, and need not be kept secret.
@@ -82,7 +82,7 @@ struct Hello {
 };
 /// Reply of the other end.
 enum class Decision : std::uint8_t { Welcome, UseMine };
-/// The opener's last message, which an opener that has given up does not send.
+/// The opener's last message. An opener that has given up does not send it.
 inline constexpr std::string_view kConfirmed = "confirmed";
 
 std::string encode(const Hello& hello);
@@ -100,13 +100,13 @@ Bytes32 random_bytes();
 
 struct PeerInfo {
   std::string host;     ///< for messages
-  std::string machine;  ///< equal for ranks that reach each other by loopback addresses
+  std::string machine;  ///< the same for ranks that reach each other by loopback addresses
   std::int64_t pid = 0;
   Protection protection = Protection::Authenticated;
   int lanes = 1;                        ///< connections among which data is divided; a pair uses the lower number
   std::vector<net::Address> addresses;  ///< best first
   std::int32_t mpi_process = -1;        ///< MPI's process number, if MPI is the transport
-  std::string mpi_job = {};             ///< equal on ranks that MPI connects
+  std::string mpi_job = {};             ///< the same on ranks that MPI connects
 };
 std::string encode(const PeerInfo& info);
 Result<PeerInfo> decode_peer_info(std::string_view bytes);
@@ -134,7 +134,7 @@ class Link {
   int fd() const noexcept { return socket_.get(); }
   const std::string& why_lost() const noexcept { return why_lost_; }
 
-  // State of connecting, which the transport does.
+  // State of connecting. The transport makes the connection.
   struct Connecting {
     /// Begin of the first attempt, or the last sign of life of a peer that is reachable but busy.
     Clock::time_point since{};
@@ -162,7 +162,7 @@ class Link {
   void up(sys::UniqueFd socket, Guard guard);
   void lose(std::string why);
 
-  /// Queues a frame. After `end`, the frame is `done` immediately; on a lost link it is dropped.
+  /// Queues a frame. After `end`, the frame is `done` immediately; a lost link drops the frame.
   void send(Outgoing& frame);
   void send_copy(FrameKind kind, std::uint32_t tag, std::string_view bytes);
   void receive(Incoming& frame);
@@ -175,7 +175,7 @@ class Link {
   /// Marks the link as lost if the peer's host has acknowledged nothing for nearly `silence`. The kernel acknowledges
   /// even if the peer's process is stopped.
   void look_for_silence(Clock::time_point now);
-  /// True after `read` if it stopped at its limit and buffered bytes remain, which poll does not report.
+  /// True after `read` if it stopped at its limit and bytes that poll does not report are still buffered.
   bool holds_more() const noexcept { return more_ && state_ == State::Up && !blocked_; }
   /// Sends what the socket takes. Returns true if it took anything.
   bool flush();
@@ -192,9 +192,9 @@ class Link {
     FrameHeader header;
     Outgoing* frame = nullptr;  // null: the bytes are in `copy`
     std::string copy;
-    std::size_t left_out = 0;  // bytes before those in `copy`, already sent
+    std::size_t left_out = 0;  // bytes of the frame before those in `copy`; they are already sent
     std::size_t sent = 0;      // bytes sent of header, bytes and tag
-    std::size_t covered = 0;   // bytes of header and bytes in the tag; with a tag, at least `sent`
+    std::size_t covered = 0;   // bytes that are in the tag so far; with a tag, at least `sent`
     net::FrameMac::Tag tag;
     /// The frame's bytes from position `at` on.
     const std::byte* data(std::size_t at) const noexcept {
@@ -206,7 +206,7 @@ class Link {
     std::size_t length() const noexcept {
       return sizeof(FrameHeader) + header.bytes + (tagged() ? sizeof(net::FrameMac::Tag) : 0);
     }
-    /// The contiguous bytes in memory from position `at` on.
+    /// The bytes from position `at` on that are contiguous in memory.
     std::span<const std::byte> from(std::size_t at) const noexcept;
   };
   struct Kept {
@@ -255,7 +255,7 @@ class Link {
   std::uint64_t over_ = 0;     // operations up to this one are over
   std::uint64_t running_ = 0;  // the latest operation with frames posted at this link
 
-  // The frame that is being received.
+  // The next members describe the frame that is being received.
   bool in_frame_ = false;
   bool keeps_ = false;    // the frame is stored until it is posted
   bool blocked_ = false;  // the frame's bytes wait in the socket until it is posted

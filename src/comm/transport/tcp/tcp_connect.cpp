@@ -1,5 +1,5 @@
 // Connects pairs of ranks: tries all addresses of the peer, one shortly after the other, and keeps the first connection
-// whose peer authenticates. If both ranks connect to each other at the same time, the lower rank's connection is kept.
+// whose peer is authenticated. If both ranks connect to each other at once, the lower rank's connection is kept.
 #include "base/log.h"
 #include "base/unique_fd.h"
 #include "comm/transport/tcp/tcp_transport.h"
@@ -32,7 +32,7 @@ Attempt Attempt::open(const net::Secret& secret, const Hello& hello, const net::
     made.fail_with(errno_text(errno));
     return made;
   }
-  // Otherwise a forked child would keep the connection open, and keep it in the epoll set of its parent.
+  // Otherwise a forked child would keep the connection open, and keep it in its parent's epoll set.
   sys::close_on_fork(made.fd());
   const int on = 1;
   ::setsockopt(made.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -118,14 +118,14 @@ using namespace std::chrono_literals;
 
 constexpr auto kBetweenAddresses = 20ms;
 constexpr auto kBetweenRounds = 150ms;
-constexpr auto kGreeted = 1s;  // how long an accepted, still unauthenticated connection counts as an answer
-constexpr auto kRefused = 2s;  // a peer is gone if all its addresses refuse for that long
+constexpr auto kGreeted = 1s;  // time for which an accepted, still unauthenticated connection counts as an answer
+constexpr auto kRefused = 2s;  // a peer is gone if all its addresses refuse for this long
 constexpr auto kUnreachable = 10s;
 constexpr int kMostProbes = 127;  // the kernel's limit for TCP_KEEPCNT
 
 // Makes the kernel probe a silent peer, so that a dead host or cable is noticed within `silence` while nothing is sent;
-// with 3 s, an interruption of 1 s is survived. While data is sent, Link::look_for_silence detects a dead host, because
-// the kernel's own limit for that (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
+// with 3 s, the connection survives an interruption of 1 s. While data is sent, Link::look_for_silence detects a dead
+// host, because the kernel's own limit (TCP_USER_TIMEOUT) also ends connections to processes that are only stopped.
 void keep_alive(int fd, std::chrono::seconds silence) {
   const int on = 1;
   const int idle_seconds = 1;

@@ -113,11 +113,11 @@ Link& TcpTransport::open(int peer, int lane) {
     }
   }
   if (link->state() == Link::State::Idle && !left_) {
-    // The lower rank connects. The higher rank connects a little later, in case the lower one has no reason to.
+    // The lower rank connects. The higher rank connects a little later, in case the lower one has no reason to connect.
     const auto now = Clock::now();
     link->begin_connecting(now + (rank_ < peer ? 0ms : 10ms));
     connecting_ = true;
-    // Do not call look_after_connecting: it may end the attempt on whose behalf this is called (`is_welcome`).
+    // Does not call look_after_connecting: that may end the attempt on whose behalf this is called (`is_welcome`).
     if (rank_ < peer) connect_next(*link, now);
   }
   return *link;

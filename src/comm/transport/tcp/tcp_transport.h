@@ -1,6 +1,6 @@
 // The transport over TCP: one connection for each pair of ranks that communicates, made at first use (or, by option,
-// several connections, among which data is divided by tag). The peer of a connection is authenticated (Attempt) before
-// its data is parsed. Owns its sockets. Has no thread: callers of `progress` or `sleep` drive it. Any thread may call.
+// several connections; the tags divide data among them). The peer of a connection is authenticated (Attempt) before its
+// data is parsed. Owns its sockets. Has no thread: callers of `progress` or `sleep` drive it. Any thread may call.
 #pragma once
 
 #include "base/unique_fd.h"
@@ -31,7 +31,7 @@ class Attempt {
   enum class State {
     Going,     ///< continues when the socket is ready
     Agreed,    ///< ready to `detach`
-    UseOther,  ///< the peer has a connection of its own under way
+    UseOther,  ///< the peer is making its own connection
     Failed,    ///< see `why`
   };
 
@@ -67,8 +67,8 @@ class Attempt {
   Result<net::SecureConnection::Detached> detach(Protection protection);
 
  private:
-  // A rank that has welcomed a peer waits twice as long as the peer may take to confirm, since the peer may already be
-  // sending.
+  // A rank that has welcomed a peer waits twice as long as the peer may take to confirm, since the peer may send
+  // already.
   static constexpr auto kSilent = std::chrono::seconds(5);
   static constexpr auto kBusy = std::chrono::seconds(30);
 
@@ -101,7 +101,7 @@ class Listeners {
     Protection protection = Protection::Authenticated;
     int lanes = 1;  ///< connections for each peer, unless the peer has fewer
   };
-  /// Listens at the addresses that COHORT_NETWORK allows, on ports of the system's choice. Throws Unavailable.
+  /// Listens at the addresses that COHORT_NETWORK allows, on ports that the system chooses. Throws Unavailable.
   explicit Listeners(const Options& options);
   ~Listeners() { close(); }
   Listeners(Listeners&&) = default;
@@ -120,9 +120,9 @@ class TcpTransport final : public Transport {
  public:
   struct Options {
     int rank = 0;
-    std::optional<net::Secret> secret;  ///< the world's (link.h)
+    std::optional<net::Secret> secret;  ///< the world's secret (link.h)
     std::vector<PeerInfo> infos;        ///< by rank; all with the same protection
-    /// A peer is lost if its host does not answer for so long.
+    /// A peer is lost if its host does not answer for this long.
     std::chrono::seconds silence = std::chrono::seconds(3);
   };
   TcpTransport(Options options, Listeners listeners, TransportEvents& events);
@@ -170,7 +170,7 @@ class TcpTransport final : public Transport {
   bool drive(Link& link, bool readable);
   void look_for_silence();
 
-  // tcp_connect.cpp
+  // The next functions are in tcp_connect.cpp.
   bool look_after_connecting();
   void connect_next(Link& link, Clock::time_point now);
   std::vector<net::Address> reachable(int peer) const;

@@ -1,4 +1,4 @@
-// The transport over real sockets: frames find their place, unauthenticated peers do not get in, endings are reported.
+// The transport over real sockets: frames find their place, unauthenticated peers are refused, endings are reported.
 #include "comm/transport/tcp/tcp_transport.h"
 
 #include "base/result.h"
@@ -27,7 +27,7 @@ using testing::fill;
 using testing::Heard;
 using testing::pattern;
 
-/// How their connections are.
+/// How the ranks' connections are made.
 struct Way {
   Protection protection = Protection::Authenticated;
   int lanes = 1;
@@ -119,7 +119,7 @@ TEST_P(TcpTransportTest, FramesOfEverySizeFindTheirPlaceBothWaysInAnyOrderOfPost
       }
     });
     if (!posted_first) {
-      ranks.drive_until([] { return false; }, 30ms);  // what is small has come and is kept, the rest waits
+      ranks.drive_until([] { return false; }, 30ms);  // small frames have come and are kept, the others wait
       EXPECT_FALSE(in.back().done);
       post();
     }
@@ -175,7 +175,7 @@ TEST_P(TcpTransportTest, EndingReachesPeersAlsoInTheMidstOfAFrameAndTouchesNoMem
   EXPECT_FALSE(in.done);
 }
 
-// Bytes that have gone are not sent again, and the rest comes from a copy.
+// Bytes that were sent are not sent again, and the rest comes from a copy.
 TEST_P(TcpTransportTest, APeerThatHasNotEndedGetsTheWholeFrameBeforeTheEnd) {
   Ranks ranks(2, GetParam());
   auto data = pattern(40000000, 1);
@@ -192,7 +192,7 @@ TEST_P(TcpTransportTest, APeerThatHasNotEndedGetsTheWholeFrameBeforeTheEnd) {
   EXPECT_FALSE(out.done);
   ranks[0].end("enough");
   EXPECT_TRUE(out.done);
-  std::fill(data.begin(), data.end(), std::byte{0});  // the owner's again
+  std::fill(data.begin(), data.end(), std::byte{0});  // the memory is the owner's again
   ASSERT_TRUE(ranks.drive_until([&] { return in.done.load() && !ranks.heard[1].ended.empty(); }));
   EXPECT_EQ(room, expected);
   EXPECT_EQ(ranks.heard[1].ended.front(), "0:enough");
@@ -206,8 +206,7 @@ TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-/// Rank 0's answer to an unauthenticated peer that begins with these words: until it closes the connection, or at
-/// first.
+/// Rank 0's answer to an unauthenticated peer that begins with `said`: all of it, or only the first bytes.
 enum class Until { Closed, Answered };
 std::string answer_to(Ranks& ranks, const std::string& said, Until until = Until::Closed) {
   auto socket = net::connect_once({ranks.infos[0].addresses[0], {}}, net::deadline_in(5s));
@@ -246,7 +245,7 @@ std::string recorded_hello(const net::Secret& secret) {
   return std::string(bytes, got > 0 ? static_cast<std::size_t>(got) : 0);
 }
 
-/// Rank 0's decision on a peer that has the secret and wants this.
+/// Rank 0's decision on a peer that has the secret and sends `hello`.
 std::optional<Decision> decision_on(Ranks& ranks, const Hello& hello, Protection protection) {
   auto peer = connected_to(ranks.infos[0].addresses[0], world_secret({}, "token", protection));
   value_or_throw(peer.queue(encode(hello)));
@@ -264,14 +263,14 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
   Ranks ranks(2, GetParam());
   const Protection protection = GetParam().protection;
   EXPECT_EQ(answer_to(ranks, std::string(104, 'x')), "");
-  // Hellos of another world, or of another protection, get an alert, and nothing that was made with the key.
+  // Hellos of another world, or of another protection, get an alert, and nothing that depends on the key.
   EXPECT_LE(answer_to(ranks, recorded_hello(world_secret({}, "other", protection))).size(), 7U);
   const Protection other = protection == Protection::Least ? Protection::Authenticated : Protection::Least;
   EXPECT_LE(answer_to(ranks, recorded_hello(world_secret({}, "token", other))).size(), 7U);
   for (const Hello& wrong : {Hello{0, 0, 0}, Hello{1, 1, 0}, Hello{99, 0, 0}, Hello{1, 0, 16}})
     EXPECT_FALSE(decision_on(ranks, wrong, protection)) << wrong.from << wrong.to << wrong.lane;
   EXPECT_TRUE(ranks.heard[0].messages.empty() && ranks.heard[0].ended.empty());
-  // The peer itself still comes in.
+  // The real peer is still admitted.
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
 }
@@ -279,7 +278,7 @@ TEST_P(TcpTransportTest, StrangersAreTurnedAway) {
 TEST_P(TcpTransportTest, AHelloThatIsRepeatedKeepsNobodysPlace) {
   Ranks ranks(2, GetParam());
   const std::string recorded = recorded_hello(world_secret({}, "token", GetParam().protection));
-  EXPECT_NE(answer_to(ranks, recorded, Until::Answered), "");  // he cannot finish it
+  EXPECT_NE(answer_to(ranks, recorded, Until::Answered), "");  // the attacker cannot finish the handshake
   EXPECT_EQ(answer_to(ranks, recorded), "");
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }));
@@ -294,7 +293,7 @@ TEST_P(TcpTransportTest, WhoIsThereAlreadyIsNotTakenTwice) {
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() == 2; }));
 }
 
-// A peer that has given up and comes by another way: the connection must not count as the pair's.
+// A peer may give up and connect in another way. The first connection must not count as the pair's then.
 TEST_P(TcpTransportTest, WhoGoesBeforeItHasConfirmedMayComeAgain) {
   Ranks ranks(2, GetParam());
   EXPECT_EQ(decision_on(ranks, {1, 0, 0}, GetParam().protection), Decision::Welcome);
@@ -325,7 +324,7 @@ TEST_P(TcpTransportTest, ACrowdAtTheLimiterKeepsNoPeerOut) {
     const ssize_t got = ::recv(each.get(), &byte, 1, MSG_DONTWAIT);
     closed += got == 0 || (got < 0 && errno == ECONNRESET) ? 1 : 0;
   }
-  EXPECT_GE(closed, 400 - 128 - 64);  // with the descriptors of those that were taken at once
+  EXPECT_GE(closed, 400 - 128 - 64);  // including the descriptors of those that were taken at once
 }
 
 TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
@@ -339,7 +338,7 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
     crowd.push_back(*std::move(socket));
     ranks[0].progress();
   }
-  crowd.erase(crowd.begin());  // the peer itself, which has gone
+  crowd.erase(crowd.begin());  // the real peer's, which has gone
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(
       ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // unauthenticated peers have 5 s
@@ -353,7 +352,7 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
   EXPECT_EQ(closed, 399);
 }
 
-// A firewall that drops what one of them sends: no connection can be opened in that direction, and one is enough.
+// A firewall drops what one of them sends. No connection can be opened in that direction, but the other is enough.
 TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
   const sys::UniqueFd hole(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in at{};
@@ -363,7 +362,7 @@ TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
   ASSERT_EQ(::bind(hole.get(), reinterpret_cast<const sockaddr*>(&at), size), 0);
   ASSERT_EQ(::listen(hole.get(), 0), 0);
   ASSERT_EQ(::getsockname(hole.get(), reinterpret_cast<sockaddr*>(&at), &size), 0);
-  std::vector<sys::UniqueFd> filling;  // nobody accepts: once its queue is full, the kernel drops what comes
+  std::vector<sys::UniqueFd> filling;  // nobody accepts, so the kernel drops connections once the queue is full
   for (int i = 0; i < 4; ++i) {
     filling.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     static_cast<void>(::connect(filling.back().get(), reinterpret_cast<const sockaddr*>(&at), size));
@@ -378,7 +377,7 @@ TEST_P(TcpTransportTest, PeersThatReachEachOtherInOneDirectionOnlyMeet) {
       [&] { return ranks.heard[0].messages.size() == 1 && ranks.heard[1].messages.size() == 1; }, 4s));
 }
 
-/// An attacker on the wire between two ranks: reads all, and may change a byte.
+/// An attacker on the wire between two ranks: reads everything, and may change a byte.
 class Wiretap {
  public:
   /// Gives all ranks this address for rank 1.
@@ -408,7 +407,7 @@ class Wiretap {
       static_cast<void>(!::send(ends_[1 - from].get(), bytes, count, MSG_NOSIGNAL));
     }
   }
-  std::string heard;                       // of what rank 0 says
+  std::string heard;                       // bytes that rank 0 has sent
   std::size_t spoils = std::string::npos;  // the byte that is changed
 
  private:
@@ -442,7 +441,7 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   int answered = 0;
   std::vector<sys::UniqueFd> ends;
   const auto limit = Clock::now() + 10s;
-  while (answered < 2 && Clock::now() < limit) {  // it tries again, and is no wiser
+  while (answered < 2 && Clock::now() < limit) {  // it tries again, and still cannot authenticate
     ranks[0].progress();
     auto accepted = net::accept_one(listener.get());
     if (accepted && *accepted) ends.push_back(**std::move(accepted));
@@ -466,8 +465,8 @@ TEST_P(TcpTransportTest, AnImpostorThatAnswersForAPeerIsNotBelieved) {
   EXPECT_FALSE(ranks[0].flushed());
 }
 
-// A rank that sends while the end of the handshake and the data behind it lie in the socket must not fetch both and
-// then wait for more: the peer may have no more to say before it has an answer.
+// The end of the handshake and data behind it may lie in the socket when a rank sends. It must not fetch both and then
+// wait for more, since the peer may have no more to say before it has an answer.
 TEST(Encrypted, SendingDoesNotHideWhatCameWithTheEndOfTheHandshake) {
   Ranks ranks(2, {Protection::Encrypted, 1});
   ranks[0].message(1, 0, "from the one who connects");
@@ -477,7 +476,7 @@ TEST(Encrypted, SendingDoesNotHideWhatCameWithTheEndOfTheHandshake) {
     ranks[1].progress();
     for (const auto pause = Clock::now() + 20ms; !ranks[0].flushed() && Clock::now() < pause;) ranks[0].progress();
   }
-  ASSERT_TRUE(ranks.heard[1].messages.empty());  // all of it has gone, and nothing has been taken
+  ASSERT_TRUE(ranks.heard[1].messages.empty());  // everything has been sent, and nothing has been taken
   ranks[1].message(0, 0, "from the other");
   EXPECT_TRUE(ranks.drive_until([&] { return ranks.heard[0].messages.size() + ranks.heard[1].messages.size() == 2; }));
 }
@@ -502,7 +501,7 @@ TEST(Encrypted, AChangedByteEndsTheConnectionAndIsNeverDelivered) {
   }
 }
 
-/// Outcome of a frame, posted or kept aside, of which one byte is changed behind its first `behind` bytes.
+/// Outcome of a frame, posted or kept aside, if the byte behind its first `behind` bytes is changed.
 struct Spoilt {
   bool delivered = false;
   bool changed = false;
@@ -543,7 +542,7 @@ Spoilt spoil_a_frame(Protection protection, bool authenticated, std::size_t byte
   return spoilt;
 }
 
-// The frame is too long to be kept aside, so its bytes wait in the socket, and so does the end behind them.
+// The frame is too long to be kept aside, so its bytes wait in the socket, and the end waits behind them.
 TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
   Ranks ranks(2, {Protection::Authenticated, 1});
   const std::vector<std::byte> data = pattern(kMostKept + 1000, 7);
@@ -567,8 +566,8 @@ TEST(TcpTransport, AnEndBehindBytesThatHaveToWaitIsNoWorkUntilTheyArePosted) {
   EXPECT_TRUE(in.done || ranks[1].lost(0));
 }
 
-// A rank in the midst of an operation reads its frames where they belong. The program may come to a later operation
-// only once it has read what lies behind that operation's frames.
+// A rank in an operation reads that operation's frames directly to their destination. The program may reach a later
+// operation only once it has read the data behind the running operation's frames.
 TEST(TcpTransport, FramesOfTheRunningOperationWaitInTheSocketAndLaterOnesArePutAside) {
   Ranks ranks(2, {Protection::Authenticated, 1});
   const std::vector<std::byte> data = pattern(kMostKeptNow + 1, 7);
@@ -603,11 +602,12 @@ constexpr std::size_t kInBytes = sizeof(FrameHeader);
 
 TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {
   for (const std::size_t bytes : {std::size_t{1000}, std::size_t{600000}}) {
-    // In the tag (4), the operation (8), the length's high bytes (23), the bytes, and the tag that proves them.
+    // Changes a byte in the tag (4), the operation (8), the length's high bytes (23), the data, and the authentication
+    // tag.
     for (const std::size_t behind : {std::size_t{4}, std::size_t{8}, std::size_t{23}, kInBytes, kInBytes + bytes / 2,
                                      kInBytes + bytes - 1, kInBytes + bytes, kInBytes + bytes + 15}) {
       for (const bool posted : {true, false}) {
-        // A frame that is longer than it says, or of another number, waits to be posted: nothing of it is delivered.
+        // A frame with a wrong length or operation number waits to be posted, so nothing of it is delivered.
         if (behind < kInBytes && (bytes > kMostKept || behind == 23)) continue;
         const Spoilt spoilt = spoil_a_frame(Protection::Authenticated, false, bytes, behind, posted);
         EXPECT_FALSE(spoilt.delivered) << bytes << " bytes, at " << behind;
@@ -618,7 +618,7 @@ TEST(Authenticated, AChangedByteOfAnyFrameIsRefusedAndNeverDelivered) {
   }
 }
 
-// The option Least gives up integrity of plain frames, not of those that have to be authenticated.
+// The option Least gives up the integrity of plain frames, but not of frames that have to be authenticated.
 TEST(Least, AChangedByteIsDeliveredUnlessTheFrameHasToBeAuthenticated) {
   const std::size_t behind = kInBytes + 500;
   const Spoilt plain = spoil_a_frame(Protection::Least, false, 1000, behind, true);
@@ -630,7 +630,7 @@ TEST(Least, AChangedByteIsDeliveredUnlessTheFrameHasToBeAuthenticated) {
   }
 }
 
-// A frame that has to be authenticated and comes without a tag, as if somebody had cut it away.
+// A frame has to be authenticated but comes without a tag, as if somebody had cut it off.
 TEST(Least, AFrameThatLacksItsTagIsRefused) {
   for (const bool posted : {true, false}) {
     Ranks ranks(2, {Protection::Least, 1});
