@@ -28,7 +28,7 @@ TEST(Detect, KnowsItsLaunchers) {
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "env://", 0, 1, Meeting::Master},
       {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "x"}}, "torchrun", 1, 2, Meeting::Master},
       {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"COHORT_STORE", "127.0.0.1:1"}}, "cohort run", 1, 2, Meeting::JobStore},
-      // `cohort run` imitates torchrun; torchrun inside of `cohort run` is the inner one.
+      // `cohort run` imitates torchrun. A torchrun inside of `cohort run` is the inner launcher.
       {{{"RANK", "1"},
         {"WORLD_SIZE", "2"},
         {"COHORT_STORE", "127.0.0.1:1"},
@@ -47,7 +47,7 @@ TEST(Detect, KnowsItsLaunchers) {
        1,
        2,
        Meeting::Master},
-      // A rank of an elastic job has become the last of one, and still knows its GPU.
+      // A rank of an elastic job is the only one left, and still knows its GPU.
       {{{"RANK", "0"},
         {"WORLD_SIZE", "1"},
         {"LOCAL_RANK", "3"},
@@ -204,7 +204,7 @@ TEST(ClusterSpecTest, IsReadFromTfConfigAndWrittenIntoIt) {
   EXPECT_EQ(config->task_type, "ps");
   EXPECT_FALSE(config->cluster.at("worker").listed);
   EXPECT_TRUE(config->cluster.at("chief").listed);
-  // An evaluator stands beside it.
+  // The evaluator is not in the cluster.
   EXPECT_EQ(rendezvous::parse_tf_config(spec.to_tf_config("evaluator", 0))->task_type, "evaluator");
   EXPECT_TRUE(ClusterSpec::from_tf_config("{}").empty());
 }

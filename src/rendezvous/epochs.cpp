@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kFormed = "formed";
 
-/// Time between two questions whether the job ends.
+/// Interval at which a wait asks whether the job ends.
 constexpr std::chrono::milliseconds kAskWhetherItEnds{500};
 
 /// Waits as the store does, and throws Unavailable where the job ends.
@@ -154,7 +154,7 @@ bool is_removed(std::uint64_t announced) {
   return !place_of(current_membership(*store, announced), *worker);
 }
 
-// Members learn of the next epoch at different moments, but must decide alike: one value, set once, decides for all.
+// Members learn of the next epoch at different times but must decide alike, so one value, set once, decides for all.
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline, const JobEnds& ends) {
   const std::string outcome = prefix + "/outcome";

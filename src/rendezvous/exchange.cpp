@@ -24,7 +24,7 @@ namespace cohort::rendezvous {
 namespace {
 
 // PMI version 1, as spoken by Hydra (MPICH, Intel MPI) and Slurm's pmi2 plug-in: lines of words over an inherited
-// socket. Implemented here without a library, since the existing libraries are parts of an MPI.
+// socket. Implemented here, since the existing libraries are part of an MPI.
 
 using Reply = std::map<std::string, std::string, std::less<>>;
 
@@ -152,7 +152,7 @@ class PmiExchange final : public Exchange {
   // Reads no byte beyond the line's end, since MPI reads from the same socket.
   Result<std::string> read_line(net::Deadline deadline) {
     std::string line;
-    line.reserve(kLongestLine);  // so that the line, maybe a secret, is never reallocated
+    line.reserve(kLongestLine);  // so that growth never copies the line, which may be a secret
     std::string buffer(512, '\0');
     const net::Wiping wiping(buffer);
     while (line.size() < kLongestLine) {
@@ -237,7 +237,7 @@ Result<std::shared_ptr<Exchange>> open_pmi(const rendezvous::Environment& enviro
 }
 
 // PMIx through its library, found at run time: Open MPI, PRRTE, Slurm's pmix plug-in. Uses only what the standard has
-// fixed for good: names of functions, layouts of four structures, numbers of types.
+// fixed for good: names of functions, layouts of four structures, type numbers.
 
 // The standard's structures.
 struct PmixProcess {
@@ -285,8 +285,8 @@ struct Library {
   }
 };
 
-// Loads PMIx's library for good. If MPI in this process has already loaded one, that one has to be used; otherwise the
-// launcher's own, which a later MPI also uses, and which may lie in an unusual folder (Open MPI 5 of PyPI).
+// Loads PMIx's library for good. Has to use the one that an MPI in this process has already loaded; otherwise the
+// launcher's own, which a later MPI also uses. That may lie in an unusual folder (Open MPI 5 from PyPI).
 void* open_library() {
   constexpr const char* kName = "libpmix.so.2";
   if (void* const there = ::dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD)) return there;
@@ -315,7 +315,7 @@ Result<Library> load() {
   return library;
 }
 
-// A fence under way, which outlives a waiter that has given up.
+// A fence under way. It outlives a waiter that has given up.
 struct Fence {
   std::mutex mutex;
   std::condition_variable ended;
@@ -335,8 +335,8 @@ class PmixExchange final : public Exchange {
  public:
   explicit PmixExchange(const Library& library) : library_(library) {}
 
-  // Ends PMIx once, at the process's end: MPI, which uses the same library, could not start it a second time. Open MPI
-  // treats a process that ends without this as failed.
+  // Ends PMIx once, at the process's end, since an MPI that uses the same library could not start it a second time.
+  // Open MPI treats a process that ends without this as failed.
   ~PmixExchange() override {
     if (opened_ && process_ == ::getpid() && !broken_) (void)library_.finalize(nullptr, 0);
   }
@@ -416,7 +416,7 @@ class PmixExchange final : public Exchange {
     auto held = std::make_unique<std::shared_ptr<Fence>>(fence);
     const int started = library_.fence_nb(nullptr, 0, &fence->collect, 1, fence_done, held.get());
     if (started != kPmixSuccess) return fail(ErrorCode::Unavailable, "PMIx's fence: {}", library_.text(started));
-    (void)held.release();  // fence_done's
+    (void)held.release();  // fence_done owns it now
     std::unique_lock lock(fence->mutex);
     if (!fence->ended.wait_until(lock, deadline, [&] { return fence->status.has_value(); })) {
       return fail(ErrorCode::Timeout,
@@ -490,7 +490,7 @@ std::string_view advice_for(std::string_view launcher) {
 
 Result<std::shared_ptr<Exchange>> open_exchange(const rendezvous::Detected& said,
                                                 const rendezvous::Environment& environment) {
-  // Variables of an outer launcher's PMI may still be set: they are used only if they match this rank, and a kind of
+  // Variables of an outer launcher's PMI may still be set: they are used only if they match this rank and a kind of
   // exchange that the launcher has.
   const bool slurm = said.launcher == "Slurm";
   const bool has_pmi = slurm || said.launcher == "MPI (PMI)" || said.launcher == "MVAPICH2";

@@ -1,8 +1,8 @@
 // A launcher's own means to let its processes meet: the key-value space that it keeps for them (PMI, PMIx), or MUNGE
-// under Slurm. Only this job's processes (MUNGE: this user's) can read the shared values, as far as the launcher's
-// connections are safe. Ranks on several hosts get a secret and addresses by it. PMI and PMIx are opened once per
-// process and closed properly at its end, so that MPI can be used before, beside and after them. Any thread; one share
-// at a time.
+// under Slurm. If the launcher's connections are safe, only this job's processes (MUNGE: this user's) can read the
+// shared values. Ranks on several hosts get a secret and addresses through it. PMI and PMIx are opened once per process
+// and closed properly at its end, so that MPI can be used before, beside and after them. Any thread; one share at a
+// time.
 #pragma once
 
 #include "base/result.h"
@@ -29,14 +29,14 @@ class Exchange {
   virtual std::string_view name() const = 0;
   /// The longest value that `share` takes.
   virtual std::size_t longest_value() const = 0;
-  /// Rank and size in the launcher's own count.
+  /// Rank and size as the launcher counts them.
   virtual int rank() const = 0;
   virtual int size() const = 0;
   /// Collective over all processes of the launcher's job: returns rank 0's value on each. A key may be used once. Fails
   /// with Timeout if not all processes call it by the deadline. After a failure the exchange must not be used again.
   virtual Result<std::string> share(const std::string& key, const std::optional<std::string>& mine,
                                     net::Deadline deadline) = 0;
-  /// Waits, in rank 0's process, until all others have received the last value, or for that call's deadline. When
+  /// Waits, in rank 0's process, until all others have received the last value, or until that call's deadline. When
   /// `share` returns on rank 0, others may not have called it yet.
   virtual void wait_told() {}
 };
@@ -50,7 +50,7 @@ Result<std::shared_ptr<Exchange>> find_exchange(const rendezvous::Detected& said
 
 /// Returns the environment, adding the sizes from PMIx's library if only the library knows them.
 Result<rendezvous::Environment> with_pmix_keys(rendezvous::Environment environment);
-/// Opens an exchange for a step of Slurm's. `said.hosts` and `said.node_rank` tell where rank 0 is.
+/// Opens an exchange for a Slurm step. `said.hosts` and `said.node_rank` tell where rank 0 is.
 Result<std::shared_ptr<Exchange>> open_munge(const rendezvous::Detected& said,
                                              const rendezvous::Environment& environment);
 
@@ -60,7 +60,7 @@ std::vector<std::uint16_t> munge_ports(std::string_view job);
 /// Parses a line of PMI's protocol, "cmd=get_result rc=0 value=x". Fails with Corrupt if it is not one.
 Result<std::map<std::string, std::string, std::less<>>> parse_pmi_line(std::string_view line);
 
-// MUNGE, by which Slurm's clusters authenticate users: a credential carries bytes that only this user's processes on
+// MUNGE, with which Slurm clusters authenticate users. A credential carries bytes that only this user's processes on
 // the cluster can write and read. libmunge is found at run time. Calls go to the daemon on this host, and may take some
 // seconds if it does not answer. Any thread.
 

@@ -1,8 +1,8 @@
-// Exchange for jobs in which Slurm has set up no PMI (MpiDefault=none): rank 0 answers at one of a few ports that are
-// computed from the job's number, on the first host of the step. Both sides show MUNGE credentials of the same user for
-// the same step and round; rank 0's answer is sealed for that user. Calls use ordinary connections (net/rpc.h), with a
-// secret that anyone who knows the job's number can compute. So the secret only rejects unrelated connections; the
-// credential is the proof.
+// Exchange for jobs without PMI from Slurm (MpiDefault=none). Rank 0 answers at one of a few ports that are computed
+// from the job's number, on the first host of the step. Both sides show MUNGE credentials of the same user for the same
+// step and round; rank 0's answer is sealed for that user. Calls use ordinary connections (net/rpc.h), with a secret
+// that anyone can compute from the job's number. So the secret only rejects unrelated connections; the credential is
+// the proof.
 
 #include "base/files.h"
 #include "net/rpc.h"
@@ -209,7 +209,7 @@ class Answers final : net::RpcServer::Service {
                  .secure = step_.secure},
                 *this) {}
 
-  /// Waits until this many others have received the value.
+  /// Waits until `others` other ranks have received the value.
   void wait(std::size_t others, net::Deadline deadline) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [&] { return told_.size() >= others; });
@@ -282,7 +282,7 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   hosts_.front());
     }
-    // Answers in the background: ranks with the value go on to the meeting, which names those that do not come.
+    // Answers in the background, since ranks with the value go on to the meeting, which names those that do not come.
     deadline_ = deadline;
     answers_.reset();
     std::string reasons;

@@ -19,7 +19,7 @@ tl::unexpected<Error> text_error(const NamedText& text, std::size_t offset, std:
   const std::size_t end =
       text.text.size() <= 3 * kShown ? text.text.size() : std::min(text.text.size(), begin + 2 * kShown);
   std::string shown = begin > 0 ? "..." : "";
-  // The texts are untrusted: the message must stay one line of printable characters.
+  // The texts are untrusted, and the message must stay one line of printable characters.
   for (const char c : text.text.substr(begin, end - begin)) {
     const auto byte = static_cast<unsigned char>(c);
     shown += byte < ' ' || byte == 0x7f ? '?' : c;
@@ -275,7 +275,7 @@ struct Range {
 struct Pattern {
   std::vector<std::string_view> texts;
   std::vector<std::vector<Range>> groups;
-  std::vector<std::size_t> sizes;  // by group: how many numbers it has
+  std::vector<std::size_t> sizes;  // number of values of each group
   std::size_t hosts = 1;
 };
 
@@ -380,7 +380,7 @@ class HostListParser {
     return *parse_integer<std::uint64_t>(digits);
   }
 
-  // The last bracket's number changes fastest, then the first one's, the second one's and so on: Slurm's own order.
+  // Uses Slurm's own order: the last bracket's number changes fastest, then the first's, the second's and so on.
   Result<void> expand(const Pattern& pattern, std::size_t begin) {
     if (hosts_.size() + pattern.hosts > kMostHosts) return bad(begin, "more than 65536 hosts");
     const std::size_t groups = pattern.groups.size();

@@ -30,9 +30,9 @@ TEST(SlurmHosts, ExpandsAsSlurmDoes) {
       {"a1,a[3-4] b5", {"a1", "a3", "a4", "b5"}},
       {" ,a,,b,", {"a", "b"}},
       {"a\tb\nc", {"a", "b", "c"}},
-      // The last bracket fastest, then the first, then the second: Slurm's order.
+      // In Slurm's order, the last bracket changes fastest, then the first, then the second.
       {"x[0-1]y[0-1]z[0-1]", {"x0y0z0", "x0y0z1", "x1y0z0", "x1y0z1", "x0y1z0", "x0y1z1", "x1y1z0", "x1y1z1"}},
-      // The width is the low bound's, and each item has its own.
+      // The low bound gives the width, separately for each item.
       {"n[08-11]", {"n08", "n09", "n10", "n11"}},
       {"n[8-011]", {"n8", "n9", "n10", "n11"}},
       {"n[01-3]", {"n01", "n02", "n03"}},
@@ -94,7 +94,7 @@ TEST(SlurmHosts, RefusesWithThePlace) {
     EXPECT_CONTAINS(hosts.error().what(), one.why);
     EXPECT_CONTAINS(hosts.error().what(), fmt::format("at character {} --", one.character));
   }
-  // A long text is shown around the place, and what is no text does not get into a message.
+  // The message shows a long text only around the fault, and no unprintable characters.
   const auto longer = parse_slurm_hosts(std::string(5000, 'a') + "\x01" + std::string(5000, 'b'));
   ASSERT_FALSE(longer);
   EXPECT_LT(std::string(longer.error().what()).size(), 300U);
@@ -130,7 +130,7 @@ RC_GTEST_PROP(SlurmHosts, AnyTextIsReadOrRefused, ()) {
   RC_ASSERT(!hosts->empty());
   std::string joined;
   for (const std::string& host : *hosts) joined += host + ",";
-  RC_ASSERT(parse_slurm_hosts(joined).value() == *hosts);  // names are lists of themselves
+  RC_ASSERT(parse_slurm_hosts(joined).value() == *hosts);  // a list of one name is that name
 }
 
 TEST(SlurmCounts, ExpandsAsSlurmDoes) {
@@ -214,15 +214,15 @@ TEST(HostFile, ReadsEverySpelling) {
     const char* text;
     std::vector<HostSlots> hosts;
   } cases[] = {
-      // Horovod's and DeepSpeed's.
+      // Format of Horovod and DeepSpeed.
       {"host1 slots=2\nhost2 slots=4\n", {{"host1", 2}, {"host2", 4}}},
-      // Open MPI's.
+      // Format of Open MPI.
       {"# my hosts\n\nfoo.example.com\nbar.example.com slots=2\nyow slots=4 max_slots=4 # big\nzip slots = 1 "
        "max-slots=3",
        {{"foo.example.com", {}}, {"bar.example.com", 2}, {"yow", 4, 4}, {"zip", 1, 3}}},
-      // MPICH's.
+      // Format of MPICH.
       {"donner:2\r\nfoo\r\n#shakey:3\r\n[fe80::1]:2\r\n", {{"donner", 2}, {"foo", {}}, {"fe80::1", 2}}},
-      // PBS: a line for each slot, not always in a row.
+      // PBS has a line for each slot; those of a host are not always adjacent.
       {"n1\nn2\nn1\nn2\n", {{"n1", 2}, {"n2", 2}}},
       {"n[1-2] slots=8\n", {{"n1", 8}, {"n2", 8}}},
       {"a slots=1\na slots=2 max_slots=4\n", {{"a", 3, 4}}},

@@ -151,7 +151,7 @@ Result<std::vector<int>> divide_into_hosts(std::string_view text, int size) {
     if (entry.size() == rest.size()) break;
     rest.remove_prefix(entry.size() + 1);
   }
-  if (numbers.size() == 1) {  // the first hosts have one rank more if the division leaves a remainder
+  if (numbers.size() == 1) {  // if the division has a remainder, the first hosts have one rank more
     const int count = std::clamp(size, 1, numbers[0]);
     numbers.assign(static_cast<std::size_t>(count), size / count);
     for (int host = 0; host < size % count; ++host) ++numbers[static_cast<std::size_t>(host)];

@@ -1,8 +1,8 @@
-// HostIdentity: the host that a process runs on: ranks with the same `id` can share memory and descriptors. Any thread.
-// own_executable, loaded_torch: the program that this process runs: the executable by its build id, and the loaded
-// libtorch. They must be equal on all ranks of a world, or the ranks would train different things. Any thread.
-// divide_into_hosts, fake_hosts: COHORT_PRETEND_HOSTS, by which one machine acts as several hosts, for tests. Any
-// thread. Placement: ranks of this process in its world. Plain data.
+// HostIdentity: the host that a process runs on. Ranks with the same `id` can share memory and descriptors. Any thread.
+// own_executable, loaded_torch: the executable of this process, by its build id, and the libtorch that it has loaded.
+// They have to be the same on all ranks of a world, or the ranks would train different things. Any thread.
+// divide_into_hosts, fake_hosts: read COHORT_PRETEND_HOSTS, which makes one machine act as several hosts, for tests.
+// Any thread. Placement: ranks of this process in its world. Plain data.
 #pragma once
 
 #include "base/result.h"
@@ -24,7 +24,7 @@ HostIdentity host_identity();
 std::string own_executable();
 
 /// Returns the version of the libtorch that this process has loaded: "2.5.1+cpu", or "1.13" if only the library's name
-/// tells it; empty if none is loaded (yet).
+/// says so; empty if none is loaded (yet).
 std::string loaded_torch();
 
 /// Returns the host number of each of `size` ranks, as the text divides them; empty for an empty text. Fails with

@@ -106,7 +106,7 @@ std::optional<net::Secret> kept;
 
 }  // namespace
 
-// Derives a new secret, so that a value shown in one meeting is of no use in another.
+// Derives a new secret, so that a value seen in one meeting is useless in another.
 void keep_launchers_secret(const net::Secret& of_the_meeting) {
   const net::Mac derived = net::hmac_sha256(of_the_meeting.bytes(), "worlds that are formed later");
   const std::lock_guard lock(kept_mutex);
@@ -167,7 +167,7 @@ constexpr std::string_view kHowToGiveASecret =
     "InitOptions::secret_file names it (a file of mode 0600 that belongs to you, the same on all hosts). Or, if "
     "everybody on that network may be a rank, COHORT_TRUST_NETWORK=1 says so. `cohort run` needs neither";
 
-// Returns the Unix name at which the ranks of one host meet without a port, computed from the address and run. With a
+// Returns the Unix name at which the ranks of one host meet without a port, made from the address and the run. With a
 // secret, no other user can compute and take it. (Without one, another user's rank finds the name, and is refused.)
 std::string unix_name(const InitPlan& plan, std::string all) {
   if (plan.secret) {
@@ -183,21 +183,21 @@ std::string unix_name(const InitPlan& plan, std::string_view kind, const net::Ad
       plan, fmt::format("{}\n{}\n{}\n{}", kind, host, address.port, env::text("TORCHELASTIC_RUN_ID", environment)));
 }
 
-// In a pod, waits until the pod with the name runs, which makes the name known. Elsewhere an unknown name is an error.
+// In a pod, waits until the pod with that name runs, since only then the name is known. Elsewhere it is an error.
 void wait_for_name(const net::Address& address, const Environment& environment, net::Deadline deadline) {
   if (!env::get("KUBERNETES_SERVICE_HOST", environment)) return;
   while (!net::resolve(address, deadline) && !net::passed(deadline)) std::this_thread::sleep_for(kLookAgain);
 }
 
-// Sets the place for tcp:// and env://: with a secret, TCP at the address. Ranks that are surely on one host meet at a
-// Unix name, which needs no port (under torchrun, MASTER_PORT belongs to its agent).
+// Sets the place for tcp:// and env://: with a secret, they meet by TCP at the address. Ranks that are surely on one
+// host meet at a Unix name, which needs no port (under torchrun, MASTER_PORT belongs to its agent).
 Result<void> settle_place(InitPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {
   plan.place = InitPlan::Place::Rank0;
   plan.place_name = fmt::format("{}{}", kind, net::to_string(address));
   if (!surely_one_host) wait_for_name(address, environment, deadline);
   if (!plan.secret && !surely_one_host && plan.trusts_network) {
-    // Uses a secret that everybody can compute, so that all else works as with a real one.
+    // Uses a secret that everybody can compute, so that everything else works like with a real one.
     plan.secret = secret_of_trusted_network();
     if (plan.rank == 0) {
       plan.note = fmt::format("the network is trusted (COHORT_TRUST_NETWORK=1): whoever reaches {} can be a rank",
@@ -208,7 +208,7 @@ Result<void> settle_place(InitPlan& plan, std::string_view kind, const net::Addr
     const auto local = net::is_local_host(address.host, deadline);
     if (!local) return tl::unexpected(local.error());
     if (!*local) {
-      // Also reports it to rank 0, if rank 0 may be listening there. (torchrun's agent has a place of its own.)
+      // Also reports that to rank 0, if rank 0 may be listening there. (torchrun's agent has its own place.)
       if (!env::get("TORCHELASTIC_USE_AGENT_STORE", environment) || kind != "env://")
         net::tell_of_no_secret(address, std::min(deadline, net::deadline_in(kTellingTime)));
       return fail(ErrorCode::Unavailable,
@@ -300,7 +300,7 @@ Result<void> settle_launcher(InitPlan& plan, const rendezvous::Detected& said, c
   return {};
 }
 
-// Sets rank and world size for an explicit address: from the options, else its query, else the launcher.
+// Sets rank and world size for an explicit address: from the options, else from its query, else from the launcher.
 Result<void> settle_rank(InitPlan& plan, const InitOptions& options, const InitMethod& method,
                          const Environment& environment) {
   const auto choose = [](int option, const std::optional<int>& query) {
@@ -397,7 +397,7 @@ Result<std::optional<net::Secret>> find_secret(const InitOptions& options, const
     const auto descriptor = env::number(env::kSecretFd, environment);
     if (!descriptor) return tl::unexpected(descriptor.error());
     secret = net::Secret::from_sealed_memfd(*descriptor);
-    // Outside of a job, the variable is left over from one.
+    // Outside of a job, the variable was left by an earlier one.
     if (!secret && place != InitPlan::Place::Job) return std::optional<net::Secret>();
     if (!secret && env::get(env::kRank, environment)) {
       return fail(
@@ -536,7 +536,7 @@ Result<InitPlan> plan_init(const InitOptions& options, const Environment& given)
       case rendezvous::Meeting::JobStore: return settle_job(plan, environment);
       case rendezvous::Meeting::Launcher: {
         auto settled = settle_launcher(plan, said, environment);
-        // Variables that repeat the launcher's numbers also name a meeting place, which can be used with a secret.
+        // Variables that repeat the launcher's numbers also name a meeting place, usable with a secret.
         const bool other_place = plan.secret && env::get(env::kMasterAddr, environment);
         if (settled || settled.error().code() != ErrorCode::Unavailable || !other_place) return settled;
         break;

@@ -1,7 +1,7 @@
 // plan_init: plans an `init` from its options and the environment: rank, size and meeting place. Uses only the secret
 // (its file or descriptor), the name service, /proc and the launcher's meeting place.
-// keep_launchers_secret: a secret that the ranks of a world share after they met through their launcher. Any thread.
-// (`rendezvous_method` is in cohort/init_options.h.)
+// keep_launchers_secret: keeps a secret that the ranks of a world share after they have met through their launcher. Any
+// thread. (`rendezvous_method` is in cohort/init_options.h.)
 #pragma once
 
 #include "base/result.h"
@@ -21,7 +21,7 @@
 
 namespace cohort::rendezvous {
 
-// Meeting place that a program gives: "env://", "tcp://HOST:PORT" or "file:///PATH", as torch.distributed writes them,
+// Meeting place that a program gives: "env://", "tcp://HOST:PORT" or "file:///PATH", written like torch.distributed's,
 // or "unix://NAME"; and the transport. Pure functions.
 struct InitMethod {
   enum class Kind { Env, Tcp, File, Unix };
@@ -48,7 +48,7 @@ struct InitPlan {
     Rank0,     ///< rank 0 listens at `endpoint`
     File,      ///< `path`
     Exchange,  ///< rank 0 listens, and shares its address through `exchange`
-    Shared,    ///< as Exchange, but `exchange` is the program's own channel
+    Shared,    ///< like Exchange, but `exchange` is the program's own channel
   };
   int rank = 0;
   int size = 1;
@@ -58,15 +58,15 @@ struct InitPlan {
   std::string program;  ///< from InitOptions or COHORT_PROGRAM; empty if not given
   std::string note;     ///< a possible mistake, for a warning
   bool trusts_network = false;
-  std::optional<int> worker;           ///< number in an elastic job, whose membership overrides rank and size
-  std::optional<int> kept_local_rank;  ///< an elastic job's member keeps it, since it selects the GPU
+  std::optional<int> worker;           ///< number in an elastic job; the job's membership overrides rank and size
+  std::optional<int> kept_local_rank;  ///< set for a member of an elastic job, which keeps it, since it selects the GPU
   Place place = Place::None;
   net::Endpoint endpoint;
   std::optional<net::Secret> secret;
   std::string path;
   std::shared_ptr<Exchange> exchange;
-  std::string who_may_come;  ///< why only ranks of this host can come; empty if all can
-  std::string place_name;    ///< for messages; equal for all worlds of this place
+  std::string who_may_come;  ///< why only ranks of this host can come; empty: all can
+  std::string place_name;    ///< for messages; the same for all worlds that meet at this place
   TransportKind transport = TransportKind::Tcp;
   std::chrono::milliseconds init_timeout{0};
   std::chrono::milliseconds timeout{0};
@@ -76,13 +76,13 @@ struct InitPlan {
 Result<std::optional<net::Secret>> find_secret(const InitOptions& options, const rendezvous::Environment& environment,
                                                InitPlan::Place place);
 
-/// Returns the secret used with COHORT_TRUST_NETWORK=1, which everybody can compute.
+/// Returns the secret for COHORT_TRUST_NETWORK=1. Everybody can compute it.
 net::Secret secret_of_trusted_network();
 
 /// Fails with the errors of `cohort::init` about its arguments, the environment and the secret.
 Result<InitPlan> plan_init(const InitOptions& options, const rendezvous::Environment& environment);
 
-/// Derives, from the meeting's secret, one that the ranks share from now on for worlds formed later.
+/// Derives a secret from the meeting's. The ranks share it from now on, for worlds formed later.
 void keep_launchers_secret(const net::Secret& of_the_meeting);
 
 }  // namespace cohort::rendezvous

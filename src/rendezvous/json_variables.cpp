@@ -23,8 +23,8 @@
 namespace cohort::rendezvous {
 namespace {
 
-// Strict reading of launchers' JSON: each error names the variable, the position and the wrong value. Used within this
-// folder only. Pure; any thread.
+// Strict reading of launchers' JSON: each error names the variable, the position and the wrong value. Used only within
+// this folder. Pure; any thread.
 
 using nlohmann::json;
 
@@ -193,7 +193,7 @@ Result<TfPlace> tf_place(const TfConfig& config) {
       if (found == config.cluster.end()) continue;
       const TfJob& job = found->second;
       const int last = job.tasks.rbegin()->first;
-      // A single worker entry may be the task's own: the operator's dynamic workers know no others.
+      // A single worker entry may be this task's own, since the operator's dynamic workers know no others.
       const bool complete = static_cast<std::size_t>(last) + 1 == job.tasks.size() &&
                             (job.listed || type != kWorker || job.tasks.size() > 1);
       if (!complete && !evaluator && !server) {

@@ -1,5 +1,5 @@
-// TF_CONFIG: TensorFlow's description of a cluster and of this process's task in it, as the Kubernetes operator for
-// TFJob and people write it. Read strictly. Both forms of a job (list, and object from index to address) and all task
+// TF_CONFIG: TensorFlow's description of a cluster and of this process's task in it, as people and the Kubernetes
+// operator for TFJob write it. Read strictly. Both forms of a job (list, and object from index to address) and all task
 // types are supported. Pure functions; any thread.
 // SageMakerHosts: the hosts of an Amazon SageMaker training job, from resourceconfig.json (also in SM_RESOURCE_CONFIG)
 // or the variables of its training toolkit. Hosts keep the list's order, which is the same on all hosts and puts
@@ -21,7 +21,7 @@ namespace cohort::rendezvous {
 /// The tasks of one kind.
 struct TfJob {
   std::map<int, net::Address> tasks;  ///< by index
-  bool listed = true;                 ///< given as a list, which is complete; an object may name only some tasks
+  bool listed = true;                 ///< given as a list, so complete; an object may name only some tasks
 };
 
 struct TfConfig {
@@ -39,14 +39,14 @@ struct TfPlace {
   enum class Role {
     Single,           ///< no cluster, or its only task
     Rank,             ///< chief (or master) and workers
-    Evaluator,        ///< not part of the training: has a world of its own
+    Evaluator,        ///< not part of the training; has a world of its own
     ParameterServer,  ///< has no rank
   };
   Role role = Role::Single;
   int rank = 0;
   int size = 1;
   int servers = 0;
-  std::vector<net::Address> ranks;  ///< address of each rank; rank 0 leads. For an evaluator: those in its TF_CONFIG
+  std::vector<net::Address> ranks;  ///< address of each rank; rank 0 leads. An evaluator has those in its TF_CONFIG
 };
 
 /// Returns a task's rank: the chief, if there is one, is rank 0; then the workers by index. Fails with InvalidArgument
@@ -76,7 +76,7 @@ Result<SageMakerHosts> parse_sagemaker_hosts(std::string_view hosts, std::string
 /// Returns the hosts of the groups that train. `groups`: SM_DISTRIBUTION_INSTANCE_GROUPS, a JSON list; empty: all.
 Result<std::vector<std::string>> training_hosts(const SageMakerHosts& all, std::string_view groups);
 
-/// Path of the file in SageMaker's containers, with or without the training toolkit, which sets variables from it.
+/// Path of the file in SageMaker's containers, also in those without the training toolkit, which makes variables of it.
 inline constexpr const char* kResourceConfigFile = "/opt/ml/input/config/resourceconfig.json";
 
 /// In a container of a training job (TRAINING_JOB_NAME) whose environment does not name the hosts, adds the variables

@@ -40,7 +40,7 @@ TEST(TfConfig, SaysWhichRankATaskIs) {
       {"{" + full + R"(,"task":{"type":"worker","index":1}})", Role::Rank, 2, 3, "c:1"},
       {"{" + full + R"(,"task":{"type":"ps","index":1}})", Role::ParameterServer, 0, 1, "c:1"},
       {"{" + full + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, "c:1"},
-      // The evaluator may stand outside of the cluster.
+      // The evaluator need not be in the cluster.
       {"{" + workers + R"(,"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, "h1:1"},
       {R"({"cluster":{"evaluator":["e:1"]},"task":{"type":"evaluator","index":0}})", Role::Evaluator, 0, 1, ""},
       // TensorFlow's old name of the chief.
@@ -49,7 +49,7 @@ TEST(TfConfig, SaysWhichRankATaskIs) {
       {R"({"cluster":{"master":["m:1"],"worker":["w:1"]},"task":{"type":"worker","index":0}})", Role::Rank, 1, 2,
        "m:1"},
       {R"({"cluster":{"chief":["c:1"]},"task":{"type":"chief","index":0}})", Role::Single, 0, 1, "c:1"},
-      // By index, complete.
+      // An object from index to address that is complete.
       {R"({"cluster":{"worker":{"1":"b:1","0":"[::1]:7"}},"task":{"type":"worker","index":1}})", Role::Rank, 1, 2,
        "[::1]:7"},
       {R"({"cluster":{"chief":{"0":"c:1"},"worker":["w:1"]},"task":{"type":"worker","index":0}})", Role::Rank, 1, 2,
@@ -110,7 +110,7 @@ TEST(TfConfig, RefusesTheRest) {
       {R"({"cluster":{"worker":["a:1"],"evaluator":["b:1","c:1"]},)" + task + "}", "more than one evaluator"},
       {R"({"task":{"type":"worker","index":2}})", "index is not 0"},
       {R"({"rpc_layer":3})", "rpc_layer"},
-      // A worker of a cluster that grows knows only itself: that is no world of one.
+      // A worker of a growing cluster knows only itself, and that is no world of one.
       {R"({"cluster":{"worker":{"0":"a:1"},"ps":["p:1"]},)" + task + "}", "only some of the tasks"},
       {R"({"cluster":{"worker":{"1":"a:1"},"ps":["p:1"]},"task":{"type":"worker","index":1}})",
        "only some of the tasks"},
@@ -141,7 +141,7 @@ TEST(SageMaker, ReadsResourceConfig) {
     "network_interface_name": "eth0", "topology": null})");
   ASSERT_TRUE(all) << all.error().what();
   EXPECT_EQ(all->current, "algo-2");
-  EXPECT_EQ(all->hosts, (Names{"algo-1", "algo-10", "algo-2"}));  // the list's order, whatever it is
+  EXPECT_EQ(all->hosts, (Names{"algo-1", "algo-10", "algo-2"}));  // the order is that of the list
   EXPECT_EQ(all->network_interface, "eth0");
   ASSERT_EQ(all->groups.size(), 2U);
   EXPECT_EQ(all->groups[0].name, "train");
@@ -216,7 +216,7 @@ TEST(SageMaker, FindsTheFileWhereThereIsNoToolkit) {
   EXPECT_EQ(detected->size, 2);
   EXPECT_EQ(detected->address, (net::Address{"algo-1", 29500}));
 
-  // The toolkit's variables take precedence, and outside such a job nothing is read.
+  // The toolkit's variables take precedence; outside of a training job, the file is not read.
   Environment told = {{"TRAINING_JOB_NAME", "digits"}, {"SM_CURRENT_HOST", "a"}, {"SM_HOSTS", R"(["a"])"}};
   const Environment before = told;
   add_resource_config(told, file.path);

@@ -8,7 +8,7 @@
 namespace cohort::rendezvous {
 namespace {
 
-// Describes a process that is not one of a job's several tasks: the batch script, which may intend to run alone.
+// Describes a process that is none of a job's several tasks, such as a batch script, which may intend to run alone.
 std::string note_of_script(const Environment& environment) {
   const struct {
     std::string_view job, size, parts, launcher, starter;
@@ -30,8 +30,8 @@ std::string note_of_script(const Environment& environment) {
   return {};
 }
 
-// Describes a torchrun or mpirun on each host of a job that does not know the other hosts, so each host trains by
-// itself. (`cohort run` makes one job of them, or refuses.)
+// Describes a torchrun or mpirun that runs on each host of a job and does not know the other hosts, so that each host
+// trains by itself. (`cohort run` makes one job of the hosts, or refuses.)
 std::string note_of_hosts(const Environment& environment, const Detected& detected) {
   if (detected.launcher.empty() || detected.launcher == "cohort run") return {};
   const bool all_here = detected.local_size ? *detected.local_size == detected.size : meets_at_loopback(environment);

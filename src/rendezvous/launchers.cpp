@@ -110,15 +110,15 @@ Result<Detected> detect_rank(const Environment& environment) {
 namespace {
 
 // `cohort run` also sets torchrun's variables, with its own job's name, for programs that ask whether torchrun started
-// them. A torchrun that is a worker of `cohort run` is the inner launcher: it sets RANK again, and another name.
+// them. A torchrun that is a worker of `cohort run` is the inner launcher; it sets RANK again, and a different name.
 bool is_torchrun(const Environment& environment) {
   const std::string* const ours = find(environment, env::kJobId);
   return ours == nullptr || *ours != *find(environment, "TORCHELASTIC_RUN_ID");
 }
 
 // True if RANK and WORLD_SIZE were set by hand. In a Kubernetes pod they number the pods, not the processes. If they
-// equal a launcher's numbers, scripts have set them for torch.distributed's programs, and the launcher's own place is
-// safer. But several hosts cannot meet at loopback: then the numbers are equal only by chance.
+// equal a launcher's numbers, scripts have set them for torch.distributed's programs, and the launcher's own meeting
+// place is safer. But if MASTER_ADDR is loopback and there are several hosts, the numbers are equal only by chance.
 bool is_by_hand(const Environment& environment) {
   if (is_kubeflow_pod(environment)) return false;
   const std::string* const rank = find(environment, env::kRank);
@@ -136,7 +136,7 @@ bool is_by_hand(const Environment& environment) {
   return true;
 }
 
-// A program under horovodrun may have set RANK and WORLD_SIZE from Horovod's variables, with a meeting place.
+// A program under horovodrun may have copied Horovod's numbers to RANK and WORLD_SIZE, and set MASTER_ADDR.
 bool is_horovod(const Environment& environment) {
   if (find(environment, env::kMasterAddr) == nullptr) return true;
   const auto same = [&](std::string_view ours, std::string_view theirs) {
@@ -324,7 +324,7 @@ constexpr Launcher kLaunchers[] = {
      .local_size = "JSM_NAMESPACE_LOCAL_SIZE",
      .meeting = Meeting::Launcher,
      .complete = complete_jsm},
-    // The variables do not give the sizes; with_pmix_keys adds them under the names of PMIx's keys.
+    // The variables do not give the sizes; with_pmix_keys adds them, named like PMIx's keys.
     {.name = kPmix,
      .markers = {"PMIX_NAMESPACE", "PMIX_RANK"},
      .rank = "PMIX_RANK",
@@ -374,7 +374,7 @@ constexpr Launcher kLaunchers[] = {
         why);
 }
 
-// Throws unless rank and sizes fit each other.
+// Throws if rank and sizes contradict each other.
 void check(const Launcher& row, const Detected& detected) {
   const auto& [local_rank, local_size] = std::tie(detected.local_rank, detected.local_size);
   const std::string_view size_name = row.local_size.empty() ? "its local size" : row.local_size;

@@ -1,4 +1,4 @@
-// Launchers that describe a cluster, from which this process's rank follows.
+// Launchers that describe a cluster; this process's rank follows from the description.
 
 #include "base/env.h"
 #include "base/parse.h"
@@ -30,7 +30,7 @@ Nodes read_nodes(const std::string& text) {
   return Nodes{*least, *most};
 }
 
-// Returns a variable that may be given with and without PET_. Both have to be equal.
+// Returns a variable that may be given with and without PET_. If both are given, they have to be equal.
 std::string one_of(const Environment& environment, std::string_view plain, std::string_view prefixed) {
   const std::string* const one = find(environment, plain);
   const std::string* const other = find(environment, prefixed);
@@ -41,7 +41,7 @@ std::string one_of(const Environment& environment, std::string_view plain, std::
   return one != nullptr ? *one : other != nullptr ? *other : std::string();
 }
 
-/// Sets the numbers for pods, or hosts, with one process each, of which the first leads.
+/// Sets the numbers for pods or hosts with one process each; the first one leads.
 void one_for_each_pod(Detected& detected) {
   detected.local_rank = 0;
   detected.local_size = 1;
@@ -63,8 +63,8 @@ void meet_at(Detected& detected, const std::string& host, std::uint16_t port) {
 
 }  // namespace
 
-// The operator sets torchrun's options as variables for the first process of a pod, which is meant to be torchrun.
-// torchrun's workers have LOCAL_RANK, and a RANK of their own.
+// The operator sets torchrun's options as variables for the first process of a pod, which should be torchrun.
+// torchrun's workers have LOCAL_RANK, and their own RANK.
 bool is_kubeflow_pod(const Environment& environment) {
   if (find(environment, "PET_NNODES") == nullptr || find(environment, env::kLocalRank) != nullptr) return false;
   const std::string* const node = find(environment, "PET_NODE_RANK");
@@ -162,7 +162,7 @@ bool is_sagemaker(const Environment& environment) {
   return find(environment, "SM_HOSTS") != nullptr || find(environment, "SM_RESOURCE_CONFIG") != nullptr;
 }
 
-// The toolkit starts one process per host, unless it uses mpirun or torchrun, which are launchers of their own.
+// The toolkit starts one process per host, unless it uses mpirun or torchrun, which have their own rows.
 Detected read_sagemaker(const Environment& environment) {
   const std::string current = text_of(environment, "SM_CURRENT_HOST");
   const std::string list = text_of(environment, "SM_HOSTS");
@@ -200,7 +200,7 @@ Detected read_sagemaker(const Environment& environment) {
   detected.hosts = hosts;
   detected.source =
       fmt::format("SM_CURRENT_HOST={} is number {} of {} hosts (SageMaker)", current, detected.rank, detected.size);
-  // The newest toolkit also sets rank and size: of all hosts, in the same order.
+  // The newest toolkit also sets rank and size, which count all hosts, in the same order.
   const struct {
     std::string_view name;
     int ours;
@@ -220,7 +220,7 @@ Detected read_sagemaker(const Environment& environment) {
 
 namespace {
 
-// Launchers by which Kubernetes numbers pods of one process each.
+// Launchers on Kubernetes that number pods with one process each.
 void pod_with_port(const Environment& environment, Detected& detected, std::string_view host, std::string_view port) {
   one_for_each_pod(detected);
   detected.address = {*find(environment, host), port_of(environment, port)};
@@ -252,8 +252,8 @@ void complete_jax_trainer(const Environment& environment, Detected& detected) {
   detected.address = *std::move(address);
 }
 
-// The control plane numbers the pods of an Indexed Job. The job's author gives their number and the first one's
-// address. If the author also gives RANK, this row is not needed.
+// The control plane numbers the pods of an Indexed Job. The job's author sets how many there are, and the first one's
+// address. If the author also sets RANK, this row is not needed.
 bool is_indexed_job(const Environment& environment) { return find(environment, env::kRank) == nullptr; }
 
 void complete_indexed_job(const Environment&, Detected& detected) { one_for_each_pod(detected); }
@@ -327,11 +327,11 @@ int count(const Environment& environment, std::string_view name, int least = 0) 
 void complete_cohort_run(const Environment& environment, Detected& detected) {
   detected.servers = count(environment, env::kServers);
   detected.elastic = find(environment, env::kWorker) != nullptr;
-  // The job's RANK and WORLD_SIZE may have changed since the start; a process keeps its first local rank, and its GPU.
+  // The job may have changed RANK and WORLD_SIZE since its start; a process keeps its first local rank, and its GPU.
   if (detected.elastic) detected.local_rank = detected.local_size = std::nullopt;
 }
 
-// Ranks are recognised by the row before, also ranks that a server has started.
+// The previous row recognises ranks, including those that a server has started.
 bool is_beside_ranks(const Environment& environment) {
   const std::string* const role = find(environment, env::kRole);
   return role != nullptr && *role != to_string(Role::Worker);
@@ -353,8 +353,8 @@ Detected read_beside_ranks(const Environment& environment) {
   return detected;
 }
 
-// Workers and servers are numbered separately. In ps-lite the scheduler gives the numbers; here they have to be set, as
-// BytePS and most scripts do (DMLC_WORKER_ID), and no scheduler is needed.
+// Workers and servers are numbered separately. In ps-lite, the scheduler assigns the numbers. Here no scheduler is
+// needed, but the numbers have to be set, as BytePS and most scripts do (DMLC_WORKER_ID).
 Detected read_dmlc(const Environment& environment) {
   const std::string role = *find(environment, "DMLC_ROLE");
   const auto workers = count(environment, "DMLC_NUM_WORKER", 1);

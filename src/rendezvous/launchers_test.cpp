@@ -1,4 +1,4 @@
-// Variables of each launcher, and the identity of a process by them.
+// Variables of each launcher, and the identity that they give a process.
 #include "rendezvous/launchers.h"
 #include "rendezvous/detect.h"
 
@@ -18,7 +18,7 @@ using Names = std::vector<std::string>;
 #define EXPECT_CONTAINS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 
 Environment with(Environment environment, const Environment& more) {
-  for (const auto& [name, value] : more) environment[name] = value;  // an empty value: as if not set
+  for (const auto& [name, value] : more) environment[name] = value;  // an empty value counts as not set
   return environment;
 }
 
@@ -351,7 +351,7 @@ TEST(Launchers, AWorldOnEachHostOfAJobIsTold) {
   const auto again = detect(with(torchrun, {{"SM_CURRENT_HOST", "algo-1"}, {"SM_HOSTS", R"(["algo-1","algo-2"])"}}));
   ASSERT_TRUE(again) << again.error().what();
   EXPECT_EQ(again->warning, LaunchWarning::Hosts);
-  // The first rank of a host says it; a world over both is none, nor is one that `cohort run` has made.
+  // Only a host's first rank warns; a world over both hosts is no reason to warn, nor one that `cohort run` has made.
   Environment second = with(torchrun, step);
   second["RANK"] = second["LOCAL_RANK"] = "1";
   EXPECT_EQ(detect(second)->warning, LaunchWarning::None);
@@ -362,7 +362,7 @@ TEST(Launchers, AWorldOnEachHostOfAJobIsTold) {
   EXPECT_EQ(detect(ours)->warning, LaunchWarning::None) << detect(ours)->note;
 }
 
-// Two ranks on each of two nodes, started by each node's task: some numbers equal the task's own by chance.
+// Each node's task starts two ranks on its node, and some of their numbers equal the task's own by chance.
 TEST(Launchers, RanksByHandAtLoopbackAreNotTheTasksOfSeveralNodes) {
   for (const char* const node : {"0", "1"}) {
     const Environment step = {{"SLURM_STEP_ID", "0"},        {"SLURM_PROCID", node},        {"SLURM_NODEID", node},
@@ -489,7 +489,7 @@ TEST(Launchers, SageMakerCountsHosts) {
                              R"({"instance_group_name":"g","instance_type":"t","hosts":["algo-1"]}]})";
   const Environment by_config = {{"SM_CURRENT_HOST", "algo-2"}, {"SM_RESOURCE_CONFIG", config}};
   EXPECT_EQ(detect(by_config)->rank, 1);
-  // This host's group does not train: it is alone, and that is meant.
+  // This host's group does not train, so the host is meant to be alone.
   const auto apart = detect(with(by_config, {{"SM_DISTRIBUTION_INSTANCE_GROUPS", R"(["g"])"}}));
   ASSERT_TRUE(apart) << apart.error().what();
   EXPECT_EQ(apart->size, 1);
@@ -497,7 +497,7 @@ TEST(Launchers, SageMakerCountsHosts) {
 }
 
 TEST(Launchers, APodIsNoProcess) {
-  // The second version of the operator sets options of torchrun only.
+  // The second version of the operator sets only options of torchrun.
   const auto second = detect({{"PET_NNODES", "2"},
                               {"PET_NODE_RANK", "1"},
                               {"PET_NPROC_PER_NODE", "auto"},
@@ -558,7 +558,7 @@ TEST(Launchers, RefuseContradictionsNamingBothSides) {
       {{{"TF_CONFIG", R"({"cluster":{"worker":["a:0","b:1"]},"task":{"type":"worker","index":0}})"}},
        "TF_CONFIG",
        "port"},
-      // A world of one under a larger launcher.
+      // A world of one under a launcher with several processes.
       {with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=4"},
       {with(kTfJob, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "WORLD_SIZE=1", "TF_CONFIG"},
       {with(kSageMaker, {{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "WORLD_SIZE=1", "3 processes"},

@@ -207,13 +207,13 @@ TEST(Exchange, IsOnlyTheLaunchersOwn) {
   EXPECT_EQ(found.error().code(), ErrorCode::Unavailable);
   EXPECT_CONTAINS(found.error().what(), "COHORT_INIT");
   said.launcher = "MPI (PMI)";
-  // Another file has that number by now.
+  // Another file has that descriptor number by now.
   const sys::UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const std::string number = std::to_string(file.get());
   found = find_exchange(said, {{"PMI_FD", number}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);
   EXPECT_CONTAINS(found.error().what(), "PMI_FD=" + number + " is not the launcher's socket");
-  // The socket is of another rank: an outer launcher's.
+  // The socket belongs to another rank, of an outer launcher.
   found = find_exchange(said, {{"PMI_FD", "0"}, {"PMI_RANK", "0"}, {"PMI_SIZE", "2"}});
   ASSERT_FALSE(found);
   EXPECT_CONTAINS(found.error().what(), "it set none up");
@@ -262,7 +262,7 @@ void expect_both(const std::string& text, const std::string& first, const std::s
 TEST(MemberInfoTest, RanksThatAreAlikeFormAWorld) {
   EXPECT_EQ(refusal(two_infos()), "accepted");
   auto later = two_infos();
-  later[0].torch.clear();  // it is loaded after the meeting
+  later[0].torch.clear();  // torch may be loaded after the meeting
   EXPECT_EQ(refusal(later), "accepted");
 }
 

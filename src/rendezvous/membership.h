@@ -33,7 +33,7 @@ Result<Membership> decode_membership(std::string_view bytes);
 /// Key of the membership in the job's store.
 std::string membership_key(std::uint64_t epoch);
 
-/// A worker's ranks in the membership.
+/// A worker's rank and placement in the membership.
 struct MemberPlace {
   int rank = 0;
   int local_rank = 0;

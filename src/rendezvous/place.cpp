@@ -123,7 +123,7 @@ std::string make_offer(MeetingPlace& place, const std::string& meeting, int rank
   return value_or_throw(encode(offer, longest));
 }
 
-// Tries all addresses, since some may not be reachable, or may be another host's.
+// Tries all addresses, since some may not be reachable, or may belong to another host.
 std::shared_ptr<store::MeetingStore> connect_to_one(const InitOffer& offer, const net::Secret& secret,
                                                     const std::string& meeting, net::Deadline deadline) {
   std::vector<net::Endpoint> endpoints;
@@ -194,8 +194,8 @@ std::shared_ptr<MeetingPlace> go_to(const InitPlan& plan, const std::string& mee
                                     .expected = static_cast<std::size_t>(plan.size)});
     }
   }
-  // The job's store is started before the ranks. A rank that does not find the store is of an attempt that has ended,
-  // or is cut off.
+  // The job's store is started before the ranks. A rank that does not find the store belongs to an attempt that has
+  // ended, or is cut off.
   if (plan.place == InitPlan::Place::Job) deadline = std::min(deadline, net::deadline_in(kJobStoreLimit));
   place->store = store::connect_store(client, deadline);
   return place;
@@ -209,7 +209,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Time limits of requests to the job's store, which answers without delay.
+// Time limits of requests to the job's store; it answers without delay.
 constexpr auto kStore = std::chrono::seconds(30);
 constexpr auto kSoon = std::chrono::seconds(2);
 constexpr const char* kPs = "ps";

@@ -1,7 +1,7 @@
-// InitOffer: data that rank 0 gives the others through the launcher's meeting place: a secret of this world and the
+// InitOffer: data that rank 0 gives the others through the launcher's meeting place: a secret for this world, and the
 // addresses at which rank 0 may be reached. Texts come from the launcher and are read strictly. Pure; any thread.
-// go_to: connects to a plan's meeting place, the store in which the ranks of one world meet. If the launcher has no
-// store, rank 0 serves one in its own process. Blocks until the deadline at most; any thread.
+// go_to: connects to a plan's meeting place, which is the store where the ranks of one world meet. If the launcher has
+// no store, rank 0 serves one in its own process. Blocks until the deadline at most; any thread.
 // Entries for servers in the job's store: their addresses, and the launcher's reports of how they have ended. Any
 // thread.
 #pragma once
@@ -34,7 +34,7 @@ struct InitOffer {
 Result<std::string> encode(const InitOffer& offer, std::size_t longest);
 Result<InitOffer> decode_offer(std::string_view text);
 
-/// The store of one meeting; in rank 0's process also its server, which lives as long.
+/// The store of one meeting; in rank 0's process also its server, which lives as long as the meeting.
 struct MeetingPlace {
   std::unique_ptr<store::StoreServer> server;
   std::shared_ptr<store::MeetingStore> store;  // destroyed first
@@ -47,7 +47,7 @@ std::shared_ptr<MeetingPlace> go_to(const InitPlan& plan, const std::string& mee
 /// which the others look for it. Returns nullopt if the server was not started before, or had announced no address.
 std::optional<std::string> earlier_server_address();
 
-/// Returns the servers that TF_CONFIG lists, if this is no job of `cohort run` (whose own --tf-config lists the same).
+/// Returns the servers that TF_CONFIG lists, unless this is a job of `cohort run` (its own --tf-config lists the same).
 std::optional<std::vector<std::string>> listed_servers();
 
 /// Key of a server's address in the job's store. `restart`: how often the whole job has been started again.
