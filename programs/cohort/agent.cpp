@@ -23,12 +23,12 @@
 namespace cohort::app {
 namespace {
 
-/// Time from the announcement to the invitation that answers it. Less than a job's default wait for its agents (30 s):
-/// if nothing arrives any more, not even an end of file, this agent has ended before the job gives up.
+/// Longest wait, after the announcement, for the invitation. It is less than a job's default wait for its agents (30
+/// s), so that an agent to which nothing comes any more, not even an end of file, ends before the job gives up.
 constexpr auto kInvitationLimit = std::chrono::seconds(20);
 constexpr std::size_t kLongestInvitation = 8000;
 
-/// Reads the invitation from stdin, and not a byte more: the end of input that follows is the lifeline's.
+/// Reads the invitation from stdin, and not a byte more, since the end of input that follows belongs to the lifeline.
 launch::Invitation read_invitation() {
   const net::Deadline deadline = net::deadline_in(kInvitationLimit);
   std::string text;
@@ -65,7 +65,7 @@ void be_invited(launch::AgentOptions& agent) {
   if (null_device) ::dup2(null_device.get(), 1);
 }
 
-/// Started by hand: the job's address and secret are on the command line.
+/// For an agent started by hand: the command line has the job's address and secret.
 void join_by_hand(launch::AgentOptions& agent, const std::string& places, const std::string& secret_file,
                   double timeout, double host_timeout) {
   if (secret_file.empty()) raise(ErrorCode::InvalidArgument, "--join: --secret-file FILE is wanted");
@@ -133,7 +133,7 @@ void add_agent(CLI::App& app, int& exit_status) {
     if (!options->devices.empty()) options->agent.devices = split(options->devices);
     if (!options->join.empty()) {
       join_by_hand(options->agent, options->join, options->secret_file, options->timeout, options->host_timeout);
-      options->agent.lifeline_fd = -1;  // stdin may be anything
+      options->agent.lifeline_fd = -1;  // stdin need not be a lifeline
       exit_status = launch::run_agent(options->agent);
       return;
     }

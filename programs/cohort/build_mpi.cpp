@@ -26,7 +26,7 @@
 namespace cohort::app {
 namespace {
 
-// `cohort build-mpi`: compiles the plug-in for the site's MPI by its own mpicc, and puts it where ranks look for it.
+// `cohort build-mpi`: compiles the plug-in for the site's MPI with its mpicc, and puts it where ranks look for it.
 
 namespace fs = std::filesystem;
 
@@ -39,7 +39,7 @@ struct BuildMpiOptions {
   std::string check;
 };
 
-/// Prints a plug-in's own description, a line each: family, made for, library.
+/// Prints a plug-in's description of itself in three lines: family, the version it was made for, library.
 void print_check(const std::string& path) {
   const mpi::Plugin plugin = value_or_throw(mpi::open_plugin(fs::absolute(path)));
   char library[512] = "";

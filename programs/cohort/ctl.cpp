@@ -1,4 +1,4 @@
-// `cohort ctl`: orders to an elastic job that runs here.
+// `cohort ctl` sends orders to an elastic job that runs here.
 #include "base/result.h"
 #include "cohort/commands.h"
 #include "launch/supervise/control.h"

@@ -1,4 +1,4 @@
-// `cohort help [COMMAND or TOPIC]`. The topics are sections of the documentation, embedded when this is built.
+// `cohort help [COMMAND or TOPIC]`. The topics are sections of the documentation, which the build embeds.
 
 #include "base/result.h"
 #include "cohort/commands.h"
@@ -23,7 +23,7 @@ namespace {
 struct Topic {
   const char* name;
   const char* about;
-  std::vector<std::string_view> sections;  ///< of docs/reference/run.md
+  std::vector<std::string_view> sections;  ///< sections of docs/reference/run.md
 };
 
 const std::vector<Topic>& topics() {
@@ -158,7 +158,7 @@ class RunHelp : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: cohort run -np N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n";
   }
-  /// The common options alone, unless all are asked for.
+  /// Shows only the common options, unless all are asked for.
   std::string make_help(const CLI::App* command, std::string name, CLI::AppFormatMode mode) const override {
     if (mode == CLI::AppFormatMode::All) return CLI::Formatter::make_help(command, std::move(name), mode) + kDetails;
     const auto shown = command->get_options([](const CLI::Option* option) {

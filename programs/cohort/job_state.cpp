@@ -11,7 +11,7 @@
 namespace cohort::app {
 namespace {
 
-constexpr int kCancelled = 128 + SIGTERM;  ///< for any exit status of the script
+constexpr int kCancelled = 128 + SIGTERM;  ///< whatever the exit status of the script
 
 /// Returns the word after `name`, up to a blank: "JobState=RUNNING Reason=...".
 std::string word_behind(const std::string& text, std::string_view name) {
@@ -21,10 +21,10 @@ std::string word_behind(const std::string& text, std::string_view name) {
   return text.substr(begin, text.find_first_of(" \t\n|", begin) - begin);
 }
 
-/// Clamps a status to the range of a shell's, so that no other status becomes 0.
+/// Clamps a status to a shell's range, so that a nonzero status never becomes 0.
 int shell_status(std::int64_t status) { return static_cast<int>(std::clamp<std::int64_t>(status, 0, 255)); }
 
-/// Slurm's states and "CODE:SIGNAL".
+/// Translates one of Slurm's states, with its "CODE:SIGNAL".
 JobState slurm_state(const std::string& word, const std::string& exit_code) {
   constexpr std::array<std::string_view, 10> kOver = {"COMPLETED", "FAILED",    "CANCELLED",     "TIMEOUT",
                                                       "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",

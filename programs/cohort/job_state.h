@@ -8,7 +8,7 @@
 namespace cohort::app {
 
 struct JobState {
-  std::string word;  ///< Slurm's own: "RUNNING"
+  std::string word;  ///< Slurm's word for the state: "RUNNING"
   bool over = false;
   std::optional<int> status = {};  ///< exit status of an ended job, as a shell gives it; nullopt: not known
 };

@@ -1,4 +1,4 @@
-// The program `cohort`: hands over to one of its sub-commands, or to a program beside it.
+// The program `cohort`: runs one of its sub-commands, or a program beside it.
 #include "base/env.h"
 #include "base/files.h"
 #include "base/process.h"
@@ -93,9 +93,9 @@ void print_environment() {
 namespace {
 
 // `cohort completion bash`: a script that completes commands, options and their values, generated from the command's
-// own tables. zsh uses bash's.
+// own tables. zsh uses bash's script.
 
-/// Cases of the programs beside this one first, before the empty ones of the same names.
+/// Puts the cases of the programs beside this one before this program's empty cases of the same names.
 std::string all_cases(const CLI::App& app, const std::string& commands) {
   std::string cases;
   std::string_view last;
@@ -190,7 +190,7 @@ void write_manual_pages(const CLI::App& app, const std::string& folder) {
 
 namespace {
 
-// The tables of docs/reference/run.md and environment.md, from the rows that the command goes by.
+// The tables of docs/reference/run.md and environment.md, from the rows that the command itself uses.
 
 /// Formats options in a text as code, and escapes all markup except existing code.
 std::string cell(std::string_view plain) {
@@ -220,7 +220,7 @@ std::string row_of(const RunOption& option) {
   std::vector<std::string> names = option.all_names();
   if (!option.type.empty()) names.back() += fmt::format(" {}", option.type);
   for (std::string& name : names) name = code(name);
-  // A default that is no value is at the end of the help.
+  // A default that is no value stands at the end of the help.
   std::string_view help = option.help, standard;
   if (const auto bracket = help.rfind(" ["); bracket != std::string_view::npos && help.ends_with(']')) {
     standard = help.substr(bracket + 2, help.size() - bracket - 3);

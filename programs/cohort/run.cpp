@@ -34,18 +34,18 @@
 namespace cohort::app {
 namespace {
 
-// Sources of each option's value for `cohort run`: the command line, else its environment variable, else the file of
-// --config, else its default. Reads environment and file; changes nothing. One thread.
+// Finds each option's value for `cohort run`: on the command line, else in its environment variable, else in the file
+// of --config, else its default. Reads environment and file; changes nothing. One thread.
 
 struct RunSetting {
   std::vector<std::string> values = {};  ///< several only for options that may be repeated
   std::string origin = {};               ///< "command line", "COHORT_RUN_GRACE", "job.toml:3"
 };
-using RunSettings = std::map<const RunOption*, RunSetting>;  ///< of the given options
+using RunSettings = std::map<const RunOption*, RunSetting>;  ///< has only the options that are given
 
 constexpr const char* kCommandLine = "command line";
 
-/// Adds values of repeatable options; for other options the last one counts.
+/// Adds values of repeatable options; for other options, the last value counts.
 void put(RunSettings& settings, const RunOption& option, std::vector<std::string> values, const std::string& origin) {
   RunSetting& setting = settings[&option];
   if (!option.is_repeatable()) setting = {};
@@ -53,7 +53,7 @@ void put(RunSettings& settings, const RunOption& option, std::vector<std::string
   setting.origin += (setting.origin.empty() ? "" : ", ") + origin;
 }
 
-/// Names the option that a key or a variable may stand for which belongs to none.
+/// For a key or a variable that belongs to no option, names the option that was probably meant.
 std::string hint(const std::string& option, const std::string& text, const std::vector<std::string>& known) {
   if (const std::string foreign = foreign_option(option); !foreign.empty()) return ": it " + foreign;
   const std::string meant = closest(text, known);
@@ -155,7 +155,7 @@ launch::JobSpec spec_of(const RunSettings& settings, const std::vector<std::stri
   return spec;
 }
 
-/// A file that --config would take, with the origin of each value beside it.
+/// Returns a file that --config would take, with the origin of each value beside it.
 std::string show_config(const RunSettings& settings) {
   std::vector<std::pair<std::string, std::string>> lines;
   std::size_t width = 0;
@@ -188,7 +188,7 @@ std::string show_config(const RunSettings& settings) {
 
 void add_run(CLI::App& app, int&) {
   CLI::App* command = app.add_subcommand("run", "Run a program as N processes that form one world");
-  // For the help and the completion; read_words reads the words.
+  // These are only for the help and the completion; read_words reads the arguments.
   add_options(*command, run_parts());
   command->add_option("PROGRAM", "Program or .py file, and its arguments")->type_name("...");
   set_run_help(*command);
@@ -249,7 +249,7 @@ void run(const std::vector<std::string>& typed, int& exit_status) {
     raise(ErrorCode::InvalidArgument, "no program to run; for example: cohort run -np 4 ./train");
   narrow_networks(spec.network);
   launch::Plan plan = launch::plan_of(spec);
-  // A wrong value is reported with the status of a wrong use, before anything is started.
+  // Reports a wrong value with the status for wrong use, before anything is started.
   if (!spec.shares.empty()) (void)value_or_throw(launch::shares_by_rank(plan, spec.shares));
   if (!launch::says_itself(plan.method) || spec.dry_run) (void)launch::shown_ranks(spec, plan);
   if (!plan.note.empty() && !spec.quiet) std::fprintf(stderr, "cohort: %s\n", plan.note.c_str());

@@ -1,5 +1,5 @@
-// `cohort submit`: a batch script for Slurm that starts `cohort run`, made from a template; handed to sbatch, and its
-// output followed until the job ends.
+// `cohort submit`: makes a batch script for Slurm from a template; the script starts `cohort run`. Hands it to sbatch,
+// and follows its output until the job ends.
 #include "base/files.h"
 #include "base/json.h"
 #include "base/parse.h"
@@ -55,7 +55,7 @@ struct SubmitOptions {
   std::string time, partition, account, template_file, run_folder, job;
   std::vector<std::string> sbatch;
   bool dry_run = false, no_follow = false;
-  std::vector<std::string> run_options;  ///< for `cohort run`, as words
+  std::vector<std::string> run_options;  ///< arguments for `cohort run`
 };
 
 // Questions to Slurm, and its answers.
@@ -66,17 +66,17 @@ Answer ask(const std::vector<std::string>& command, int interrupt) {
   return launch::capture(command, std::chrono::seconds(30), interrupt);
 }
 
-/// Error for commands that do not answer, which says nothing about the job: they are asked again later.
+/// Error for a command that does not answer. That says nothing about the job, so the command is run again later.
 tl::unexpected<Error> no_answer(const Answer& said) {
   return said ? fail(ErrorCode::Io, "{}", launch::last_of(said->text)) : tl::unexpected(said.error());
 }
 
 JobState gone() { return {"gone", true, {}}; }
 
-/// "4711;b" is job 4711 of cluster b, in sbatch's notation for a job of another cluster.
+/// Parts of sbatch's notation for a job of another cluster: "4711;b" is job 4711 of cluster b.
 struct SlurmJob {
   std::string number;
-  std::vector<std::string> cluster = {};  ///< words for Slurm's commands
+  std::vector<std::string> cluster = {};  ///< arguments for Slurm's commands
 };
 
 SlurmJob slurm_job(const std::string& job) {
@@ -85,7 +85,7 @@ SlurmJob slurm_job(const std::string& job) {
   return {job.substr(0, end), {"-M", job.substr(end + 1)}};
 }
 
-/// A command of Slurm's, for the job's cluster.
+/// Returns a Slurm command for the job's cluster.
 std::vector<std::string> of_cluster(std::string command, const SlurmJob& job, const std::vector<std::string>& words) {
   std::vector<std::string> all = {std::move(command)};
   all.insert(all.end(), job.cluster.begin(), job.cluster.end());
@@ -93,23 +93,23 @@ std::vector<std::string> of_cluster(std::string command, const SlurmJob& job, co
   return all;
 }
 
-/// Fails if Slurm does not answer now; with Aborted if the descriptor becomes readable, with Unavailable if its command
-/// is missing here.
+/// Fails if Slurm does not answer now: with Aborted if the descriptor becomes readable, with Unavailable if Slurm's
+/// command is missing here.
 Result<JobState> ask_state(const std::string& name, int interrupt) {
   const SlurmJob job = slurm_job(name);
   const Answer live = ask(of_cluster("scontrol", job, {"-o", "show", "job", job.number}), interrupt);
   if (live && live->status == 0) return state_by_scontrol(live->text);
   if (!live || live->text.find("Invalid job id") == std::string::npos) return no_answer(live);
-  // Slurm has forgotten the job; its accounting, if there is one, has not.
+  // Slurm has forgotten the job, but its accounting may still know it.
   const Answer kept =
       ask(of_cluster("sacct", job, {"-X", "-n", "-P", "-o", "State,ExitCode", "-j", job.number}), interrupt);
   if (!kept && kept.error().code() == ErrorCode::Aborted) return tl::unexpected(kept.error());
   return kept && kept->status == 0 ? state_by_sacct(kept->text).value_or(gone()) : gone();
 }
 
-// The script.
+// The next functions make the script.
 
-/// Seconds of sbatch's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+/// Seconds of a time in sbatch's forms: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]].
 long seconds_of(const std::string& text) {
   static const std::regex form(R"((?:(\d{1,3})-)?(\d{1,6})(?::(\d{1,2}))?(?::(\d{1,2}))?)");
   std::smatch found;
@@ -120,8 +120,8 @@ long seconds_of(const std::string& text) {
   return from_hours ? number(1) * 86400 + number(2) * 3600 + number(3) * 60 + number(4) : number(2) * 60 + number(3);
 }
 
-/// Least time limit with which Slurm is asked for a signal before the end; in shorter jobs the signal would come right
-/// after the beginning.
+/// Least time limit of a job for which Slurm is asked to send a signal before the end. In shorter jobs, the signal
+/// would come right after the beginning.
 constexpr int kLeastForSignal = 600;
 constexpr const char* kSignal = "B:USR1@120";
 
@@ -146,7 +146,7 @@ std::string filled(std::string_view script, const Values& values, const std::str
       std::vector<std::string> longer;
       for (const std::string& begun : lines) {
         for (const std::string& each : value->second) {
-          // A value of several lines would become a command.
+          // The second line of a value would become a command.
           if (line.starts_with('#') && each.find('\n') != std::string::npos)
             raise(ErrorCode::InvalidArgument, "{} stands in one line of the script: no line break may be in it: {}",
                   found->str(), each);
@@ -223,7 +223,7 @@ Values values_of(const SubmitOptions& options, const std::string& run_folder, co
     return value.empty() ? std::vector<std::string>() : std::vector{value};
   };
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "run", "--run-dir", run_folder};
-  // With several nodes Slurm says how many tasks run on each; `cohort run` treats a single node as any host.
+  // With several nodes, Slurm divides the tasks among them. With one, `cohort run` needs -np, as on any host.
   if (options.nodes == 1 && !sbatch_says_how_many(options))
     command.insert(command.end(), {"-np", std::to_string(options.tasks.value_or(options.tasks_per_node.value_or(1)))});
   command.insert(command.end(), options.run_options.begin(), options.run_options.end());
@@ -231,7 +231,7 @@ Values values_of(const SubmitOptions& options, const std::string& run_folder, co
   values["name"] = {name_of(program.front())};
   values["folder"] = {launch::shell_quoted(fs::current_path().string())};
   values["run_dir"] = {launch::shell_quoted(run_folder)};
-  // %j is the job's number.
+  // sbatch would replace patterns such as %j, so each % is doubled.
   values["output"] = {std::regex_replace(launch::shell_quoted(run_folder + "/output.txt"), std::regex("%"), "%%")};
   values["command_with"] = {command_text(command)};
   values["program"] = {command_text(program)};
@@ -253,14 +253,14 @@ Values values_of(const SubmitOptions& options, const std::string& run_folder, co
   return values;
 }
 
-// Following.
+// The next functions follow the job.
 
 struct Submitted {
   std::string job, folder;  ///< the run's folder
   std::string output() const { return folder + "/output.txt"; }
 };
 
-/// Without the cluster.
+/// The job's name without the cluster.
 std::string shown_job(const Submitted& job) { return slurm_job(job.job).number; }
 
 /// Prints the new part of the file, which may appear late on a network file system.
@@ -364,8 +364,8 @@ int follow_again(const std::string& wanted) {
   return follow(job, at, interrupt.fd());
 }
 
-/// Hands the script to sbatch; the job's number, in its notation. Raises if there is none; nullopt, and a message, if
-/// the job may be queued all the same: `status` is the command's.
+/// Hands the script to sbatch; returns the job's number in sbatch's notation. Raises if there is no job. Returns
+/// nullopt, prints a message and sets the command's `status`, if the job may still be queued.
 std::optional<std::string> submit_script(const std::string& path, int interrupt, int& status) {
   const auto said = launch::capture({"sbatch", "--parsable", path}, std::chrono::minutes(2), interrupt);
   std::string answer = said ? said->text : said.error().what();
@@ -379,7 +379,7 @@ std::optional<std::string> submit_script(const std::string& path, int interrupt,
     raise(ErrorCode::Unavailable,
           "sbatch refuses the job: {} -- partitions that there are: `sinfo -s`; the script is {}", answer, path);
   }
-  // Remarks may come before and after the number.
+  // sbatch may print remarks before and after the number.
   std::string number;
   const std::regex form(R"(\d+(;\S+)?)");
   for (std::string& line : split(answer, '\n')) {
@@ -431,9 +431,9 @@ int submit_job(const SubmitOptions& options, const std::vector<std::string>& pro
   return options.no_follow ? 0 : follow(job, begin, interrupt.fd());
 }
 
-// The words.
+// The next functions read the arguments.
 
-/// Options of `cohort run`, without those that say where a job runs or how it is started, which Slurm decides.
+/// Options of `cohort run`, except those for where a job runs or how it is started, since Slurm decides that.
 std::vector<RunPart> taken_options() {
   constexpr std::string_view kTheirs =
       ",--np,--hosts,--hostfile,--nodes,--per-node,--starter,--ssh,--remote-cohort,--sync,--sync-exclude,--secret-file,"

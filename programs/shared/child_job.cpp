@@ -52,7 +52,7 @@ class Child {
     pid_ = child->pid;
     pidfd_ = std::move(child->pidfd);
   }
-  /// Kills the child in any case: `cohort run` takes its job with it.
+  /// Kills the child in any case; the job ends with its `cohort run`.
   ~Child() {
     if (pid_ < 0) return;
     ::kill(pid_, SIGKILL);
@@ -80,7 +80,7 @@ class Child {
   sys::UniqueFd pidfd_;
 };
 
-/// Our environment without variables for `cohort run`, which is to take options from its command line alone, and
+/// Our environment, but without variables for `cohort run`, which has to take options only from its command line, and
 /// without those of another world.
 std::vector<std::string> own_environment() {
   launch::Environment own = launch::Environment::current();
@@ -191,13 +191,13 @@ JobOutcome JobReader::finish() && {
 }
 
 JobOutcome run_job(const JobRequest& request) {
-  // Folder for the job's record, which is not needed. If this process is killed, `cohort run` removes the folder.
+  // Folder for the job's record, which nobody needs. If this process is killed, `cohort run` removes the folder.
   const TemporaryFolder folder(std::filesystem::temp_directory_path(), "cohort-bench-");
   sys::SpawnOptions spawn;
   spawn.path = value_or_throw(launch::own_command());
   spawn.arguments = {"cohort", "run",
-                     // The job ends with this process, even if that is killed, and then has to remove its folder
-                     // itself.
+                     // The job ends with this process, even if this process is killed; then the job has to remove the
+                     // folder.
                      "--owner", fmt::format("{},{}", ::getpid(), folder.path().string()), "--json", "--no-logs",
                      "--run-dir", (folder.path() / "run").string(), "--max-restarts", "0", "-np",
                      std::to_string(request.processes), "--timeout",

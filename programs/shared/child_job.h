@@ -26,9 +26,9 @@ struct RunCosts {
   launch::StepCosts costs;
   std::vector<std::string> hosts;
 };
-/// `folder`: the run's. Fails with InvalidArgument if its record lacks the costs.
+/// `folder`: the run's folder. Fails with InvalidArgument if its record lacks the costs.
 Result<RunCosts> costs_of_run(const std::string& folder);
-/// Reads a job.json's text, which `path` names in errors.
+/// Reads the text of a job.json; errors name it by `path`.
 Result<RunCosts> costs_of_record(const std::string& text, const std::string& path);
 
 /// Result of a job, from its events.
@@ -39,7 +39,7 @@ struct JobOutcome {
   std::string failure;  ///< reason, in words
 };
 
-/// Lines come from our own command, but contain text of programs: no member is assumed to exist.
+/// Lines come from our own command but contain text from programs, so no member is assumed to exist.
 class JobReader {
  public:
   /// `on_output` gets the ranks' stdout, line by line; with it, their stderr goes to stderr.
@@ -55,15 +55,15 @@ class JobReader {
 };
 
 struct JobRequest {
-  std::vector<std::string> options;  ///< of `cohort run`, such as hosts; variables (COHORT_RUN_...) are ignored
-  std::vector<std::string> program;  ///< with its arguments
+  std::vector<std::string> options;  ///< options of `cohort run`, such as hosts; variables (COHORT_RUN_...) are ignored
+  std::vector<std::string> program;  ///< the program with its arguments
   int processes = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  std::function<void(const std::string& line)> on_output = {};  ///< of JobReader
+  std::function<void(const std::string& line)> on_output = {};  ///< see JobReader
 };
 
-/// Runs the job. Throws Unavailable if the job cannot be started, fails or does not end, Timeout if its time limit
-/// passed; with the job's output.
+/// Runs the job. Throws Unavailable if the job cannot be started, fails or does not end, and Timeout if its time limit
+/// has passed. Errors contain the job's output.
 JobOutcome run_job(const JobRequest& request);
 
 }  // namespace cohort::app

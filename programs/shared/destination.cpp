@@ -33,7 +33,7 @@ std::string decoded(std::string_view text) {
   return out;
 }
 
-/// Reads "NAME=VALUE&..." into `place`, which has the names that are known.
+/// Reads "NAME=VALUE&..." into `place`; `known` lists the valid names.
 void read_options(std::string_view destination, std::string_view options, const std::vector<std::string>& known,
                   ClientPlace& place) {
   for (const std::string& name : known) place[name];
@@ -62,7 +62,7 @@ std::string store_of(std::string_view uri) {
   }
   if (uri.starts_with(kFolder)) {
     uri.remove_prefix(kFolder.size());
-    if (uri.starts_with("//") && !uri.starts_with("///")) return {};  // of another host
+    if (uri.starts_with("//") && !uri.starts_with("///")) return {};  // a file on another host
     if (uri.starts_with("///")) uri.remove_prefix(2);
   } else if (!uri.starts_with('/') && !uri.starts_with("./") && !uri.starts_with("../")) {
     return {};
@@ -127,7 +127,7 @@ ClientPlace mlflow_place(std::string_view uri, const env::Source& variables) {
   place["uri"] = databricks ? server : store_of(server);
   if (place["uri"].empty()) read_server(place, server, shown, from_variable);
 
-  // Python's cohort.run passes its driver's variable under the second name.
+  // cohort.run (Python) passes on its driver's variable under the second name.
   for (const std::string_view name : {std::string_view("MLFLOW_RUN_ID"), env::kMlflowRun}) {
     if (place["run"].empty()) place["run"] = env::text(name, variables);
   }

@@ -1,4 +1,4 @@
-// Destinations for the record of a run, as --track and `cohort export --to` name them. Functions are pure, except that
+// Destinations for the record of a run, as named with --track and `cohort export --to`. Functions are pure, except that
 // they read the environment.
 #pragma once
 

@@ -34,11 +34,11 @@ namespace {
 
 constexpr int kUsageStatus = 2;
 
-/// Hidden options that ask a program for its part of the completion, and of the manual pages (with a folder).
+/// Hidden options that ask a program for its part of the completion, or for its manual pages (given a folder).
 constexpr const char* kCompletion = "--completion";
 constexpr const char* kManual = "--manual";
 
-/// Commands of one program stand together: it is asked once for its part of the completion.
+/// Commands of one program are adjacent, so that it is asked only once for its part of the completion.
 constexpr std::array kPrograms{
     CommandProgram{"export", "cohort-export", "observe",
                    "A checkpoint for Python's torch.load; the record of a run for TensorBoard, MLflow, wandb, "
@@ -52,23 +52,23 @@ constexpr std::array kPrograms{
     CommandProgram{"trace", "cohort-trace", "observe",
                    "What the ranks of a run did, event by event: `cohort run --trace` first"},
     CommandProgram{"bench", "cohort-bench", "bench", "Measure collectives on this machine"},
-    CommandProgram{"doctor-run", "cohort-bench", "bench", ""},  // which `cohort doctor --run` becomes
+    CommandProgram{"doctor-run", "cohort-bench", "bench", ""},  // `cohort doctor --run` becomes this program
     CommandProgram{"doctor", "cohort-doctor", "observe",
                    "Look for what would hinder a job, on this host or on several; what this build has; try hosts for a "
                    "minute"},
-    CommandProgram{"doctor-host", "cohort-doctor", "observe", ""},  // which `cohort doctor` starts
+    CommandProgram{"doctor-host", "cohort-doctor", "observe", ""},  // `cohort doctor` starts this program
 };
 
-/// Folder of the process that this command belongs to (--owner PID,DIR); empty: none.
+/// Folder of the process that owns this command (--owner PID,DIR); empty: no owner.
 std::string owner_folder;
 
-/// Reports why the command ends: on stderr; and for its owner, since there may be no record, in the file `refused`.
+/// Reports why the command ends, on stderr and, for its owner, in the file `refused`, since there may be no record.
 void complain(const std::string& why) {
   std::fprintf(stderr, "cohort: %s\n", why.c_str());
   if (!owner_folder.empty()) (void)sys::write_file_atomically(owner_folder + "/refused", why);
 }
 
-/// The sub-command that the words chose, for help texts.
+/// The sub-command chosen on the command line, for help texts.
 std::string chosen_command(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? "cohort" : "cohort " + chosen.front()->get_name();
@@ -164,7 +164,7 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
   for (const std::string& candidate : candidates) {
     const std::string_view name = without_dashes(candidate);
     std::size_t d = distance(wanted, name);
-    // A word cut short or run on ("--time" for "--timeout") is close too.
+    // A word cut short ("--time" for "--timeout") is close too.
     if (wanted.size() >= 3 && name.starts_with(wanted)) d = std::min<std::size_t>(d, 1);
     if (d < best_distance) {
       best_distance = d;
@@ -175,7 +175,7 @@ std::string closest(std::string_view word, const std::vector<std::string>& candi
 }
 
 std::span<const CommandProgram> programs() noexcept {
-  // COHORT_EXTENSIONS is "ps,observe", say; no name is a part of another one.
+  // COHORT_EXTENSIONS is, for instance, "ps,observe"; no name is part of another one.
   static const std::vector<CommandProgram> built = [] {
     std::vector<CommandProgram> found;
     for (const CommandProgram& one : kPrograms) {
@@ -221,7 +221,7 @@ void run_program(const CommandProgram& program, const std::vector<std::string>& 
 }
 
 std::string installed_prefix() {
-  // The shared library, or else this program, is in a folder of the prefix. A build folder has no prefix.
+  // The shared library is in a folder of the prefix, or else this program is. A build folder has no prefix.
   namespace fs = std::filesystem;
   const std::string own = value_or_throw(sys::own_executable());
   Dl_info info{};
@@ -270,7 +270,7 @@ int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& 
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>&)>& body) {
   std::signal(SIGCHLD, SIG_DFL);  // if the caller ignores SIGCHLD, no child can be waited for
   open_standard_descriptors();
-  // An owner gives its option first; a program's own options (`cohort run train ...`) may have the same name.
+  // An owner gives its option first, since a program's own options (`cohort run train ...`) may have the same name.
   if (argc > 3 && std::string_view(argv[2]) == "--owner") {
     const std::string_view owner = argv[3];
     if (const auto comma = owner.find(','); comma != std::string_view::npos) owner_folder = owner.substr(comma + 1);
@@ -301,7 +301,7 @@ std::vector<const CLI::App*> shown_commands(const CLI::App& app) {
   return shown;
 }
 
-/// A command's part of the script, in words of a `case`.
+/// A command's part of the completion script: branches of a `case`.
 std::string case_of(const CLI::App& command, const std::string& words) {
   std::string options, valued, values;
   for (const CLI::Option* option : command.get_options()) {
@@ -319,7 +319,7 @@ std::string case_of(const CLI::App& command, const std::string& words) {
   return text + "      ;;\n";
 }
 
-/// Output of a program with these words.
+/// Output of a program with these arguments.
 std::string said_by(std::string_view program, const std::vector<std::string>& words) {
   const std::string path =
       (std::filesystem::path(value_or_throw(sys::own_executable())).parent_path() / program).string();
@@ -335,7 +335,7 @@ std::string said_by(std::string_view program, const std::vector<std::string>& wo
   return said->text;
 }
 
-/// A tagged paragraph for each option, and a section for each sub-command.
+/// Manual text: a tagged paragraph for each option, and a section for each sub-command.
 std::string manual_options(const CLI::App& command) {
   std::string text;
   for (const CLI::Option* option : command.get_options()) {
@@ -409,13 +409,13 @@ std::string completion_cases(const CLI::App& app, const std::map<std::string, st
 
 std::string completion_cases_of(std::string_view program) { return said_by(program, {kCompletion}); }
 
-/// "there is no `cohort trace summary`; there are merge and report", where a command has commands of its own; or empty.
+/// "there is no `cohort trace summary`; there are merge and report", if a command has sub-commands; else empty.
 static std::string no_such_part(const CLI::App& app, const std::vector<std::string>& words) {
   if (words.size() < 2 || words[1].starts_with('-')) return {};
   std::vector<std::string> parts;
   const CLI::App* const command = app.get_subcommand(words[0]);
   for (const CLI::Option* option : command->get_options()) {
-    if (option->get_positional()) return {};  // bench: what is to be measured
+    if (option->get_positional()) return {};  // a positional argument, as bench has
   }
   for (const CLI::App* part : command->get_subcommands([](const CLI::App*) { return true; }))
     parts.push_back(part->get_name());
@@ -474,7 +474,7 @@ fs::path newest_run(std::string_view command) {
   std::error_code error;
   for (fs::directory_iterator entry("runs", error), end; !error && entry != end; entry.increment(error)) {
     if (entry->is_symlink(error) || !entry->is_directory(error)) continue;
-    if (entry->path().filename().string().starts_with('.')) continue;  // that `cohort runs rm` is removing
+    if (entry->path().filename().string().starts_with('.')) continue;  // `cohort runs rm` is removing it
     std::error_code none;
     auto time = fs::last_write_time(entry->path() / launch::kLiveFile, none);
     if (none) continue;

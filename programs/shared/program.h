@@ -1,5 +1,5 @@
-// A command of `cohort`, in the program `cohort` or, as with git, in a program of its own beside it: `cohort doctor`
-// runs `cohort-doctor`. Parses words, runs the command, and is the only code that prints errors. Main thread.
+// A command of `cohort`, either in the program `cohort` or, as with git, in its own program beside it: `cohort doctor`
+// runs `cohort-doctor`. Parses arguments, runs the command, and is the only code that prints errors. Main thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,17 +19,17 @@ namespace cohort::app {
 /// cohort::Error for errors that the user has to see.
 using AddCommand = void (*)(CLI::App& app, int& exit_status);
 
-/// A command in a program of its own, and the extension that has it.
+/// A command with its own program, and the extension that has it.
 struct CommandProgram {
   std::string_view command, program, extension, about;
 };
-/// Those of the extensions that this build has.
+/// The command programs of the extensions in this build.
 std::span<const CommandProgram> programs() noexcept;
 /// The program of `command`, or nullptr if the command has none.
 const CommandProgram* program_of(std::string_view command) noexcept;
 
-/// The `main` of such a program. It accepts the words of `cohort COMMAND ...`, or those behind COMMAND. `prepare` may
-/// change the words before they are parsed.
+/// The `main` of such a program. It accepts the arguments of `cohort COMMAND ...`, or only those behind COMMAND.
+/// `prepare` may change the arguments before they are parsed.
 int program_main(int argc, char** argv, std::initializer_list<AddCommand> commands,
                  void (*prepare)(std::vector<std::string>& words) = nullptr);
 
@@ -37,14 +37,14 @@ inline constexpr std::string_view kAbout = "Makes a training program run on N pr
 
 /// Wraps the `body` of every `main`: handles descriptors, signals, exit statuses, and the text of a thrown error.
 int guarded_main(int argc, char** argv, const std::function<int(const std::vector<std::string>& words)>& body);
-/// Sets `app` up in the way of all commands of `cohort`: one sub-command, and common formatting of errors.
+/// Sets `app` up like all commands of `cohort`: it requires one sub-command, and formats errors in the common way.
 void set_up(CLI::App& app);
-/// Calls `parse`, which parses into `app` and so runs the command; returns the status of the process.
+/// Calls `parse`, which parses into `app` and thereby runs the command. Returns the status of the process.
 int parse_and_run(CLI::App& app, int& exit_status, const std::function<void()>& parse);
 void parse_words(CLI::App& app, std::vector<std::string> words);
 
-/// Replaces this process by `program`, with these words unchanged (the first is the command). Throws Unavailable,
-/// saying how to build the program, if it is not beside this one.
+/// Replaces this process by `program`, with these arguments unchanged (the first is the command). Throws Unavailable,
+/// saying how to build it, if it is not beside this program.
 [[noreturn]] void run_program(const CommandProgram& program, const std::vector<std::string>& words);
 
 /// The folder with include/, lib/ and share/ that this command was installed in. Throws Unavailable.
@@ -53,27 +53,27 @@ std::string installed_prefix();
 /// True if `name` is a sub-command, including hidden ones.
 bool has_command(const CLI::App& app, std::string_view name);
 
-/// Prints to stderr; returns the status of a wrong use.
+/// Prints to stderr; returns the status for wrong use.
 int fail_usage(const std::string& message, const std::string& command);
 
 std::vector<std::string> option_names(const CLI::App& app);
 bool takes_value(const CLI::Option& option);
-/// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if none is close.
+/// The option or command that was probably meant, e.g. "--timeout" for "--timout"; empty if no candidate is close.
 std::string closest(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Shell completion data for the commands of `app`: parts of a `case`, for bash and zsh. `behind`: possible words
-/// behind a command besides options.
+/// Shell completion data for the commands of `app`: parts of a `case`, for bash and zsh. `behind`: for a command, the
+/// possible arguments besides options.
 std::string completion_cases(const CLI::App& app, const std::map<std::string, std::string>& behind = {});
-/// The same for another program. Throws Unavailable if that program is missing.
+/// Does the same for another program. Throws Unavailable if that program is missing.
 std::string completion_cases_of(std::string_view program);
 
-/// Writes cohort-NAME.1, a manual page of each command of `app`, into `folder`. Throws Io.
+/// Writes cohort-NAME.1, a manual page for each command of `app`, into `folder`. Throws Io.
 void write_manual(const CLI::App& app, const std::string& folder);
-/// The same for another program, if it exists.
+/// Does the same for another program, if it exists.
 void write_manual_of(std::string_view program, const std::string& folder);
 /// A page's head and introduction; `name` is, for instance, "cohort-run".
 std::string manual_head(std::string_view name, std::string_view about, std::string_view usage);
-/// Escapes text of a page, or part of a name, in which - has to be kept.
+/// Escapes text of a page, or a part of a name whose - has to stay.
 std::string roff(std::string_view text);
 
 /// A private folder (0700) in `parent`, removed on destruction. Throws Io.

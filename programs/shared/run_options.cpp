@@ -22,9 +22,8 @@
 namespace cohort::app {
 namespace {
 
-/// The words of a command (--ssh, --evaluator), divided as a shell does it: at blanks that are not in '', in "" or
-/// behind a backslash. Nothing is expanded. Throws InvalidArgument for an empty command, and one that ends within
-/// quotes.
+/// The words of a command (--ssh, --evaluator), divided like in a shell: at blanks outside of '' and "" and not behind
+/// a backslash. Nothing is expanded. Throws InvalidArgument for an empty command, and one that ends within quotes.
 std::vector<std::string> words_of_command(const std::string& text) {
   std::vector<std::string> words;
   char quote = 0;
@@ -65,7 +64,7 @@ std::chrono::milliseconds milliseconds_of(Text text) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// Parses a limit that is checked once a second, so rounds it up to whole seconds.
+/// Parses a limit, and rounds it up to whole seconds, since it is checked once a second.
 std::chrono::seconds seconds_of(Text text) { return std::chrono::ceil<std::chrono::seconds>(milliseconds_of(text)); }
 
 int number_of(Text text, int least, int most) {
@@ -82,7 +81,7 @@ int servers_of(Text text) {
   return *number;
 }
 
-/// A .py file runs with the active Python, as PROGRAM does.
+/// A .py file runs with the active Python, like PROGRAM.
 ProgramRequest program_request(Text text) {
   std::vector<std::string> words = words_of_command(text);
   ProgramRequest request;
@@ -124,7 +123,7 @@ Enum one_of(std::string_view names, Text text) {
   return static_cast<Enum>(std::ranges::find(all, text) - all.begin());
 }
 
-/// An option that `--help` shows; `--help-all` shows all.
+/// Marks an option that `--help` shows; `--help-all` shows all.
 constexpr RunOption common(RunOption option) {
   option.common = true;
   return option;

@@ -1,7 +1,7 @@
-// The one table of the options of `cohort run`: names, type, default, help, and the setting that a value changes. The
+// The one table of the options of `cohort run`: names, type, default, help, and the member of JobSpec that it sets. The
 // command line (words.h), the environment and files (run.cpp), the help, docs/reference/run.md, `cohort help
-// environment`, the completion and other commands that start jobs take them from it. Lists as people type them: 1,2,4.
-// Any thread.
+// environment`, the completion and other commands that start jobs take them from it. Also parses lists as people type
+// them: 1,2,4. Any thread.
 #pragma once
 
 #include "base/parse.h"
@@ -28,18 +28,18 @@ struct RunOption {
     Value,        ///< one value; the last source counts
     Repeatable,   ///< values of all sources add up
     Flag,         ///< "true" or "false"
-    CommandFlag,  ///< a flag of this one command: not in variables or files
-    CommandValue  ///< a value of this one command, not in variables or files
+    CommandFlag,  ///< a flag only of this command, so not in variables or files
+    CommandValue  ///< a value only of this command, so not in variables or files
   };
 
-  std::string_view names;  ///< as CLI11 takes them: "-n,--np,--nproc"
+  std::string_view names;  ///< in CLI11's form: "-n,--np,--nproc"
   std::string_view type;   ///< placeholder of the value in the help
   std::string_view standard;
   std::string_view help;
   void (*set)(launch::JobSpec&, const std::string& value);
   Kind kind = Kind::Value;
   std::string_view choices = {};  ///< "auto,ssh"
-  bool common = false;            ///< in --help; the others are in --help-all
+  bool common = false;            ///< shown by --help; --help-all shows all
 
   bool is_flag() const noexcept { return kind == Kind::Flag || kind == Kind::CommandFlag; }
   bool is_repeatable() const noexcept { return kind == Kind::Repeatable; }
@@ -58,11 +58,11 @@ struct RunOption {
 
 /// A topic of the help.
 struct RunPart {
-  std::string_view title;  ///< of options that are not shown: ""
+  std::string_view title;  ///< "" for options that are not shown
   std::vector<const RunOption*> options;
 };
 
-/// In the order of the help.
+/// The options, in the order of the help.
 std::span<const RunOption> run_options() noexcept;
 std::vector<RunPart> run_parts();
 /// The option of this name (with dashes), or nullptr if there is none.
@@ -71,16 +71,16 @@ const RunOption* run_option(std::string_view name) noexcept;
 /// Throws Error (InvalidArgument) with the option, the value and the expected form.
 void set_option(const RunOption& option, const std::string& value, launch::JobSpec& spec);
 
-/// Options of `cohort run` that another command has, too.
+/// Options that another command shares with `cohort run`.
 struct SharedOptions {
   launch::JobSpec spec = {};
-  std::map<std::string, std::string> given = {};  ///< by name: for a `cohort run` that the command starts
+  std::map<std::string, std::string> given = {};  ///< values by name, for a `cohort run` that the command starts
 };
-/// Adds these options with their variables; giving a short name instead of the long one leaves out the other names.
-/// `shared` has to outlive `command`.
+/// Adds these options with their variables. If the short name is given instead of the long one, the other names are
+/// left out. `shared` has to outlive `command`.
 void add_shared_options(CLI::App& command, std::initializer_list<std::string_view> names, SharedOptions& shared);
 
-/// The hosts that the options name, for commands that cannot wait for agents started by hand.
+/// The hosts that the options name, for commands that cannot wait for agents that people start by hand.
 launch::Plan hosts_of(const launch::JobSpec& spec);
 
 /// Sets COHORT_NETWORK for this process and its children. Throws InvalidArgument, naming this host's interfaces, if

@@ -39,13 +39,13 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using launch::shell_quoted;
 
-constexpr std::chrono::hours kLimit(12);  // of one copy; rsync itself stops if no data moves
+constexpr std::chrono::hours kLimit(12);  // limit of one copy; rsync itself stops if no data moves
 constexpr std::size_t kAtOnce = 8;
 
-/// A list of files, for commands to read and write by its path; it disappears with this process, even after a kill.
+/// A list of files, for commands to read and write by its path. It disappears with this process, even after a kill.
 struct ListFile {
   sys::UniqueFd fd{::memfd_create("cohort-sync", MFD_CLOEXEC)};
-  // (Our number as /proc has it, which may be of another namespace.)
+  // (Uses our pid as /proc shows it, since /proc may belong to another namespace.)
   std::string path = fmt::format("/proc/{}/fd/{}", fs::read_symlink("/proc/self").string(), fd.get());
 };
 
@@ -53,7 +53,7 @@ bool is_within(const fs::path& inner, const fs::path& outer) {
   return std::ranges::mismatch(outer, inner).in1 == outer.end();
 }
 
-/// By $HOME, or by the list of users where that says nothing.
+/// Takes $HOME or, if that is not set, the entry in the list of users.
 fs::path home_folder() {
   const auto said = launch::Environment::current().find("HOME");
   const passwd* const user = said && !said->empty() ? nullptr : ::getpwuid(::getuid());
@@ -61,24 +61,24 @@ fs::path home_folder() {
   return fs::weakly_canonical(home);
 }
 
-/// True for files that every host makes itself, or that belong to this host alone. ("runs" only at the top.)
+/// True for files that every host makes itself, or that belong only to this host. ("runs" counts only at the top.)
 bool is_left_out(const std::string& name, bool at_top) {
   constexpr std::array<std::string_view, 4> kNames = {".git", "build", "__pycache__", "node_modules"};
   return std::ranges::find(kNames, name) != kNames.end() || name.starts_with("cmake-build-") ||
          (at_top && name == "runs");
 }
 
-/// A Python environment that the other hosts need besides the folder.
+/// A Python environment that the other hosts need in addition to the folder.
 struct VirtualEnvironment {
   std::string folder;       ///< empty: none is active
-  std::string interpreter;  ///< outside of it, which it is made over
+  std::string interpreter;  ///< interpreter outside of `folder`, from which the environment was made
 };
 
 VirtualEnvironment active_environment() {
   const auto active = launch::Environment::current().find("VIRTUAL_ENV");
   std::error_code error;
   if (!active || active->empty()) return {};
-  // Only a virtual environment may overwrite the same path there.
+  // Only a virtual environment may overwrite the same path on another host.
   if (!fs::is_regular_file(fs::path(*active) / "pyvenv.cfg", error)) {
     raise(
         ErrorCode::InvalidArgument,
@@ -150,8 +150,8 @@ class HostSync {
               const std::string& to) const {
     std::string ssh;
     for (const std::string& word : request_.ssh) ssh += (ssh.empty() ? "" : " ") + shell_quoted(word);
-    // No --delete: files that exist only there may be somebody's work, and so may a link there to a folder (-K). -s:
-    // the shell there does not interpret names.
+    // No --delete, since files that exist only there may be somebody's work. -K keeps links to folders there, for the
+    // same reason. -s: the shell there does not interpret names.
     std::vector<std::string> command = {"sh",     "-c",      "exec \"$@\" <\"$0\"", input, "rsync",
                                         "-lptKs", "--stats", "--timeout=120",       "-e",  ssh};
     command.insert(command.end(), options.begin(), options.end());
@@ -178,7 +178,7 @@ std::string to_string(const Copied& copied) {
 
 namespace {
 
-/// True if there is a .git here or above: then git has to list the files.
+/// True if there is a .git here or above, so that git has to list the files.
 bool in_work_tree(fs::path folder) {
   std::error_code error;
   for (;; folder = folder.parent_path()) {
@@ -189,7 +189,7 @@ bool in_work_tree(fs::path folder) {
 
 std::vector<std::string> files_of(const std::string& folder);
 
-/// Adds the files of a nested repository, by its own rules.
+/// Adds the files of a nested repository, by that repository's rules.
 void add_nested(const std::string& folder, const std::string& nested, std::vector<std::string>& files) {
   const std::string inner = (fs::path(nested) / "").string();
   for (const std::string& file : files_of(folder + "/" + inner)) files.push_back(inner + file);
@@ -211,9 +211,9 @@ std::vector<std::string> files_of(const std::string& folder) {
     }
     for (const std::string& line : split(value_or_throw(sys::read_file(listed.path)).text(), '\0')) {
       if (line.size() < 3) continue;
-      const std::string file = line.substr(2);  // behind "H ", or "? " where it is not tracked
+      const std::string file = line.substr(2);  // behind "H ", or behind "? " if it is not tracked
       const fs::file_status status = fs::symlink_status(fs::path(folder) / file, error);
-      if (fs::is_directory(status)) {  // a repository of its own; or a submodule that is not there
+      if (fs::is_directory(status)) {  // a nested repository, or a submodule that is not checked out
         if (fs::exists(fs::path(folder) / file / ".git", error)) add_nested(folder, file, files);
       } else if (fs::exists(status) && !(line.starts_with('?') && file.starts_with("runs/"))) {
         files.push_back(file);
@@ -230,7 +230,7 @@ std::vector<std::string> files_of(const std::string& folder) {
     // (Files removed during the walk are not copied.)
     for (fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error), end;
          !error && entry != end; entry.increment(error)) {
-      // Status of the entry itself: a link is copied as one, wherever it leads.
+      // Status of the entry itself, since a link is copied as a link, wherever it leads.
       const fs::file_status status = entry->symlink_status(error);
       const bool is_folder = fs::is_directory(status);
       const std::string file = entry->path().lexically_relative(folder).string();
@@ -252,7 +252,7 @@ std::vector<std::string> files_of(const std::string& folder) {
 std::vector<std::string> files_to_sync(const std::string& folder, const std::string& program) {
   std::vector<std::string> files = files_of(folder);
   std::error_code error;
-  // Built programs are ignored by git, mostly.
+  // git usually ignores built programs.
   const fs::path own = fs::absolute(fs::path(folder) / program).lexically_normal().lexically_relative(folder);
   if (!program.empty() && !own.empty() && *own.begin() != ".." && fs::is_regular_file(fs::path(folder) / own, error) &&
       std::ranges::find(files, own.string()) == files.end())
@@ -278,7 +278,7 @@ void sync(const SyncRequest& request) {
   }
   if (!list.fd || !sys::write_all(list.fd.get(), text))
     raise(ErrorCode::Unavailable, "--sync: the list of the files: {}", errno_text(errno));
-  // The files alone: a folder that is missing there is made for them.
+  // Copies only the files; rsync makes folders that are missing there.
   std::vector<std::string> options = {"--no-implied-dirs", "--from0", "--files-from=-"};
   for (const std::string& pattern : request.excludes) options.push_back("--exclude=" + pattern);
 

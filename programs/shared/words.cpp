@@ -14,8 +14,8 @@ namespace {
 
 /// An option that people may type by habit, with our equivalent.
 struct Foreign {
-  std::string_view name;   ///< with - for _
-  std::string_view whose;  ///< another launcher's; empty: one that `cohort run` had (docs/design/decisions.md)
+  std::string_view name;   ///< written with - in place of _
+  std::string_view whose;  ///< launcher that has it; empty: `cohort run` had it (docs/design/decisions.md)
   std::string_view here;
 };
 

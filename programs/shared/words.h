@@ -1,5 +1,5 @@
-// The words of `cohort run` and `cohort submit`, as people and other launchers type them, before CLI11 sees them: each
-// spelling is in one table. Pure; any thread.
+// Reads the command lines of `cohort run` and `cohort submit`, as people and other launchers write them, before CLI11
+// sees them. Each spelling is in one table. Pure; any thread.
 #pragma once
 
 #include "shared/run_options.h"
@@ -11,7 +11,7 @@
 
 namespace cohort::app {
 
-/// The words after the command.
+/// The arguments behind the command.
 struct Words {
   std::map<const RunOption*, std::vector<std::string>> given;
   std::vector<std::string> program;  ///< with its arguments, as typed
@@ -21,14 +21,14 @@ struct Words {
 /// Adds these options of `cohort run`; their values are texts.
 void add_options(CLI::App& command, const std::vector<RunPart>& parts);
 
-/// Reads the words with `parser`, which has the command's name and its options, `parts` among them. `advice`: ends the
-/// error for an unknown option. Throws InvalidArgument, and CLI::CallForHelp or CallForAllHelp if the words ask for
-/// help.
+/// Reads the arguments with `parser`, which has the command's name and its options, including `parts`. `advice`: end of
+/// the error for an unknown option. Throws InvalidArgument, and CLI::CallForHelp or CallForAllHelp if the arguments ask
+/// for help.
 Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std::vector<std::string>& typed,
                  std::string_view advice);
 
-/// "is torchrun's; here: -np N" for another launcher's option that `cohort run` has under another name, or not at all,
-/// and "was removed; now: ..." for one that it had; empty for other words.
+/// "is torchrun's; here: -np N" for another launcher's option that `cohort run` has under a different name, or lacks;
+/// "was removed; now: ..." for an option that it had; empty for other words.
 std::string foreign_option(std::string_view word);
 
 /// "true" or "false" for a flag's value. Throws InvalidArgument with `origin`.
