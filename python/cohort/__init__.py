@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     from cohort._process.threads import run_on_threads
     from cohort.distributor import Distributor
 
-# Modules that are imported when first used: those that start processes cost milliseconds, which no rank needs to pay,
-# and some of them import torch.
+# Modules that are imported when first used, because importing those that start processes takes milliseconds, and some
+# of them import torch.
 _LATER = {
     "Distributor": "cohort.distributor",
     "Rows": "cohort._spark.rows",
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> object:
             value = getattr(importlib.import_module(_LATER[name]), name)
             globals()[name] = value
             return value
-    except ImportError as error:  # `hasattr` and `help` look up names, too; importing the module shows the ImportError
+    except ImportError as error:  # for `hasattr` and `help`, which look up names; importing the module shows the cause
         raise AttributeError(f"cohort.{name} cannot be used here -- {error}") from error
     raise AttributeError(f"module 'cohort' has no attribute {name!r}")
 

@@ -1,6 +1,6 @@
 """`python -m cohort`: the command `cohort` of this package.
 
-`--prefix` prints the folder with include/, lib/ and share/ for C++ programs, `--cmake-dir` that of cohortConfig.cmake:
+`--prefix` prints the folder with include/, lib/ and share/ for C++ programs, `--cmake-dir` the folder of cohortConfig.cmake:
     cmake -B build -Dcohort_DIR=$(python -m cohort --cmake-dir)
 """
 

@@ -1,4 +1,4 @@
-"""Batch normalization with the mean and variance of all ranks' batches: common to cohort.horovod.torch and cohort.chainermn.
+"""Batch normalization with the mean and variance of all ranks' batches, for cohort.horovod.torch and cohort.chainermn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 class Ranks:
     """Gives Normalize access to the other ranks."""
 
-    name = ""  # the layer's, for errors
+    name = ""  # the layer's name in error messages
 
     def gather(self, own: Tensor, channels: int) -> Tensor:
         """Returns one row from each rank that takes part."""
@@ -32,8 +32,8 @@ def _like_channels(vector: Tensor, input: Tensor) -> Tensor:
 
 
 class Normalize(torch.autograd.Function):
-    """Statistics are combined from each rank's count, mean and sum of squared deviations: sums of squares would lose
-    digits if the mean is large."""
+    """Combines each rank's count, mean and sum of squared deviations, because sums of squares would lose digits if the
+    mean is large."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Optional[Tensor], bias: Optional[Tensor],
@@ -53,7 +53,7 @@ class Normalize(torch.autograd.Function):
         total = counts.sum()
         if total == 1:
             raise ValueError(f"{ranks.name}: more than one value per channel is needed in training, over all ranks")
-        empty = not total  # on all ranks: like torch's for an empty batch, an empty result and no new statistics
+        empty = not total  # the same on all ranks; then the result is empty and statistics stay, as in torch
         mean = (means * counts).sum(0) / total.clamp_min(1)
         squared = (squares + counts * (means - mean).square()).sum(0)
         if running_mean is not None and running_var is not None and not empty:
@@ -128,9 +128,9 @@ def _is_converted(name: str, module: torch.nn.Module, kind: type) -> bool:
 
 
 def replaced(module: torch.nn.Module, kind: type, make: Callable[[_BatchNorm], OverRanks]) -> torch.nn.Module:
-    """Replaces each batch normalization in the module by the result of `make`, which is of class `kind`, with its
-    parameters, statistics and hooks. A shared layer remains shared. Raises InvalidArgument, before changing anything,
-    for a layer whose replacement would lose something."""
+    """Replaces each batch normalization in the module by the result of `make`, an object of class `kind`, which takes
+    over its parameters, statistics and hooks. A shared layer remains shared. Raises InvalidArgument, before changing
+    anything, for a layer whose replacement would lose something."""
     made: dict[torch.nn.Module, torch.nn.Module] = {}
     for name, part in module.named_modules():
         if _is_converted(name, part, kind):

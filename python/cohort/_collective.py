@@ -1,5 +1,5 @@
 """Communication within the package: exchanges bytes of different lengths, and errors, so that either all ranks go on or
-all raise. Collective, and waits; one thread per rank. None stands for a world of one."""
+all raise. All calls are collective and wait; one thread per rank. A communicator of None means a world of one rank."""
 
 from __future__ import annotations
 

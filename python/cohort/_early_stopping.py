@@ -1,4 +1,4 @@
-"""Ends training when a value no longer improves: C++'s cohort::EarlyStopping, with the same guarantees."""
+"""Ends training when a value no longer improves, like cohort::EarlyStopping in C++ and with the same guarantees."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class EarlyStopping:
         return self._core.state()
 
     def load_state(self, text: str) -> None:
-        """Continues from the text of `state`. Raises InvalidArgument for any other text, or one of another mode;
+        """Continues from the text of `state`. Raises InvalidArgument for any other text, or a state of another mode;
         nothing is changed then."""
         self._core.load_state(text)

@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo, for cohort.optim. C++'s (<cohort/torch/local_sgd.h>) give the same bits."""
+"""LocalSGD and DiLoCo, for cohort.optim. The C++ classes in <cohort/torch/local_sgd.h> give the same bits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _places(tensors: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields each tensor with its elements in `flat`, in its shape."""
+    """Yields each tensor with the part of `flat` that stands for it, in the tensor's shape."""
     begin = 0
     for tensor in tensors:
         yield tensor, flat[begin : begin + tensor.numel()].view(tensor.shape)
@@ -54,17 +54,17 @@ class Fragment:
     synchronisations: int = 0
     synchronised_at: int = 0  # steps included in the last one
     sent_at: int = 0  # steps included in the one under way
-    # This rank's own.
-    samples: float = 0.0  # samples since the last one
-    sent: float = 0.0  # of these, the samples before the one under way
-    # Versions of the parameters, as autograd counts changes in place, while their values are those of all ranks.
+    # Different on each rank.
+    samples: float = 0.0  # samples since the last synchronisation
+    sent: float = 0.0  # the part of `samples` that the synchronisation under way includes
+    # Autograd's counts of in-place changes of the parameters, noted when the values were the synchronised ones.
     versions: Optional[list[int]] = None
 
     def note(self) -> None:
         self.versions = [one._version for one in self.parameters]
 
     def written(self) -> bool:
-        """Returns whether others than the inner optimizer have changed the parameters since."""
+        """Returns whether anything but the inner optimizer has changed the parameters since `note`."""
         if self.versions is None or self.versions == [one._version for one in self.parameters]:
             return False
         with torch.no_grad():
@@ -123,7 +123,7 @@ class LocalSteps:
         self._held = {id(one) for part in parts for one in part}
         self.inner_optimizer = inner_optimizer
         self._transaction = Transaction("LocalSteps")
-        self._slots: Optional[Slots] = None  # where the parameters were at the last look, and those that are not averaged
+        self._slots: Optional[Slots] = None  # the parameters found by the last check; `_others` are not averaged
         self._others: list[Tensor] = []
         drop = weakref.WeakMethod(self._drop)
         self._transaction.keep("what travels", lambda: (drop() or bool)())
@@ -146,11 +146,11 @@ class LocalSteps:
         self._under_way: Optional[int] = None
         self._difference: Optional[Tensor] = None
         self._rest: Optional[Tensor] = None
-        self._rest_of: list[tuple[str, tuple[int, ...]]] = []  # the buffers in it, by name and shape
+        self._rest_of: list[tuple[str, tuple[int, ...]]] = []  # name and shape of the buffers in `_rest`
         self._works: list[Work] = []
-        # This rank's invalid number of samples, to be reported to all ranks; empty: none. And the one under way.
+        # Error about this rank's number of samples that all ranks must get ("": none); `_fault_sent` is under way.
         self._fault = self._fault_sent = ""
-        self._advance: Optional[Callable[[], None]] = None  # an elastic State's: its step then synchronises
+        self._advance: Optional[Callable[[], None]] = None  # from an elastic State, whose step then synchronises
         self._version = 0
         self._entered = False
         self._sees_inner_steps = False
@@ -174,21 +174,21 @@ class LocalSteps:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Gives all ranks rank 0's parameters as the last synchronised ones, and the outer optimizer no momentum."""
+        """Makes rank 0's parameters the last synchronised ones on all ranks; the outer optimizer has no momentum then."""
         if self._comm is not None:
             broadcast_tensors(self._comm, list(named_tensors(self._module).values()))
         for fragment in self._fragments:
             for own, place in _places(fragment.parameters, fragment.outer):
                 place.copy_(own)
             fragment.note()
-        for group in self.outer_optimizer.param_groups:  # exists early so that it can be saved, and sent
+        for group in self.outer_optimizer.param_groups:  # made early, so that it can be saved and sent
             for one in group["params"] if isinstance(self.outer_optimizer, torch.optim.SGD) and group["momentum"] else ():
                 self.outer_optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
 
     def parameters_written(self) -> None:
-        """Call it after loading weights (load_state_dict): training continues from rank 0's parameters and buffers on
-        all ranks, and the outer optimizer has no momentum yet. Otherwise, changes to parameters not by the inner
-        optimizer count as a step of training. Collective, if there is a world."""
+        """Call it after loading weights (load_state_dict): all ranks continue from rank 0's parameters and buffers, and
+        the outer optimizer starts without momentum. Without this call, a change of the parameters that the inner
+        optimizer did not make counts as a step of training. Collective, if there is a world."""
         self._require_held("parameters_written")
         self._drop()
         self.outer_optimizer.state.clear()
@@ -222,14 +222,14 @@ class LocalSteps:
                     )
         if same:
             return self._transaction.unchanged()
-        # Other parameters than those averaged are each rank's own.
+        # Parameters that are not averaged may differ between ranks.
         advice = f"it would never be the same on all ranks: synchronize() first, and then make a new {type(self).__name__}"
         self._transaction.update([one for one in shown if one[1] in self._held], who, advice)
         self._others = [one for one in self._module.parameters() if id(one) not in self._held]
         self._slots = Slots(self._module, "_parameters", "_modules")
 
     def _require_unwritten(self, where: str) -> None:
-        # An average includes loaded values; an outer optimizer would continue in their direction.
+        # LocalSGD may average loaded values, but DiLoCo's outer optimizer would continue in their direction.
         if where == "step" and isinstance(self, LocalSGD):
             return
         if any(one.written() for one in self._fragments):
@@ -245,14 +245,14 @@ class LocalSteps:
             one.versions = None
 
     def step(self, samples: float = 1.0) -> None:
-        """Tells that the inner optimizer has taken a step; equally often on all ranks. Synchronises if due.
+        """Call it after each step of the inner optimizer, equally often on all ranks. Synchronises if due.
 
-        samples  weight of this rank's part in the next average for this step, such as its batch's size; 0: no samples
+        samples  weight of this step in this rank's part of the next average, such as the batch's size; 0: no samples
 
         Raises the errors of all_reduce, Mismatch if ranks have different options, and NonFinite on all ranks, naming
         the parameter, if the average would be NaN or infinite: the last synchronised parameters then stay. A number of
         samples that is negative or not finite is an error on all ranks at their next synchronisation: Mismatch, or
-        InvalidArgument if all had it.
+        InvalidArgument if all ranks had it.
         """
         if not 0 <= samples < math.inf:
             fault = f"{samples} in step {self._steps + 1}"
@@ -283,7 +283,7 @@ class LocalSteps:
             self._complete(0.0)
         self._require_unwritten("synchronize")
         for number, one in enumerate(self._fragments):
-            # Without a step since, each rank may have kept part of a fragment; the outer momentum would continue.
+            # No step since: only drops what ranks kept of their own values (alpha); averaging would apply the momentum again.
             if one.synchronised_at == self._steps:
                 self._take(one, 0.0)
             else:
@@ -361,13 +361,13 @@ class LocalSteps:
         self._works.append(comm.all_reduce(self._rest, **how))
 
     def _besides(self, number: int) -> Tensor:
-        """Returns values averaged with a fragment: a one (0 if no rank had samples), and buffers with the first."""
+        """Returns what is averaged with a fragment: the number 1 (0 if no rank had samples); with the first, also buffers."""
         one = torch.ones(1, device=self._fragments[number].outer.device)
         return _flatten([one, *(self._buffers() if number == 0 else ())])
 
     def _average_buffers_anew(self, comm: Communicator, number: int, samples: bool) -> None:
-        """Averages what travels beside a fragment again if buffers were added or removed meanwhile, or if no rank had
-        samples: then ranks count equally."""
+        """Averages the values of `_besides` again if buffers were added or removed meanwhile, or if no rank had samples
+        (then all ranks have the same weight)."""
         buffers = self._described_buffers()
         if samples and (number != 0 or buffers == self._rest_of):
             return
@@ -427,7 +427,7 @@ class LocalSteps:
             self._advance()
 
     def _raise_non_finite(self, fragment: Fragment) -> None:
-        """Raises NonFinite on all ranks, naming those whose parameters are NaN, infinite, or too large to average."""
+        """Raises NonFinite on all ranks, naming the ranks whose parameters are NaN, infinite, or too large to average."""
         assert self._comm is not None
         names = {id(one): name for name, one in self._module.named_parameters()}
         bad = [names.get(id(one), "?") for one in fragment.parameters if not bool(torch.isfinite(one).all())]
@@ -460,9 +460,9 @@ class LocalSteps:
         self._fault, self._fault_sent = self._fault_sent or self._fault, ""  # no other rank has learned of it
 
     def _rebind(self, comm: Communicator) -> bool:
-        """Moves to an elastic job's new world. Returns whether this rank comes in the middle of a round."""
+        """Moves to an elastic job's new world. Returns whether this rank joins in the middle of a round."""
         for parameter in self._module.parameters():
-            parameter.grad = None  # of a step that did not end
+            parameter.grad = None  # left by a step that did not end
         self._drop()
         self._comm = comm
         fresh, self._entered = not self._entered, True
@@ -501,10 +501,10 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the state from which this rank can continue, to the bit, even between synchronisations: parameters,
-        buffers, the inner optimizer's state and state that is the same on all ranks. For torch.save in a file for each
-        rank, or as `state` of CheckpointFolder.save, whose model and optimizer are rank 0's. Tensors are the ones in
-        use. Waits for a synchronisation under way. Not collective. Raises InvalidArgument, on this rank alone, after a
-        number of samples that cannot be."""
+        buffers, the inner optimizer's state, and state that is the same on all ranks. Save it by torch.save in a file
+        for each rank, or as `state` of CheckpointFolder.save (model and optimizer there are rank 0's). The tensors are
+        not copies. Waits for a synchronisation under way. Not collective. Raises InvalidArgument, only on this rank,
+        if `step` was called with an invalid number of samples."""
         for work in self._works:
             work.wait()
         if self._fault or self._fault_sent:
@@ -546,7 +546,7 @@ class LocalSteps:
                 raise InvalidArgument(f"DiLoCo, LocalSGD: the state's 'outer/counts' has {value} at {at} -- it is damaged")
         for name, one in self._outer().items():
             get(name, one.shape)
-        outer: dict[str, tuple[int, str]] = {}  # of a fragment
+        outer: dict[str, tuple[int, str]] = {}  # by name: fragment, and name in it
         for name, one in state_dict.items():
             kind, _, place = name.partition("/")
             key, _, number = place.partition("/")
@@ -571,7 +571,7 @@ class LocalSteps:
             get(f"inner/{name}", one.shape)
         if own:
             entries = [to_entry(name[10:], one) for name, one in state_dict.items() if name.startswith("optimizer/")]
-            # In the form of a file's bytes.
+            # In the form in which a file's tensors are read.
             moments = [(*one, (ctypes.c_char * data.numel()).from_address(data.data_ptr())) for *one, data in entries]
             optimizer = self.inner_optimizer
             _, metadata = _checkpoint_optimizer.snapshot(optimizer, self._module)
@@ -596,14 +596,14 @@ class LocalSteps:
                 self._take(fragment, 0.0)
         self._version += 1
         restore_optimizer()
-        if under_way >= 0:  # it has reached all ranks
+        if under_way >= 0:  # its averages had arrived when the state was saved
             self._under_way, self._difference, self._rest = under_way, difference, rest
             self._rest_of = self._described_buffers()
             self._transaction.resume()
 
 
 class LocalSGD(LocalSteps):
-    """Averages parameters each `sync_every` steps (Stich 2018, arXiv 1805.09767); in between every rank steps its own.
+    """Averages parameters each `sync_every` steps (Stich 2018, arXiv 1805.09767); in between every rank trains its own.
 
         with cohort.optim.LocalSGD(model, optimizer, sync_every=10) as local:
             ...  loss.backward(); optimizer.step()
@@ -611,19 +611,19 @@ class LocalSGD(LocalSteps):
 
     Without `with`, call `local.step()` after each `optimizer.step()` (also with a GradScaler, which may skip steps).
 
-    model          a module, not in a DistributedDataParallel of all ranks; it may be in one of a host's ranks, if
-                   `comm` is then the communicator over hosts
-    optimizer      any torch optimizer of its parameters. Its state stays each rank's own
+    model          a module, not in a DistributedDataParallel of all ranks. It may be in one of a single host's ranks, if
+                   `comm` then connects the hosts
+    optimizer      any torch optimizer of its parameters. Each rank keeps its own state
     sync_every     steps from one synchronisation to the next
-    warm_up_steps  number of first steps that are all synchronised
-    wire_format    "bfloat16", "int8" or "int4": format between hosts of differences from the last
-                   synchronised parameters
+    warm_up_steps  number of steps at the beginning that are each synchronised
+    wire_format    "bfloat16", "int8" or "int4": format in which differences from the last synchronised parameters
+                   travel between hosts
     comm           default: the default world, or in an elastic job each of its worlds
 
     Begins with rank 0's parameters and buffers (collective, if there is a world). Parameters that need no gradient, and
     those that are not floating-point, stay each rank's own. Floating-point buffers (statistics of BatchNorm) are
-    averaged. One thread per rank. Raises InvalidArgument for options that have no meaning, and if the optimizer steps
-    parameters of no module here. `step` and `synchronize` raise it for parameters that were unfrozen, replaced or added
+    averaged. One thread per rank. Raises InvalidArgument for options that have no meaning, and if the optimizer has
+    parameters that are not the model's. `step` and `synchronize` raise it for parameters that were unfrozen, replaced or added
     since, and if weights loaded since the last synchronisation would be lost (see `parameters_written`).
     """
 
@@ -634,8 +634,8 @@ class LocalSGD(LocalSteps):
 
 
 class DiLoCo(LocalSteps):
-    """LocalSGD with an outer optimizer, whose gradient is the average over ranks of last synchronised minus own
-    parameters (Douillard et al. 2023, arXiv 2311.08105). The model may be synchronised in fragments, in turn, while
+    """LocalSGD with an outer optimizer. Its gradient is the average over ranks of the last synchronised parameters minus
+    the rank's own (Douillard et al. 2023, arXiv 2311.08105). The model may be synchronised in fragments, in turn, while
     training continues (Streaming DiLoCo, arXiv 2501.18512).
 
         diloco = cohort.optim.DiLoCo(model, torch.optim.AdamW(model.parameters(), 4e-4), sync_every=100)
@@ -645,7 +645,7 @@ class DiLoCo(LocalSteps):
     Names are torchft's, where they mean the same; there is no manager.
 
     model_fragments        a module; or a list of modules, each of which is a fragment
-    inner_optimizer        any torch optimizer of their parameters. Its state stays each rank's own
+    inner_optimizer        any torch optimizer of their parameters. Each rank keeps its own state
     outer_optimizer        a function that gets the outer parameters, one flat tensor for each fragment, and returns an
                            optimizer of torch: lambda flat: torch.optim.SGD(flat, 0.7, momentum=0.9, nesterov=True) is the
                            default, with the rate and momentum of
@@ -655,8 +655,8 @@ class DiLoCo(LocalSteps):
                            synchronised each sync_every / fragments steps, which has to be a whole number
     fragment_sync_delay    tau: number of steps during which a synchronisation is under way, before its result is used.
                            Less than the steps between synchronisations. 0: `step` waits for the result
-    fragment_update_alpha  fraction of this rank's own parameters in the result, 0 to 1: 0 uses the synchronised
-                           parameters alone, and drops the changes by the steps of the delay. Streaming DiLoCo uses 0.5
+    fragment_update_alpha  fraction of this rank's own parameters in the result, 0 to 1. 0 uses only the synchronised
+                           parameters, and drops the changes made during the delay. Streaming DiLoCo uses 0.5
                            with a delay
     wire_format            "bfloat16", "int8" or "int4": format of pseudo-gradients between hosts
     comm                   default: the default world, or in an elastic job each of its worlds

@@ -13,7 +13,7 @@ class Slots:
     def __init__(self, module: torch.nn.Module, *kinds: str) -> None:
         found = [getattr(part, kind) for part in module.modules() for kind in kinds]
         self._dicts = [slots for slots in found if isinstance(slots, dict)]
-        # Referenced, so that no other object gets the same address.
+        # Keeps references, so that no other object gets the same address.
         self._values = [value for slots in self._dicts for value in dict.values(slots)]
 
     def changed(self) -> bool:

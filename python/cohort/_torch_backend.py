@@ -27,7 +27,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _waiting(size: int, wait: Callable[[], Any]) -> Any:
-    """Returns the result of `wait`; the launcher is told meanwhile that this rank waits for the others of `size`."""
+    """Returns the result of `wait`. Meanwhile the launcher knows that this rank waits for all `size` ranks."""
     from cohort import _core
 
     _core.begin_init(size)
@@ -41,9 +41,9 @@ def _waiting(size: int, wait: Callable[[], Any]) -> Any:
 
 
 def _tell_of_rendezvous(registry: ModuleType) -> None:
-    """Makes torch's own wait for all ranks, which precedes any backend, known to the launcher, too."""
+    """Lets the launcher know of torch's own wait for all ranks, too, which comes before any backend exists."""
     inner = getattr(registry, "rendezvous", None)
-    # In an elastic job, `init` reports the wait: a process that is no member yet waits for no ranks.
+    # In an elastic job, `init` reports the wait, because a process that is no member yet waits for no ranks.
     if inner is None or hasattr(inner, "_of_torch") or not os.environ.get("COHORT_STATUS_FD") or _is_elastic():
         return
 
@@ -118,7 +118,7 @@ def _backend_asked_for() -> str:
 
 def _env_handler(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps torch's handler of env://: for the backend "cohort" some of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    may be missing, and the launcher supplies these. Nothing changes for other backends."""
+    may be missing, and the launcher supplies the missing ones. Nothing changes for other backends."""
 
     def env(url: str, **options: Any) -> Any:
         if "cohort" in _backend_asked_for():

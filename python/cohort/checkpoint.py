@@ -1,6 +1,6 @@
 """Checkpoints that are either complete and checked or absent. Each holds model, optimizer, sampler position, step and
 epoch, and every rank's random state and own tensors, in a folder of safetensors and JSON that C++ programs read and
-write as well (docs/reference/checkpoint-format.md). Also: weights alone.
+write as well (docs/reference/checkpoint-format.md). Weights can also be saved alone.
 
     checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
     resumed = checkpoints.load_latest(model, optimizer)          # None: no checkpoint yet
@@ -68,7 +68,7 @@ _RANDOM_PREFIX = "random/"
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """A training's position, apart from tensors."""
+    """The position of a training, without its tensors."""
 
     step: int = 0  # optimizer steps taken
     epoch: int = 0  # epochs begun before this one
@@ -81,7 +81,7 @@ class CheckpointInfo:
     """A checkpoint on the disk."""
 
     folder: str  # its path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
-    generation: int  # 7: numbers grow with every save in the same folder
+    generation: int  # 7; grows with every save in the same folder
     world_size: int  # ranks that saved it
     created: str  # "2026-11-21T09:00:00Z"
     program: str  # "cohort, torch 2.13.0"
@@ -118,7 +118,7 @@ def _plain_values(values: Mapping[str, Any]) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a tensor: a box of the whole, and a range of the box's elements, row-major (None: all)."""
+    """A part of a tensor: a box of the whole, and a range of the box's elements, row-major (count None: all)."""
 
     sizes: Sequence[int]  # sizes of the whole tensor
     start: Sequence[int]  # the box's first index in each dimension
@@ -142,7 +142,7 @@ class CheckpointSave:
         return self._pending.done()
 
     def wait(self) -> CheckpointInfo:
-        """Waits until the checkpoint is on the disk. Raises the save's error instead of the folder."""
+        """Waits until the checkpoint is on the disk. Returns its description, or raises the save's error."""
         return _info_of(self._pending.wait())
 
 
@@ -166,15 +166,15 @@ class CheckpointFolder:
         place   which ranks write, and on which disks; the same on all ranks.
                 "rank0": rank 0's disk; other ranks send their data to rank 0 and need not see the folder.
                 "shared": all ranks see it (NFS, Lustre, one host): every rank writes and reads its own part.
-                "local": a folder of this path on every host's own disk, with the parts of that host's ranks and copies
-                of another's; loading gathers them from all hosts
+                "local": a folder of this path on every host's own disk. It holds the parts of that host's ranks, and
+                copies of another host's parts; loading gathers them from all hosts
         copies  for "local": number of hosts that store each file, at least 1, at most all. 2:
                 each host's files are also on the next host. 1: a checkpoint is lost with any host's disk. The same
                 on all ranks
-        best_by     the checkpoints with the best number of this name among their `values` stay as well, across restarts
-                    too. Checkpoints without a finite number of this name are never kept for it; among equals the older
-                    is better. "": only `keep` counts. The same on all ranks
-        keep_best   how many of these to keep; 0: 1 if there is a best_by
+        best_by     a name in `values`: the checkpoints with the best numbers of this name stay as well, also across
+                    restarts. Checkpoints without a finite number of this name are never kept for it; of equal ones, the
+                    older is better. "": only `keep` counts. The same on all ranks
+        keep_best   number of best checkpoints that stay; 0 means 1 if there is a best_by
         best_mode   "min": lower is better, as for a loss; "max": higher, as for an accuracy
         """
         self.folder = os.fspath(folder)
@@ -200,8 +200,8 @@ class CheckpointFolder:
         """Saves the training; collective. Returns on every rank when the checkpoint is on the disk.
 
         Model, optimizer and progress (or step, epoch, sampler and values) are saved from rank 0. Every rank saves its
-        random state (of torch's CPU generator and of the GPUs that the module is on) and `state`, tensors of this rank
-        alone by any name. A GPU's tensors are copied to the host after the work queued on torch's current stream. Files
+        random state (of torch's CPU generator and of the GPUs that the module is on) and `state`, its own tensors by any
+        names. A GPU's tensors are copied to the host after the work queued on torch's current stream. Files
         are written to a hidden folder and synced, then a manifest with their digests, then the folder is renamed: a
         process killed at any moment leaves the checkpoints unchanged and at most a hidden remainder, which the next
         save removes. Waits first for a save in the background; if its error was not raised by its handle, raises it
@@ -225,7 +225,7 @@ class CheckpointFolder:
                    state: Optional[Mapping[str, torch.Tensor]] = None,
                    shards: Optional[Mapping[str, tuple[torch.Tensor, Shard]]] = None) -> CheckpointSave:  # fmt: skip
         """Like save, but returns when all tensors have been copied into host memory. The next save uses that memory
-        again: in all, twice the state's size is needed (for state on a GPU, that much host memory).
+        again. In all, twice the state's size is needed (for state on a GPU, its size in host memory).
 
         A thread of low priority writes the files, without the GIL, over a communicator that the first call splits off.
         One save at a time: a second call waits for the first. An error is logged immediately (subsystem "checkpoint"),
@@ -388,7 +388,7 @@ class CheckpointFolder:
             state.update(_tensors_of(part, path, _STATE_PREFIX))
             random = _tensors_of(part, path, _RANDOM_PREFIX)
         elif _RANDOM in files:
-            # "rank/3" is the state of the CPU generator, "rank/3/cuda/0" that of a GPU's.
+            # "rank/3" is the state of the CPU generator, "rank/3/cuda/0" the state of a GPU's generator.
             for entry in parse(_RANDOM)[0]:
                 _, of, generator = (entry[0] + "//").split("/", 2)
                 if of == str(rank):
@@ -446,7 +446,7 @@ def _report(comm: Optional[Communicator], passed_over: Iterable[str], all_damage
 
 
 def _whole(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Returns the optimizer of the module's parameters if `optimizer` is one of pieces (cohort.optim.Sharded)."""
+    """For an optimizer of pieces (cohort.optim.Sharded), returns an optimizer of the module's whole parameters."""
     return optimizer._whole() if hasattr(optimizer, "_whole") else optimizer
 
 
@@ -527,18 +527,18 @@ _SLICE = 0.2
 def follow(
     folder: Path, *, after_generation: int = 0, look_every: float = 1.0, timeout: Optional[float] = None
 ) -> Iterator[CheckpointInfo]:
-    """Yields the training's checkpoints as they appear, to a separate process, until it ends. Not collective.
+    """Yields a training's checkpoints to a separate process as they appear, until the training ends. Not collective.
 
         checkpoints = cohort.checkpoint.CheckpointFolder("run/checkpoints")
         for info in cohort.checkpoint.follow("run/checkpoints"):
             info = checkpoints.load_latest(model) or info         # may be an even newer one
             ...  evaluate
 
-    Each is the newest one with a valid manifest: a caller slower than the training skips some, but never the last.
+    Each is the newest one with a valid manifest, so a caller slower than the training skips some, but never the last.
     SIGTERM means that the training has ended (`cohort run` sends it to an evaluator after the ranks have ended); from
     the first wait on, SIGTERM does not end the process. Call from the main thread or any other, one call at a time.
 
-    folder            of the checkpoints; need not exist yet
+    folder            the checkpoints' folder; need not exist yet
     after_generation  checkpoints up to this one are left out
     look_every        seconds between reads of the folder
     timeout           seconds to wait for the next checkpoint before Timeout is raised; None: no limit

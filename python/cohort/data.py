@@ -20,7 +20,7 @@ __all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "p
 
 
 def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
-    """Returns the order of an epoch's samples as an array of 64-bit integers, equal to C++'s on every platform."""
+    """Returns the order of an epoch's samples as an array of 64-bit integers, the same as in C++ on every platform."""
     order = array.array("q", bytes(8 * size))
     if size:
         _core.permute(order, seed % 2**64, epoch)
@@ -48,8 +48,8 @@ class SamplerState:
 class DistributedSampler:
     """This rank's part of a data set, epoch by epoch.
 
-    In batches, as C++'s sampler: the last step of an epoch is spread over the ranks, and DistributedDataParallel, if
-    given the sampler, weights each rank by its number of samples:
+    With a batch_size it yields batches, like the C++ sampler. The last step of an epoch is spread over the ranks, and a
+    DistributedDataParallel that is given the sampler weights each rank by its number of samples:
 
         sampler = DistributedSampler(data, batch_size=32)
         loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
@@ -58,10 +58,10 @@ class DistributedSampler:
             for x, y in loader:
                 ...; optimizer.step(); sampler.step()
 
-    step() is needed if the model is given the sampler, or if the sampler's position is to be saved: once after each
-    batch, also while gradients of several batches are accumulated.
+    step() is needed if the model is given the sampler, or if the sampler's position is to be saved. Call it once after
+    each batch, also while gradients of several batches are accumulated.
 
-    In single samples, as torch's sampler and with its arguments: every rank gets equally many.
+    Without a batch_size it yields single samples, like torch's sampler and with its arguments; each rank gets equally many.
 
         loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 
@@ -69,16 +69,16 @@ class DistributedSampler:
     num_replicas   default: the default world's size (1 without a world)
     rank           default: the default world's rank (0)
     shuffle        True: a new permutation in every epoch; False: the samples in order
-    seed           of the permutation; an unsigned 64-bit integer
+    seed           seed of the permutation; an unsigned 64-bit integer
     drop_last      without batch_size: drop the samples that do not divide evenly, instead of padding
     batch_size     samples per rank and step; with it, iterating gives lists
     remainder      "keep", "drop" or "pad"; default: "keep" with a batch_size, else "pad", or "drop" with drop_last
-    shares         with a batch_size: a number for each rank, (2, 1): its part of every step of batch_size times the
-                   number of ranks; "measured": by each rank's speed, measured during training by a
+    shares         how each step's samples, batch_size times the number of ranks, are divided: a number for each rank, as
+                   (2, 1), for its part; "measured": by each rank's speed, measured during training by a
                    DistributedDataParallel that has been given the sampler (step() is collective then); "even". Default:
                    COHORT_SHARES if a DistributedDataParallel has been given the sampler, else even. Uneven shares need
                    averages weighted by samples, as DistributedDataParallel with a sampler computes
-    comm           takes rank and size from it instead
+    comm           a Communicator that rank and size are taken from instead
 
     Iterating begins an epoch at the cursor. If that epoch was used up, or drawn to its end without any `step`, the next
     epoch begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler has the same effect.
@@ -126,17 +126,17 @@ class DistributedSampler:
             self._shares.require_world(self.num_replicas)
         self._state = SamplerState(seed=seed, size=size)
         self._drawn = 0  # samples of this epoch handed out, over all ranks
-        # Steps drawn but not stepped over: (cursor after the step, samples of all ranks, samples of this rank).
+        # Steps drawn, for which `step` was not called yet: (cursor after the step, samples of all ranks, samples of this rank).
         self._steps: deque[tuple[int, int, int]] = deque()
-        # Batches that a DataLoader's loop has received and not stepped over (None: not counted), and this rank's
-        # samples of the last batch stepped over. A DataLoader draws ahead, so `_steps` does not tell these.
+        # Batches that a DataLoader's loop has received before their `step` (None: not counted), and this rank's number of
+        # samples in the batch of the last `step`. A DataLoader draws ahead, so `_steps` does not tell these.
         self._received: Optional[int] = None
         self._own_of_last = -1
-        self._order: Sequence[int] = ()  # the permutation of
-        self._ordered: Optional[tuple[int, int]] = None  # this seed and epoch
+        self._order: Sequence[int] = ()  # the permutation
+        self._ordered: Optional[tuple[int, int]] = None  # seed and epoch of `_order`
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: they keep the shares that were asked for, and measure speeds again."""
+        """Copies and pickles keep the shares that were asked for, and measure speeds again."""
         return {**self.__dict__, "_shares": self._shares is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -161,8 +161,8 @@ class DistributedSampler:
     def next_batch(self) -> Optional[list[int]]:
         """Returns this rank's samples of the next step, possibly none; None at the end of the epoch.
 
-        Draws ahead of `step`: samples that have been drawn but not stepped over are drawn again after `reset` or a
-        restored state.
+        Draws ahead of `step`: samples drawn for which `step` was not called are drawn again after `reset` or a restored
+        state.
         """
         left = self.size - self._drawn
         if left <= 0 or (self.remainder is Remainder.DROP and left < self._full):
@@ -184,7 +184,7 @@ class DistributedSampler:
         return [self._order[at % self.size] for at in range(begin, begin + count)]
 
     def step(self, steps: int = 1) -> None:
-        """Tells that the optimizer has used the oldest step drawn: the cursor advances. Raises InvalidArgument if fewer
+        """Call it when the optimizer has used the oldest step drawn; advances the cursor. Raises InvalidArgument if fewer
         steps were drawn, or steps < 1. Without a batch_size a step is one sample per rank: pass the batch's samples."""
         if not 1 <= steps <= len(self._steps):
             raise InvalidArgument(
@@ -227,12 +227,12 @@ class DistributedSampler:
         self._received = (self._received or 0) + 1
 
     def global_batch(self) -> int:
-        """Returns the samples over all ranks of the oldest step drawn; 0 if there is none."""
+        """Returns the number of samples, over all ranks, of the oldest step drawn; 0 if there is none."""
         return self._steps[0][1] if self._steps else 0
 
     def _samples_of_batch(self, trained_at: Optional[int]) -> int:
-        """Returns this rank's samples of the batch that a forward is for: the oldest one drawn and not stepped over (a
-        DataLoader with workers draws ahead); -1 if there is none.
+        """Returns this rank's number of samples in the batch that a forward is for. That is the oldest batch drawn for
+        which `step` was not called (a DataLoader with workers draws ahead); -1 if there is none.
 
         trained_at: the cursor at which the model may already have been trained on that batch. Irrelevant while all
         batches drawn have equally many samples.
@@ -308,7 +308,7 @@ class DistributedSampler:
             self._rewind()
 
     def set_world(self, rank: int, size: int, global_batch: Optional[int] = None) -> None:
-        """Continues in another world from this position. Samples drawn, not stepped over, are drawn again by any rank.
+        """Continues in another world from this position. Samples drawn before their `step` are drawn again, by any rank.
 
         global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
 

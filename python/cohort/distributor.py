@@ -1,4 +1,4 @@
-"""`cohort.Distributor`: for programs that use Spark's TorchDistributor. The same calls, the same results."""
+"""`cohort.Distributor`: for programs that use Spark's TorchDistributor, with the same calls and results."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Distributor:
     num_processes  how many processes, from 1
     local_mode     True: on this host. False: on the workers of the active SparkSession, where one task of a barrier job
                    runs one process, or as many as it has GPUs (spark.task.resource.gpu.amount)
-    use_gpu        True: at most one process for each GPU that this process may use, and no more are started; each rank
+    use_gpu        True: starts at most one process for each GPU that this process may use; each rank
                    sees the job's GPUs and uses the one of its LOCAL_RANK. Without any GPU, warns and uses the CPU.
                    False: the ranks see no GPU
 
     hosts, hostfile  run on these hosts, as with `cohort.run` (TorchDistributor has Spark's workers instead); default:
-                   this host, or those of this process's Slurm allocation. On several hosts each host manages its own
+                   this host, or the hosts of this process's Slurm allocation. On several hosts each host manages its own
                    GPUs: they are not counted here, and each host's CUDA_VISIBLE_DEVICES applies
 
     Warns (RuntimeWarning) if fewer processes run than were asked for, or if a GPU was asked for and there is none.
@@ -116,10 +116,10 @@ class Distributor:
 
     def run_on_dataframe(self, train_function: Callable[..., Any], dataframe: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls `train_function(rows, *args, **kwargs)` on each rank, where `rows` is the rank's partition of a Spark
-        DataFrame: a `cohort.Rows`, Arrow batches in memory. For local_mode=False.
+        DataFrame: a `cohort.Rows`, Arrow batches in memory. Only with local_mode=False.
 
-        A DataFrame whose number of partitions differs from that of tasks is repartitioned. Partitions may differ in
-        size and be empty: `rows` knows how many rows each rank has. Returns and raises as `run`.
+        A DataFrame whose number of partitions differs from the number of tasks is repartitioned. Partitions may differ in
+        size and be empty: `rows` knows how many rows each rank has. Returns and raises like `run`.
         """
         if self.local_mode:
             raise InvalidArgument("Distributor.run_on_dataframe: partitions are on Spark's workers -- local_mode=False")
@@ -149,7 +149,7 @@ class Distributor:
         (InvalidArgument), and None is returned.
 
         The ranks have RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT and this process's environment. Raises
-        as `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
+        like `cohort.run`: the exception of the rank that failed first, or RankFailed (a RuntimeError) with its last words.
         """
         if isinstance(train_object, (str, os.PathLike)):
             if kwargs:

@@ -125,7 +125,7 @@ class _Sharded:
         self._trained: list[torch.Tensor] = []  # all parameters of the groups
         self._indices: list[int] = []  # their indices among the model's parameters
         self._writes: list[int] = []  # by piece: the writes to its parameter that its master includes
-        self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # in no group
+        self._free = {id(tensor): index for index, tensor in enumerate(self._reducer.parameters)}  # those in no group, by id
         self._members: list[str] = []  # by parameter: its group's name
         self._compared = False  # this step's clip_grad_norm has compared the options
         self._clips = False
@@ -184,13 +184,13 @@ class _Sharded:
         return self._transaction.sums()
 
     def _without_gradient(self) -> list[str]:
-        """Returns parameters without a gradient. With whole gradients, a rank that drops one leaves its part out."""
+        """Returns parameters without a gradient. With whole gradients, a rank that drops one leaves out its piece."""
         if self._reducer.core.divides_gradients:
             return []
         return [one.name for one in self._reducer._parameters if one.tensor.grad is None]
 
     def _local_gradients(self) -> list[tuple[str, str, str]]:
-        """Returns gradients since the last reduction: they are this rank's alone, unless the program averages them."""
+        """Returns gradients made since the last reduction. They are this rank's own, unless the program averages them."""
         reducer = self._reducer
         told = []
         for index, parameter in zip(self._indices, self._trained):
@@ -402,7 +402,7 @@ def _has_master(values: torch.Tensor) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    """Returns the same number on all ranks that have the same bits: integers wrap around, in any order of the sum."""
+    """Returns the same number on all ranks that have the same bits, in any order of the sum, since integers wrap around."""
     bits = tensor.detach().reshape(-1).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
     return int((bits.long() * torch.arange(1, 2 * len(bits), 2, device=bits.device)).sum())
 
@@ -474,8 +474,8 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
         zero_grad()               sets the gradients of its parameters and pieces to None, whatever set_to_none says;
                                   `step` also removes divided gradients
         pieces                    list of Piece
-    Parameters of 16 bits are stepped in float32 ("master weights"), which the pieces keep, and rounded afterwards. A
-    parameter without a gradient is not changed. state_dict() holds this rank's state, which pieces it is of ("pieces"),
+    Parameters of 16 bits are updated in float32 ("master weights"), which the pieces keep, and rounded afterwards. A
+    parameter without a gradient is not changed. state_dict() holds this rank's state, the pieces it belongs to ("pieces"),
     and their master weights ("masters"); load_state_dict raises InvalidArgument for a state of other pieces. Hooks of
     `step` run once, before pieces have their gradients and after all ranks have all parameters. torch's GradScaler finds
     no gradients in the optimizer.

@@ -97,7 +97,7 @@ def _rank() -> int:
 
 
 def _open_record() -> RunRecord | None:
-    """Returns the record to which all values are written; rank 0's alone."""
+    """Returns the record to which all values are written; only rank 0 has one."""
     global _record
     if _record is None and _rank() == 0:
         _record = _latest()

@@ -17,9 +17,9 @@ from cohort.errors import Corrupt, InvalidArgument
 
 _log = logging.getLogger("cohort.checkpoint")
 _NUMBERS = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
-# Options without C++ counterpart that change the arithmetic: part of the type's name, so other types refuse it.
+# Options that C++ lacks and that change the arithmetic. They are part of the saved type's name, so other types refuse it.
 _VARIANTS = ("maximize", "decoupled_weight_decay")
-# Entries of a group, besides its kind's options, that are not saved for other programs.
+# Entries of a group that are not saved for other programs (its kind's options are saved separately).
 _NOT_SAVED = ("params", "param_names", "betas", "foreach", "fused", "capturable", "differentiable", *_VARIANTS)
 # Metadata key: values that the program or a schedule has added to each group ("initial_lr"), as JSON.
 _ADDED = "group_values"
@@ -28,14 +28,14 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class _Kind:
-    """Names are libtorch's. A field's kind: "float", "int", "bool", "tensor", "list" (of tensors), "text"; "count": a
-    whole number in C++ and a tensor here. With "?": may be missing."""
+    """Options and state of one type of optimizer, by libtorch's names. A value is the field's kind: "float", "int",
+    "bool", "tensor", "list" (of tensors), "text", or "count" (an integer in C++, a tensor here). "?": may be missing."""
 
     name: str
     options: Mapping[str, str]
     state: Mapping[str, str]
     own_shapes: bool = False  # the state's tensors do not have the parameter's shape
-    plain_counts: bool = False  # counts are Python's int
+    plain_counts: bool = False  # counts are Python ints, not tensors
 
 
 _ADAM = {"lr": "float", "beta1": "float", "beta2": "float", "eps": "float", "weight_decay": "float", "amsgrad": "bool"}
@@ -153,7 +153,7 @@ def _group_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> 
 
 
 def _added(group: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
-    """Returns a group's entries besides its kind's options: numbers, text and bools. Warns once of other values."""
+    """Returns the group's numbers, text and bools that are not options of its kind. Warns once about other values."""
     added: dict[str, Any] = {}
     for name, value in group.items():
         if name in kind.options or name in _NOT_SAVED or not isinstance(name, str):
@@ -200,7 +200,7 @@ class _Saver:
         elif kind == "text":
             self.metadata[name] = str(value)
         elif kind == "tensor":
-            # LBFGS has numbers, but tensors in C++.
+            # LBFGS keeps numbers here, and tensors in C++.
             self.tensors.append(to_entry(name, value if isinstance(value, torch.Tensor) else torch.tensor(float(value))))
         else:
             kind = "int" if kind == "count" else kind
@@ -209,9 +209,9 @@ class _Saver:
 
 
 def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple[list[Entry], dict[str, str]]:
-    """Returns the optimizer's tensors, and text: type, names of each group's parameters, options that are text.
+    """Returns the optimizer's tensors and, as text, its type, the parameters' names in each group, and text options.
 
-    Raises InvalidArgument if the optimizer is not one of those above, has state beyond its kind's, or has parameters
+    Raises InvalidArgument if the optimizer is of no type listed above, has state beyond its kind's, or has parameters
     that are not the module's.
     """
     kind, names, out = _kind_of(optimizer), _names_of(module), _Saver()
@@ -228,7 +228,7 @@ def snapshot(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> tuple
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
             if not state:
-                continue  # not stepped yet
+                continue  # no step yet
             more = sorted(str(name) for name in state if name not in kind.state)
             if more:
                 raise InvalidArgument(
@@ -247,27 +247,27 @@ class _Place:
 
     device: torch.device = torch.device("cpu")
     like: torch.Tensor | None = None  # the parameter, whose shape the tensors have; None: own shapes
-    count: torch.Tensor | None = None  # a count; None: the count is Python's int
+    count: torch.Tensor | None = None  # tensor for a count; None: counts are Python ints
     dtype: torch.dtype | None = None  # for floating-point tensors; None: as saved
 
 
 def _place_of(parameter: torch.Tensor, group: Mapping[str, Any], kind: _Kind, masters: bool) -> _Place:
     count = None
     if not kind.plain_counts:
-        # As torch creates it: on the device where kernels read it.
+        # Created as torch does, on the device where kernels read it.
         double = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         on_device = group.get("fused") or group.get("capturable")
         count = torch.zeros(
             (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
         )
-    # The parameter's type, as in torch's load_state_dict: the module may have been cast since the last step.
+    # The parameter's type, as in torch's load_state_dict, because the module may have been cast since the last step.
     has_master = masters and parameter.dtype in (torch.float16, torch.bfloat16)
     dtype = (torch.float32 if has_master else parameter.dtype) if parameter.is_floating_point() else None
     return _Place(parameter.device, None if kind.own_shapes else parameter, count, dtype)
 
 
 def _plain_groups(text: str) -> str:
-    """Converts the groups of a file written before wrappers' parts were removed from names."""
+    """Converts the groups of an older file, whose names still have the parts that wrappers add."""
     try:
         groups = json.loads(text)
         plain = [[plain_name(name) for name in group] for group in groups]
@@ -321,7 +321,7 @@ class _Loader:
                 return tensor.to(place.device)
             if tensor.shape != like.shape:
                 raise self.corrupt(f"'{name}' has shape {list(tensor.shape)} where its parameter has {list(like.shape)}")
-            # With the parameter's strides, as torch creates it: later results then do not depend on the file.
+            # Uses the parameter's strides, like torch, so that later results do not depend on the file.
             dtype = place.dtype if place.dtype is not None and tensor.is_floating_point() else tensor.dtype
             return torch.empty_like(like, dtype=dtype).copy_(tensor)
         if kind == "count":
@@ -333,7 +333,7 @@ class _Loader:
 def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: Iterable[Entry],
             metadata: Mapping[str, str], source: str, *, masters: bool = False) -> Callable[[], None]:  # fmt: skip
     """Returns a function that sets the optimizer to the state in the file and can no longer fail. masters: parameters
-    of 16 bits are stepped in float32.
+    of 16 bits are updated in float32.
 
     Raises InvalidArgument if the file is of another type of optimizer or of other parameters, Corrupt if an entry is
     missing or misshapen; nothing is changed then.
@@ -352,7 +352,7 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
             f"{source}: does not fit the optimizer -- it is of {metadata.get('type', '')}, and this one is "
             f"{_type_of(optimizer, kind)} -- use that, or pass None to start with a fresh one"
         )
-    # A sharded optimizer's master weights, with more bits than its parameters.
+    # Leaves out the master weights of a sharded optimizer, which have more bits than its parameters.
     loader = _Loader([_plain_entry(one) for one in entries if not one[0].endswith("/master")], metadata, source)
     options = _restored_added(metadata, len(optimizer.param_groups), source)
     states: list[tuple[torch.Tensor, dict[str, Any]]] = []
@@ -378,7 +378,7 @@ def restore(optimizer: torch.optim.Optimizer, module: torch.nn.Module, entries: 
                 old = group.get(name)
                 if isinstance(old, torch.Tensor) and isinstance(value, (int, float)):
                     old.fill_(value)  # a rate that is a tensor stays the same tensor
-                elif not (isinstance(old, (bool, int, float, tuple)) and old == value):  # keeps an integer 0
+                elif not (isinstance(old, (bool, int, float, tuple)) and old == value):  # an equal value stays (int 0)
                     group[name] = value
         put_states(optimizer.state, dict(states))
 

@@ -27,8 +27,8 @@ def take(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     groups      the options of each group
     parameters  the state of each parameter with a state, by its number
     others      state with other keys
-    own         `state_dict()` of an optimizer with its own version of that, which may hold more
-    within      the same for inner optimizers, by attribute: the optimizer may be a wrapper
+    own         `state_dict()`, if the optimizer's class has its own version, which may hold more
+    within      if the optimizer wraps others, the same for each of these, by attribute
     """
     numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(optimizer))}
     state = optimizer.state
@@ -48,7 +48,7 @@ def is_empty(taken: Mapping[str, Any]) -> bool:
 
 
 def put(optimizer: torch.optim.Optimizer, taken: Mapping[str, Any]) -> None:
-    """Sets the optimizer to the state that `take` returned for one with the same groups; other options stay.
+    """Sets the optimizer to the state that `take` returned for an optimizer with the same groups; other options stay.
 
     Raises ValueError if the groups differ.
     """
@@ -83,9 +83,9 @@ def load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
 
 @contextlib.contextmanager
 def same_objects(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Makes `load_state_dict` keep the existing groups and states, with the new values, while the context lasts; also
-    those of inner optimizers, and for code in an optimizer's own load_state_dict that follows torch's."""
-    if "__setstate__" in vars(optimizer):  # within this, a wrapped optimizer's load_state_dict
+    """While the context lasts, `load_state_dict` puts the new values into the existing groups and states, also for inner
+    optimizers. This also holds for code in an optimizer's own load_state_dict after its call of torch's."""
+    if "__setstate__" in vars(optimizer):  # already within this context
         yield
         return
     groups, state = optimizer.param_groups, optimizer.state

@@ -95,7 +95,7 @@ def plain_name(name: str) -> str:
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns parameters and persistent buffers by name, as without wrappers: the tensors themselves."""
+    """Returns parameters and persistent buffers, not copies, by their names without wrappers."""
     tensors: dict[str, torch.Tensor] = {}
     for whole_name, value in unwrapped(module).state_dict(keep_vars=True).items():
         name = plain_name(whole_name)
@@ -112,7 +112,7 @@ def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Returns whether elements share memory, as in an expanded tensor: nothing can be copied into it."""
+    """Returns whether elements share memory, as in an expanded tensor; then nothing can be copied into it."""
     return tensor.layout == torch.strided and any(
         size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride())
     )

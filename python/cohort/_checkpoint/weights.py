@@ -1,4 +1,4 @@
-"""Weights alone, in one file of safetensors or .pt: implements cohort.checkpoint.load_weights and save_weights."""
+"""Weights only, in one file of safetensors or .pt: implements cohort.checkpoint.load_weights and save_weights."""
 
 from __future__ import annotations
 

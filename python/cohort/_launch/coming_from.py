@@ -1,4 +1,4 @@
-"""`cohort doctor --horovod PROGRAM` and `--torchrun`: lists a program's uses of these, and whether Cohort has each.
+"""`cohort doctor --horovod PROGRAM` and `--torchrun`: lists what a program uses of these, and whether Cohort has it.
 
     python -m cohort._launch.coming_from horovod|torchrun --cohort COMMAND [--json] [FILE or FOLDER...]
 
@@ -99,7 +99,7 @@ class Missing(Exception):
 
 
 class Untold(Exception):
-    """Raised if the name may be a framework's, or belong to an object passed in."""
+    """Raised if the name may be a framework's, or a member of an object passed in."""
 
 
 def _module(name: str) -> Any:
@@ -143,7 +143,7 @@ def find(path: str) -> Any:
     """Returns the object of a dotted name; "()" after a part means its call's result. Raises Missing or Untold."""
     parts = path.split(".")
     one = _module(parts[0])
-    made: Optional[tuple[list[type], bool]] = None  # by the part before
+    made: Optional[tuple[list[type], bool]] = None  # result of the previous part, if it is a call: its classes, surely
     for index, part in enumerate(parts[1:], 1):
         name = part.replace("()", "")
         if made is not None:
@@ -181,7 +181,7 @@ class Program:
         self.uses: dict[str, Use] = {}
         self.errors: list[str] = []
         self.commands: list[str] = []
-        self.modules: dict[pathlib.Path, dict[str, Optional[str]]] = {}  # Python files that were read: their names
+        self.modules: dict[pathlib.Path, dict[str, Optional[str]]] = {}  # the names in each Python file that was read
         self.variables = set(re.findall(r"^  (\w+)=", self.ask("help", "environment"), re.MULTILINE))
         listed = re.findall(r"^  (-\S+)( [A-Z]\S*)?", self.ask("run", "--help-all"), re.MULTILINE)
         self.options = {one: value for names, value in listed for one in names.split(",")}
@@ -345,7 +345,7 @@ class Program:
         except (SyntaxError, ValueError) as error:
             return self.errors.append(_why(path, text, error))
         reader.go()
-        reader.go()  # functions, with their arguments
+        reader.go()  # again, with the arguments that functions of the file are called with
         names.update((name, one) for name, one in reader.scopes[0].items() if self.wanted(one))
 
     def cells(self, notebook: Any, path: pathlib.Path) -> str:
@@ -404,10 +404,10 @@ class _Reader(ast.NodeVisitor):
 
     def go(self) -> None:
         self.later: list[tuple[Any, list[dict[str, Optional[str]]]]] = []
-        module = {name: path for name, path in self.scopes[0].items() if name in self.outer}  # by functions, as it begins
+        module = {name: path for name, path in self.scopes[0].items() if name in self.outer}  # names that functions assign
         self.scopes = [module]
         self.visit(self.tree)
-        while self.later:  # as at run time: functions after the module
+        while self.later:  # functions are read after the module, as they run after it
             function, self.scopes = self.later.pop(0)
             for one in function.body:
                 self.visit(one)
@@ -453,7 +453,7 @@ class _Reader(ast.NodeVisitor):
         if isinstance(target, ast.Name):
             scope = self.scope(target.id)
             old = scope.get(target.id)
-            if path is not None or (old or "").endswith("()") or not self.program.wanted(old):  # not by `hvd = None`, where it is not installed
+            if path is not None or (old or "").endswith("()") or not self.program.wanted(old):  # ignores `hvd = None` for a missing package
                 scope[target.id] = path
         elif isinstance(target, ast.Attribute) and path is not None:
             self.scopes[0][ast.unparse(target)] = path  # self.x

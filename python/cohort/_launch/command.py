@@ -31,7 +31,7 @@ def _beside_package() -> Iterator[pathlib.Path]:
         if folder.parent.name == "python":
             yield folder.parent.parent / "bin" / "cohort"
     yield package.parent / "bin" / "cohort"  # for `pip install --target`
-    # An installed wheel: beside its site-packages, in the scripts folder of whatever scheme it was installed with.
+    # In an installed wheel: in the scripts folder beside its site-packages, whatever scheme it was installed with.
     for parent in package.parents:
         if parent.name in ("lib", "lib64"):
             yield parent.parent / "bin" / "cohort"
@@ -56,8 +56,8 @@ def _version_of(command: pathlib.Path) -> str:
 
 
 def find() -> str:
-    """Returns the path of the command: beside the package, or of the package's version in the scripts folders of this
-    Python or on PATH.
+    """Returns the path of the command. It is beside the package, or has the package's version and is in a scripts folder
+    of this Python or on PATH.
 
     Raises Unavailable, naming the places searched.
     """
@@ -80,7 +80,7 @@ def find() -> str:
 
 
 class _Stream:
-    """One of the command's two streams, copied to the current sys.stdout or sys.stderr (as of a notebook's cell)."""
+    """One of the command's two streams, copied to the current sys.stdout or sys.stderr (which a notebook replaces)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Job:
     def __init__(
         self, words: Sequence[str], environment: Mapping[str, str], folder: os.PathLike[str], *, agents: int = 0
     ) -> None:
-        """`words`: options and program. `folder`: removed by the caller, or by the command if the caller dies before.
+        """`words`: options and program. `folder`: removed by the caller, or by the command if the caller dies first.
         `agents`: the number of agents that the caller starts, with the line from `invitation`."""
         own = ["--owner", f"{os.getpid()},{os.fspath(folder)}"]
         self._invitation, self._inherited = -1, -1
@@ -119,7 +119,7 @@ class Job:
         self._streams = (_Stream("stdout"), _Stream("stderr"))
 
     def refusal(self) -> str:
-        """The reason that the command did not even begin; empty if it did, and then the record says how the job
+        """The reason that the command did not start the job; empty if it did, and then the record says how the job
         ended."""
         try:
             return (self._folder / "refused").read_text(encoding="utf-8", errors="replace")

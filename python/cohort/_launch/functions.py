@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 # Limit for the sources of notebook cells, which only serve tracebacks; no notebook has more.
 _MOST_SOURCE = 4 << 20
-# For Spark's workers, which first start JVMs and Pythons, and fetch Cohort if they lack it.
+# Default for ranks on Spark's workers, which first start JVMs and Pythons, and fetch Cohort if they lack it.
 SECONDS_TO_START = 120.0
-# For ranks that may be on other hosts, which receive nothing but this text.
+# Program of ranks that may be on other hosts; they receive only this text.
 _SENT_BOOTSTRAP = """\
 import sys
 sys.path[:] = {path!r}
@@ -58,13 +58,13 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
     """Calls `fn(*args, **kwargs)` on `np` new processes and returns their results, by rank.
 
     fn             any function: of a module, of `__main__`, of a notebook, a lambda. With cloudpickle it is sent
-                   by value, with the globals it uses; without, the function must be importable from a module
+                   by value, with the globals it uses; without cloudpickle, it must be importable from a module
     args, kwargs   its arguments, sent to each rank
     np             the number of processes, or "auto": one for each core that this process may use; with hosts: all
                    their slots
-    hosts          on these hosts, as `cohort run -H`: "a:4,b:4", ["a:4", "b:4"] or {"a": 4, "b": 4}; default: this
-                   host, or those of this process's Slurm allocation
-    hostfile       a file of hosts instead, as `cohort run --hostfile`
+    hosts          hosts to run on, as for `cohort run -H`: "a:4,b:4", ["a:4", "b:4"] or {"a": 4, "b": 4}; default: this
+                   host, or the hosts of this process's Slurm allocation
+    hostfile       a file of hosts instead, as for `cohort run --hostfile`
     env            variables for the ranks, added to this process's environment, which they inherit entirely
     timeout        seconds for the whole job; default: none
     start_timeout  seconds for all ranks to be running; default: 30, on Spark's workers 120
@@ -73,8 +73,8 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
     run_dir        folder for the record of the run and the complete output of each rank; default: none, but values
                    logged by `cohort.track.log` are kept in runs/cohort-run-NAME, and a line says so
     executable     the Python to run; default: this one, with this one's sys.path
-    options        more options of `cohort run`, a list of words
-    on             "spark": on the workers of the active SparkSession, as many as it runs tasks at a time; Python,
+    options        more options of `cohort run`, as a list of strings
+    on             "spark": on the workers of the active SparkSession; np "auto": as many as it runs tasks at a time. Python,
                    folder and environment are Spark's, and `env` is added to that. docs/reference/functions.md has the
                    rest
 
@@ -84,7 +84,7 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
     modules at the same paths, and this folder; nothing else is shared: function, arguments and results travel through
     the job's own connections.
 
-    Raises the exception of the first rank to fail, from a RankFailed that has that rank's traceback; RankFailed itself
+    Raises the exception of the first rank to fail, whose cause is a RankFailed with that rank's traceback; RankFailed itself
     if the exception cannot be sent, or if the rank was killed or left no result; Timeout; InvalidArgument for arguments
     that have no meaning or cannot be sent; Unavailable if nothing can be started.
     """
@@ -257,8 +257,8 @@ def call_on_ranks(fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str,
                   environment: Mapping[str, str], run_dir: str | os.PathLike[str] | None = None,
                   executable: str | None = None, all_values: bool, travels: bool = False,
                   stage: Stage | None = None) -> list[Outcome]:  # fmt: skip
-    """Returns the ranks' outcomes if all succeeded; `all_values` False: only rank 0's has a value. `travels`: the ranks
-    may be on other hosts, which cannot read the folder. `stage`: the ranks run on its workers. Raises as `run`."""
+    """Returns the ranks' outcomes if all succeeded. `all_values` False: only rank 0's outcome has a value. `travels`: the
+    ranks may be on other hosts, which cannot read the folder. `stage`: ranks run on its workers. Raises like `run`."""
     environment = dict(environment)
     _mlflow.hand_on(environment)
     travels = travels or stage is not None
@@ -313,8 +313,8 @@ def _keep_record(folder: pathlib.Path) -> None:
 
 
 def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> pathlib.Path:
-    """Returns the run's folder if nobody asked for one: within `folder`, which is removed. For a tracked record it is a
-    folder that stays, since the receiver may be unreachable."""
+    """Returns the run's folder for a caller who has not named one. It is within `folder`, which is removed; but if the
+    record is tracked, it is a folder that stays, since the receiver may be unreachable."""
     tracked = environment.get("COHORT_RUN_TRACK") or any(word.split("=")[0] == "--track" for word in words)
     return pathlib.Path("runs", folder.name) if tracked else folder / "run"
 
@@ -369,7 +369,7 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, refus
         # The rank was killed, or ended in native code: there is no exception. Or it was a server, or the evaluator.
         raise job_failure(status, refusal, record)
     if failed:
-        # Clocks of several hosts cannot be compared: the command then knows which rank failed first.
+        # Clocks of different hosts cannot be compared, so the command says then which rank failed first.
         first = verdict.get("rank") if verdict is not None and len(record.get("hosts", ())) > 1 else None
         rank = min(failed, key=lambda one: (failed[one]["follows"], one != first, failed[one]["at"]))
         host = _host_of(record, rank)
@@ -385,7 +385,7 @@ def _host_of(record: Mapping[str, Any], rank: int) -> str | None:
 
 
 def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Exception:
-    """Returns the exception for a job that ended with this status and sent no exception of Python's."""
+    """Returns the exception for a job that ended with this status and whose ranks sent no Python exception."""
     if refusal:
         record = {}  # the record is an earlier run's, in the same folder
     last = refusal or record.get("reason") or f"`cohort run` ended with status {status}"
@@ -403,7 +403,7 @@ def job_failure(status: int, refusal: str, record: Mapping[str, Any]) -> Excepti
         )
     if status == 124:
         return Timeout(f"run: {last}")
-    if status == 2:  # the command's own status; a rank's is in the verdict
+    if status == 2:  # the command's own status; a rank's status is in the verdict
         return InvalidArgument(f"run: {last}")
     if status == 127:
         return Unavailable(f"run: {last}")

@@ -28,7 +28,7 @@ def wanted(environment: dict[str, str]) -> bool:
 
 
 def absolute_uri(uri: str, folder: str) -> str:
-    """Returns a URI of the same store for any working directory. `folder`: the base of relative URIs."""
+    """Returns a URI of the same store that does not depend on the working directory. `folder`: the base of relative URIs."""
     if found := re.fullmatch(r"(sqlite(?:\+\w+)?:///)([^/].*)", uri):
         return uri if found[2].startswith(":memory:") else found[1] + os.path.join(folder, found[2])
     if found := re.fullmatch(r"(?:file:)?([^/:]+(?:/[^:]*)?)", uri):
@@ -42,13 +42,13 @@ def hand_on(environment: dict[str, str]) -> None:
     if not wanted(environment):
         return
     environment[GUARD] = "1"
-    for name in (RUN, SAID):  # set by a driver whose rank this process may be
+    for name in (RUN, SAID):  # this process may itself be a rank, whose driver set them
         environment.pop(name, None)
     here = os.getcwd()
     mlflow = sys.modules.get("mlflow")
     chosen = environment.get("MLFLOW_TRACKING_URI")
     if mlflow is None or not hasattr(mlflow, "active_run") or chosen != os.environ.get("MLFLOW_TRACKING_URI"):
-        # Another store than the driver's was selected, or the driver has none.
+        # The ranks' environment selects its own store, or the driver has not imported MLflow.
         if chosen:
             environment["MLFLOW_TRACKING_URI"] = absolute_uri(chosen, here)
         return
@@ -76,7 +76,7 @@ def hand_on(environment: dict[str, str]) -> None:
 def _make_database(mlflow: Any, uri: str) -> None:
     if uri.startswith(("http:", "https:", "databricks", "file:")):
         return
-    # Ranks report an inaccessible store, if they use it.
+    # If the store is inaccessible, the ranks that use it report that.
     with contextlib.suppress(Exception):
         mlflow.MlflowClient(uri).search_experiments(max_results=1)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Callable
 
-# In addition to all functions whose names begin with log_.
+# Functions that write, besides those whose names begin with log_.
 _WRITERS = (
     "set_tag",
     "set_tags",
@@ -160,7 +160,7 @@ def _log_bare_models(flavor: ModuleType) -> bool:
 def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
     import inspect
 
-    # MLflow exports the graph, using an example, since it no longer trusts pickles.
+    # MLflow no longer trusts pickles: it exports the graph, for which it needs an example.
     takes_example = "serialization_format" in inspect.signature(original).parameters
 
     @functools.wraps(original)
@@ -225,7 +225,7 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
 
 
 class _StandIn:
-    """The result of `start_run` if nothing is written; its id is that of the driver's run, if there is one."""
+    """The result of `start_run` where nothing is written. Its id is the id of the driver's run, if there is one."""
 
     def __init__(self) -> None:
         self.info = types.SimpleNamespace(

@@ -26,12 +26,12 @@ class NotImportable(pickle.PicklingError):
 
 
 def _reduce_builtin(function: Any) -> Any:
-    """Sends functions of compiled modules by name: pybind11's are methods of a capsule, which cannot be pickled."""
+    """Sends functions of compiled modules by name: pybind11 makes them methods of a capsule that cannot be pickled."""
     return function.__name__ if type(function.__self__).__name__ == "PyCapsule" else function.__reduce__()
 
 
 class _ByReference(pickle.Pickler):
-    """Refuses names in `__main__`: pickle would write `__main__.train` silently, which a rank's `__main__` lacks."""
+    """Refuses names in `__main__`: pickle would silently write `__main__.train`, and a rank's `__main__` has no `train`."""
 
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, types.BuiltinFunctionType):
@@ -46,7 +46,7 @@ class _ByReference(pickle.Pickler):
 
 
 def _by_value(cloudpickle: Any, value: object) -> bytes:
-    """Like cloudpickle.dumps, but code keeps its file's name, so tracebacks show its lines: 3.1.3 drops the name."""
+    """Like cloudpickle.dumps, but code keeps its file's name (3.1.3 drops it), so that tracebacks show its lines."""
     table = cloudpickle.CloudPickler.dispatch_table
     reduce_code = table[types.CodeType]
 
@@ -110,8 +110,8 @@ def dumps_for_ranks(value: object) -> bytes:
 
 
 def loads_of_ranks(data: bytes | bytearray | memoryview) -> Any:
-    """Loads bytes from `dumps_for_ranks`. Only bytes of this job's ranks may get here: each has proved that it has the
-    job's secret, and messages of uint8 are authenticated."""
+    """Loads bytes from `dumps_for_ranks`. Only bytes from this job's ranks may get here. Each rank has proved that it
+    has the job's secret, and messages of uint8 are authenticated."""
     return pickle.loads(data)
 
 

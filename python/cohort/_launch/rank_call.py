@@ -4,8 +4,8 @@ outcome in the folder.
 The folder holds `call` (pickled function and arguments), `sources` (lines of notebook cells, for tracebacks) and, for
 each rank that has reached its end, `outcome-RANK`: a pickled dict of plain values, see `Outcome`.
 
-Ranks that may be on other hosts have no folder: the command puts its files in `to-ranks` into the job's store, and the
-ranks' entries of the store into `from-ranks`.
+Ranks that may be on other hosts do not see the folder. For them the command copies the files in its `to-ranks` into the
+job's store, and the entries that the ranks make in the store into its `from-ranks`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     class Outcome(TypedDict, total=False):
         value: Optional[bytes]  # pickled; None if nobody needs it
         error: str  # "ValueError: text", if it failed
-        where: str  # "call", "load" (of the call) or "result" (pickling it)
+        where: str  # what failed: "call", "load" (unpickling the call) or "result" (pickling the result)
         kind: str  # the exception's qualified class
         traceback: str
         exception: Optional[bytes]  # pickled, if possible
@@ -118,9 +118,9 @@ def run_script(path: str, source: bytes, arguments: list[str]) -> None:
 
 
 def end(status: int) -> NoReturn:
-    """Ends the process like sys.exit; but if torch is loaded, Python is not finalized, as in processes of
-    multiprocessing. A torch thread that still releases a collective's memory (gloo's do, after the collective) would
-    otherwise be ended inside of C++ destructors, which aborts the process: a job that has its results would fail."""
+    """Ends the process like sys.exit. But if torch is loaded, it does not finalize Python, like multiprocessing: a torch
+    thread that still releases a collective's memory (gloo's threads do, after the collective) would be ended inside of
+    C++ destructors, which aborts the process, and a job that has its results would fail."""
     if "torch" not in sys.modules:
         sys.exit(status)
     for step in (threading._shutdown, atexit._run_exitfuncs, _flush_files):  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def end(status: int) -> NoReturn:
 
 
 def _flush_files() -> None:
-    """Flushes files that are still open, of Python and of C."""
+    """Flushes Python's and C's files that are still open."""
     for one in gc.get_objects():
         if issubclass(type(one), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             with contextlib.suppress(Exception):
@@ -199,7 +199,7 @@ def _failed(folder: _Folder | _Elsewhere, rank: int, error: BaseException, where
     sys.stdout.flush()
     sys.stderr.write(text or f"the result of this rank cannot be sent back: {outcome['error']}\n")
     sys.stderr.flush()
-    # The end of the process reports these to the other ranks.
+    # Reported to the other ranks when the process ends.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF or 1

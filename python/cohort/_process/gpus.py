@@ -1,5 +1,5 @@
-"""Finds the NVIDIA GPUs that a program on this host may use, without CUDA: a context in the driver would cost
-memory."""
+"""Finds the NVIDIA GPUs that a program on this host may use. Does so without CUDA, because a CUDA context in the driver
+process would take memory."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ _asked = False
 
 
 def watch_exceptions() -> None:
-    """Makes an exception that ends the program be reported with its traceback from now on."""
+    """From now on, reports an exception that ends the program, with its traceback."""
     global _before
-    # The page belongs to this process when it forms a world, or fails: not by the mere import.
+    # The page belongs to this process when it forms a world, or fails, not when it only imports Cohort.
     if _before is not None or "COHORT_STATUS_FD" not in os.environ:
         return
     _before = sys.excepthook
@@ -34,7 +34,7 @@ def _excepthook(kind, error, trace) -> None:
 
 
 def tell_at_exit() -> None:
-    """For programs that have replaced `sys.excepthook` since: Python keeps the exception that ends the program."""
+    """Reports the exception that ends the program, as Python keeps it, in case the program has replaced `sys.excepthook`."""
     if _before is not None:
         error = getattr(sys, "last_value", None)
         _say(error, getattr(error, "__traceback__", None))
@@ -56,7 +56,7 @@ def _say(error, trace) -> None:
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Returns the lost peer's error among an exception and its causes; else the exception, if it is Cohort's."""
+    """Returns the PeerLost or Aborted among the exception and its causes; otherwise the exception, if it is Cohort's."""
     from cohort.errors import Aborted, Error, PeerLost
 
     at: BaseException | None = error

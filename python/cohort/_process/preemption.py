@@ -1,4 +1,4 @@
-"""Ends a preempted job in order: C++'s cohort::Preemption, with the same guarantees."""
+"""Ends a preempted job in order, like cohort::Preemption in C++ and with the same guarantees."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Preemption:
 
     signals  the signals; default SIGUSR1 and SIGTERM. Earlier handlers are called as well. A handler installed later
              with `signal.signal` replaces this one: these signals are then no longer noticed
-    every    ask the other ranks only at every so many-th call of `requested`
-    timeout  seconds for a question; default: the communicator's
+    every    N: ask the other ranks only at every Nth call of `requested`
+    timeout  seconds that asking may take; default: the communicator's timeout
 
     Under `cohort run` a rank with a Preemption gets --preempt-grace instead of --grace when SIGTERM tells the job to
     end, and SIGUSR1 waits until there is a Preemption. Raises InvalidArgument for no signals, signals that cannot be
@@ -50,14 +50,14 @@ class Preemption:
         self._every = every
         self._timeout = timeout
         self._calls = 0
-        self._signal = 0  # the signal in the answer
+        self._signal = 0  # the signal for which the answer became True
 
     def requested(self, comm: Optional[Communicator] = None) -> bool:
         """Returns True if the job is to save and end; collective, the same on all ranks. Call it once per step.
 
         comm  default: the default world; without one, this process alone decides
 
-        After it has returned True, it always does, without communication. An all_reduce of 4 bytes; raises its errors.
+        Does an all_reduce of 4 bytes and raises its errors. Once it has returned True, it always does, without asking.
         """
         if self._signal:
             return True
@@ -81,7 +81,7 @@ class Preemption:
 
     @property
     def signal(self) -> int:
-        """The signal for which `requested` returned True, the highest of all ranks'; 0 before that."""
+        """The signal for which `requested` returned True, the highest that any rank received; 0 before that."""
         return self._signal
 
     def received(self) -> int:

@@ -15,21 +15,21 @@ from cohort.errors import InvalidArgument
 def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[Any] = (),
                    kwargs: Optional[Mapping[str, Any]] = None, *, across: Optional[Communicator] = None,
                    timeout: Any = None) -> list[Any]:  # fmt: skip
-    """Calls `function(world, *args, **kwargs)` on `threads` threads, each of them a rank; returns their results, by
-    rank of this process.
+    """Calls `function(world, *args, **kwargs)` on `threads` threads, each of them a rank; returns the results of this
+    process's ranks, in order.
 
     world     that rank's Communicator, valid until the function returns, and meanwhile its thread's default world, used
               by cohort.rank(), cohort.world() and functions with a `comm` argument
     across    a world with one rank for each process: threads of process P are then ranks P * threads to P * threads +
               threads - 1 of one world. One task per Slurm node can thus fill its node with threads. All processes call
-              it, with the same number. None: this process alone
-    timeout   deadline in seconds of operations that give none of their own; default: that of `across`, else 1800
+              it, with the same number. None: only this process
+    timeout   deadline, in seconds, of operations without one of their own; default: that of `across`, else 1800
 
     The first exception ends the world, and is raised here after all threads have ended; other threads get its text
     (Aborted). An interrupt has the same effect. Threads' Python code takes turns; computations of torch and Cohort run
     in parallel. torch's CPU random number generator is shared by all threads. A thread started by the function is no
     rank and has no default world (InvalidArgument), so pass `world` to it. Raises InvalidArgument for a number below 1,
-    Mismatch if processes give different ones, Unavailable if they are on several hosts and have no secret.
+    Mismatch if processes give different numbers, Unavailable if they are on several hosts and have no secret.
     """
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise InvalidArgument(f"run_on_threads: {threads!r} threads -- give a number from 1")

@@ -1,4 +1,4 @@
-"""Meeting of ranks that torchrun has started on several hosts: through torch's store, kept by its agent at MASTER_PORT.
+"""Lets ranks that torchrun has started on several hosts meet through torch's store, which its agent keeps at MASTER_PORT.
 
 Anyone who reaches that port can read and write the store, so the world is only as safe as the store; with
 COHORT_SECRET_FILE no secret goes through it.
@@ -33,7 +33,7 @@ def meeting(init_timeout: Any) -> tuple[Share, str, int, int]:
 
 def _persistent(connect: Callable[[float], Any], rank: int) -> Share:
     """Like `through`, for a rank above 0. Without an agent's store, rank 0 keeps the store, and may be closing an
-    earlier one (of a group being destroyed): a lost store is looked for again until the time is over."""
+    earlier one (of a group being destroyed), so a lost store is looked for again until the time is over."""
 
     def share(key: str, mine: Optional[str], seconds: float) -> str:
         deadline = time.monotonic() + seconds

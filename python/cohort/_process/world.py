@@ -42,30 +42,30 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
               timeout: Seconds | None = None, transport: str = "", alone: bool = False, trust_network: bool = False,
               share: Callable[[str, Optional[str], float], str] | None = None,
               share_name: str = "") -> Communicator:  # fmt: skip
-    """Forms a world of its own beside the default one: meets the other ranks and returns the Communicator.
+    """Forms a world separate from the default one: meets the other ranks and returns the Communicator.
 
     init_method   where to meet. "": COHORT_INIT, else the launcher's environment (`cohort run`, torchrun, mpirun, srun
-                  and others: docs/reference/launchers.md), else a world of one). "env://": RANK, WORLD_SIZE,
+                  and others: docs/reference/launchers.md), else a world of one. "env://": RANK, WORLD_SIZE,
                   MASTER_ADDR and MASTER_PORT.
                   "tcp://HOST:PORT": rank 0 listens there. "file:///PATH": a fresh file that all ranks can lock.
                   "unix://NAME": one user's processes on one host, at a name that nobody else uses
     rank, world_size  required by tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address)
     secret_file   a file with mode 0600 that holds the job's secret, for worlds without `cohort run`; default:
-                  COHORT_SECRET_FILE. Without a secret only processes of the same user on the same host are let in
+                  COHORT_SECRET_FILE. Without a secret only processes of the same user on the same host are admitted
     group_name    several worlds of one process meet under different names
     program       what this rank runs: ranks with different values are refused. Default: COHORT_PROGRAM, else the
                   script with its size and checksum. Programs that are meant to differ give a common text
     init_timeout  seconds for all ranks to appear; default: 300
-    timeout       deadline in seconds of operations that give none of their own; default: COHORT_TIMEOUT, else 1800
+    timeout       deadline, in seconds, of operations without one of their own; default: COHORT_TIMEOUT, else 1800
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         form a world of one rank on purpose, also under a launcher of more
     trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may be a rank.
                   Also COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
-    share         share(key, mine, seconds), instead of an init_method, with rank and world_size: a channel of the
-                  program's own (a key-value store, MPI) by which every rank gets rank 0's text. Called once, maybe
-                  on another thread: rank 0 passes a text, the others None, and all return that text, within `seconds`
-                  seconds. It carries a fresh secret, too, unless the ranks have one: anyone who reads it can be a rank
+    share         instead of an init_method, with rank and world_size: a function share(key, mine, seconds) over a channel
+                  of the program's own (a key-value store, MPI) that gives every rank rank 0's text. Called once, maybe
+                  on another thread: rank 0 passes a text, the others None, and all return that text within `seconds`.
+                  The text holds a fresh secret, too, unless the ranks have one, so anyone who reads it can be a rank
     share_name    the channel's name, for messages
 
     Raises InvalidArgument when sources contradict each other, Mismatch when ranks differ in what they run (program,
@@ -87,7 +87,7 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
 
 
 def _refuse_child_that_imports_main() -> None:
-    """Raises in a multiprocessing child (spawn, forkserver), which runs the script again to find functions: no rank."""
+    """Raises in a multiprocessing child (spawn, forkserver), which runs the script again to find functions and is no rank."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and getattr(processes.current_process(), "_inheriting", False):
         raise Unavailable(
@@ -269,7 +269,7 @@ def _at_exit() -> None:
     reason = "the program has ended before its operations had"
     if failure is not None:
         reason = f"the program has failed: {type(failure).__name__}"
-        with contextlib.suppress(Exception):  # formatting another package's exception may raise: Py4J's asks a JVM
+        with contextlib.suppress(Exception):  # formatting another package's exception may raise, since Py4J's asks a JVM
             reason += f": {failure}"
     try:
         _core.leave_all(grace=_GRACE_AT_EXIT, reason=reason, failed=failure is not None)

@@ -22,7 +22,7 @@ def wait_for_all(world: cohort.Communicator, ranks: Sequence[int], seconds: floa
     """Returns on every rank when all have arrived. If some have not after `seconds`, ends the world on all ranks, and
     raises cohort.Timeout with all missing ranks on those that have arrived; the others' operations raise Aborted.
 
-    world    of the group
+    world    the group's world
     ranks    the group's ranks as the program numbers them: in torch's world
     """
     if world.size() == 1:

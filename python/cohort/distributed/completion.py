@@ -53,7 +53,7 @@ class _Line:
                     with _lock:
                         _threads.discard(threading.current_thread())
                         if not self.entries and not self.waited_for and _lines.get(self.key) is self:
-                            del _lines[self.key]  # there is one line for each peer and tag
+                            del _lines[self.key]  # or lines of all peers and tags would pile up
                     return None
             self.waited_for = True
             return self.entries.popleft()
@@ -82,7 +82,7 @@ class _Line:
             self.changed.notify_all()
 
 
-_lock = threading.Lock()  # taken after a line's, never before
+_lock = threading.Lock()  # taken after a line's lock, never before it
 _lines: dict[Hashable, _Line] = {}
 _threads: set[threading.Thread] = set()  # threads of all lines, including forgotten ones
 
@@ -107,8 +107,8 @@ def forget(lines: Callable[[Any], bool]) -> None:
 def _end() -> None:
     """Called at the process's end: ends all operations, then the threads that waited for them, before Python ends.
 
-    A thread that is still in C++ then (`set_result` is) ends the process by std::terminate: Python unwinds it through
-    destructors as soon as it asks for the GIL.
+    A thread that is still in C++ then, as in `set_result`, would end the process by std::terminate, because Python
+    unwinds it through destructors as soon as it asks for the GIL.
     """
     _world._at_exit()
     forget(lambda _: True)

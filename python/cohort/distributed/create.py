@@ -28,7 +28,7 @@ from cohort._process import torchrun as _torchrun
 from cohort.distributed import beside, environment
 from cohort.distributed.group import ProcessGroup
 
-# The same as the default limits of torch's stores for a key, and of cohort.new_world for ranks.
+# As long as torch's stores wait for a key by default, and cohort.new_world for ranks.
 _LONGEST_MEETING = 300.0
 
 
@@ -131,7 +131,7 @@ def _PROCESS() -> str:
 
 
 def _start_time(pid: str) -> str:
-    """Returns the process's start, in clock ticks since the host's; "" if there is no such process."""
+    """Returns when the process started, in clock ticks since the host's start; "" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
@@ -192,7 +192,7 @@ class _Meeting:
             f"rank {self.rank} is taken: {holder.where if holder else 'another process'}{', which has ended,' if left_behind else ''} "
             f"has claimed it in {store}, and this process ({self.claim.where}) claims it too"
         )
-        # Tells ranks that wait in vain for this rank, or for an earlier one of this number.
+        # Passes the error to ranks that wait in vain for this process, or for an earlier one with this rank.
         for waited_for in range(max(1, number - 1), number + 1):
             self._verdict(waited_for, error=reason)
         raise cohort.InvalidArgument(f'init_process_group("cohort"), group "{self.name}": {reason} -- {way_out}')

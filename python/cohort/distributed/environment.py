@@ -1,8 +1,8 @@
 """Replaces RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT if no launcher has set them, for
 env:// and for programs that read them.
 
-They are set with the default group and removed with it: a process started afterwards is no rank of that group. In an
-elastic job (`cohort run --min-np`) the launcher's values are those of this process's start; membership counts.
+They are set with the default group and removed with it, so that a process started afterwards is no rank of that group.
+An elastic job's launcher (`cohort run --min-np`) sets only first values; they change with the world's members.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _formed: list[cohort.Communicator] = []  # worlds for the next default group
 
 def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any, int, int]]:
     """Returns torch's store, this process's rank and the world's size, for the env:// of `url` if some of its variables
-    are missing: the ranks meet as those of cohort.init() do, and rank 0 tells the others the address of its store.
-    Without any sign of several ranks, a world of one, with a warning. Returns None if torch has to do it, or to report
-    what is missing.
+    are missing. The ranks then meet like those of cohort.init(), and rank 0 tells the others the address of its store.
+    Without any sign of several ranks, forms a world of one, with a warning. Returns None if torch has to do it, or to
+    report what is missing.
 
     Raises InvalidArgument if the program or a variable contradicts the launcher, and the errors of cohort.new_world.
     """
@@ -76,7 +76,7 @@ def meet(url: str, timeout: Optional[datetime.timedelta]) -> Optional[tuple[Any,
 
 
 def _forget_earlier_hook() -> None:
-    """torch wraps sys.excepthook again for each default group, to print "[rank0]: " before each line."""
+    """Removes the hook that torch puts around sys.excepthook for each default group, to print "[rank0]: " in each line."""
     hook: Any = sys.excepthook
     if getattr(hook, "__name__", "") == "_distributed_excepthook":
         sys.excepthook = inspect.getclosurevars(hook).nonlocals.get("old_hook", hook)
@@ -153,7 +153,7 @@ def _reachable(addresses: list[str], port: int, world: cohort.Communicator) -> s
 
 
 def fill(communicator: cohort.Communicator, elastic: bool = False) -> list[tuple[str, str]]:
-    """Sets variables that are missing, and returns them. For an elastic job's world, also sets those that change with
+    """Sets variables that are missing, and returns them. For an elastic job's world, also updates those that change with
     it (not LOCAL_RANK, by which a process selects its GPU)."""
     if elastic:
         now = {"RANK": communicator.rank(), "WORLD_SIZE": communicator.size(), **_master}

@@ -27,7 +27,7 @@ _numbers = itertools.count()
 _ZERO, _UNSET = datetime.timedelta(0), datetime.timedelta(milliseconds=-1)
 # Grace period for unfinished operations when a group is destroyed.
 _GRACE_SECONDS = 30.0
-# Numbers of default groups for which a lost rank, a deadline or an abort was reported in them or groups made from them.
+# Numbers of the groups that reported a lost rank, a missed deadline or an abort, since the default group was made.
 ended: set[int] = set()
 
 
@@ -56,7 +56,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         self._beside_devices: list[str] = []
         self._devices = [kind for kind in DEVICES if kind not in others]
         self.elastic = elastic
-        self.has_trained = False  # a step has ended, as `members_changed` was told
+        self.has_trained = False  # `members_changed` was called after a step
         self._parts: collections.Counter[str] = collections.Counter()
         if not ranks:
             ended.clear()
@@ -133,7 +133,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         return self._started
 
     def name_of_part(self, ranks: Sequence[int]) -> str:
-        """Returns a name for a group of these ranks that this process makes now. (All of them have made equally many
+        """Returns a name for a group of these ranks that this process makes now. (All these ranks have made equally many
         groups of these ranks; torch's names may differ after a failure.)"""
         part = hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:32]
         self._parts[part] += 1
@@ -161,10 +161,10 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         """Starts the core's operation `call(*arguments, **how)`. The Work reports errors between ranks, however early
         they are known; wrong arguments raise immediately.
 
-        name     of the operation, for messages and torch's profiler
+        name     the operation's name, for messages and torch's profiler
         inputs   tensors that the operation reads
         outputs  the value of the Work's future and result
-        written  copy results to the caller's tensors
+        written  objects that copy results to the caller's tensors
         line     operations of one line end in order; default: the collectives' line
         source   the rank that sends the message; None: the core knows the rank at the end
         """
@@ -219,7 +219,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
     # --- monitored barriers, and ends ---
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Raises cohort.Timeout, naming every rank that has not arrived: arrivals.py."""
+        """Raises cohort.Timeout, naming every rank that has not arrived (see arrivals.py)."""
         timeout = getattr(timeout, "timeout", timeout)  # C++ passes BarrierOptions
         seconds = arrivals.seconds_of(timeout, self.communicator.timeout() if self._timeout is None else self._timeout)
         arrivals.wait_for_all(self.communicator, self._ranks, seconds)
@@ -246,5 +246,5 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         environment.take_back(self._filled)
 
     def __del__(self, take_back: Any = environment.take_back) -> None:
-        # torch 1.13 destroys a group by dropping its reference, and at the process's end modules go first.
+        # torch 1.13 destroys a group by dropping its reference, and at the process's end modules are gone before.
         take_back(getattr(self, "_filled", []))

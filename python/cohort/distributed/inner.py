@@ -1,8 +1,8 @@
 """For callers in torch's C++, from torch 2.14 on: a `torch.distributed.Backend` in Python, inside the process group.
 
-For most operations torch calls a process group written in Python directly, and for the rest the backend in it: this
-one, which calls the group. Python still calls the group: from the Works that a Backend returns, C++ passes on only
-`wait` and `get_future`, so `is_completed`, `exception` and `result` would be useless.
+For most operations torch calls a process group written in Python directly, and for the rest the backend in it. This is
+that backend; it calls the group. Python still calls the group, because from the Works that a Backend returns C++ passes
+on only `wait` and `get_future`, so `is_completed`, `exception` and `result` would be useless.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Waits for all ranks of a group and names the missing ones, ends a group, and tells whether it has ended: for groups
-of torch.distributed."""
+"""For groups of torch.distributed: waits for all ranks and names the missing ones, ends a group, and tells whether it has
+ended."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ def members_changed(step: Optional[int] = None) -> bool:
     _core.note_state()
     if dist.get_rank() == 0 and group.has_trained:
         _core.note_trained(max(number, 0))
-    group.has_trained = True  # holds from the next call on
+    group.has_trained = True  # used from the next call on
     return bool(is_changed)

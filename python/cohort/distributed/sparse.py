@@ -13,7 +13,7 @@ from cohort.distributed.reductions import reduction_of
 from cohort.distributed.tensors import DEVICES, arrive, as_moved
 from cohort.distributed.work import All, Work
 
-# Tensors made of ranks' valid tensors are valid; torch 2 needs this to skip its check.
+# Makes torch 2 skip its check, since tensors made of the ranks' valid tensors are valid.
 _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 
@@ -44,7 +44,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
     counts = torch.empty(size, dtype=torch.int64)
     world.all_gather(torch.tensor([own._nnz()]), counts, timeout=limit)
     numbers, values = counts.tolist(), own.values().contiguous()
-    # Indices element by element, so that each rank's are contiguous.
+    # Stores all indices of one element together, so that each rank's indices are contiguous.
     places = own.indices().t().contiguous()
     all_places = torch.empty(sum(numbers), places.size(1), dtype=torch.int64, device=tensor.device)
     all_values = torch.empty(sum(numbers), *values.shape[1:], dtype=values.dtype, device=tensor.device)

@@ -20,11 +20,11 @@ from cohort.distributed.completion import call_after
 _NO_TIMEOUT = datetime.timedelta(0)
 
 # A Work dropped by Python without waiting may still be used by C++: DDP's `join` gives one to its reducer and keeps
-# nothing. Its C++ half cannot complete without the Python half, so the last such Python halves stay here, without their
-# tensors, which the core keeps until the operation has ended: C++ only asks for a count.
+# nothing. Its C++ half cannot complete without the Python half, so the last such Python halves stay here. They drop large
+# tensors, which the core keeps until the operation has ended, because C++ asks only for a count.
 _let_go: collections.deque[Work] = collections.deque(maxlen=256)
 _MOST_KEPT = 1 << 10  # bytes
-_under_way: collections.deque[Work] = collections.deque()  # those whose results may have to be copied
+_under_way: collections.deque[Work] = collections.deque()  # Works whose results may have to be copied
 
 # Errors of operations. A torch future keeps only the text of an error raised by a function on it.
 _failures: collections.deque[cohort.Error] = collections.deque(maxlen=64)
@@ -79,8 +79,8 @@ class Work(_distributed_c10d.Work):
         self._waited = False
         self._failure: Optional[BaseException] = None
         self._future: Any = None
-        # True if the hook FP16_COMPRESS, which is C++, may have started it. That hook accepts only a future whose value
-        # is a list of C++'s; a future fulfilled later cannot hold one, so this future is complete when it is made.
+        # True if torch's C++ hook FP16_COMPRESS may have started it. The hook accepts only a future whose value is a C++
+        # list of tensors. A future that is fulfilled later cannot hold such a list, so this one is complete when made.
         self.is_of_half = self.value_for_cpp = False
 
     def __del__(self) -> None:
@@ -104,7 +104,7 @@ class Work(_distributed_c10d.Work):
             deliver()
 
     def _settle(self) -> None:
-        """Called when all have ended: delivers results, or keeps the error."""
+        """Called when all works have ended; delivers results, or keeps the error."""
         with self._settling:
             if self._settled or self._is_settling:  # garbage collection has called this recursively
                 return
@@ -237,7 +237,7 @@ class Failed:
 
 
 class _Given:
-    """Several of the core's works, queued on GPUs once they have been waited for, in streams that nothing else uses."""
+    """Several of the core's works. A wait queues them on GPUs, in streams that nothing else uses."""
 
     _streams: ClassVar[dict[torch.device, Any]] = {}
 
@@ -270,7 +270,7 @@ class All:
 # torch's version: (2, 13).
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
-# Before torch 2.7, C++ drops the Python half of a Work returned by a Python process group, and the rest never ends. C++
+# Before torch 2.7, C++ drops the Python half of a Work returned by a Python process group, and the C++ half never ends. C++
 # callers therefore get another kind of Work then.
 _C_KEEPS_WORKS = TORCH >= (2, 7)
 
@@ -303,8 +303,8 @@ def may_be_compressed(tensor: torch.Tensor) -> bool:
 
 
 def _is_called_from_python() -> bool:
-    """Returns True if the caller is torch.distributed's functions, which hold the Work in Python. Other callers may be
-    Python or C++."""
+    """Returns True if the caller is a function of torch.distributed, which holds the Work in Python. Any other caller may
+    be Python or C++."""
     try:
         caller = sys._getframe(3)
     except ValueError:

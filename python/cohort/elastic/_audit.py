@@ -1,4 +1,4 @@
-"""Checks by a training's ledgers that every epoch's samples were used exactly once, and no step was repeated."""
+"""Checks, from a training's ledgers, that every epoch's samples were used exactly once, and no step was repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Audit:
     """Result of `audit`. True if there is no problem.
 
     epochs    by (sampler, epoch of the data set): the number of samples used
-    problems  what is missing, repeated or trained again, a line each with its place in the ledger
+    problems  what is missing, repeated or trained again, one line for each, with its place in the ledger
     begins    by sampler: (epoch, place) at which the ledger begins; (0, 0) unless the training continues from a
               checkpoint of a run that is not among the folders
     """
@@ -61,7 +61,7 @@ def audit(folder: Union[_Folder, Sequence[_Folder]], sizes: Optional[Mapping[str
 
     folder  one or several folders, in order, of a training that continued in another run: samples that a run used
             beyond the point at which the next one begins do not count
-    sizes   of the data sets, by sampler: each epoch except a sampler's last one then has to be complete, too
+    sizes   the data sets' sizes, by sampler. With them, each epoch but a sampler's last one has to be complete, too
 
     Samples are counted by their place in the epoch's permutation. Raises InvalidArgument if there is no ledger, Corrupt
     for a line that is not a ledger's (a file's last line, if cut off, is ignored: its process was killed).

@@ -28,7 +28,7 @@ class _NumpyGlobal:
             known = type(bits) is numpy_random.MT19937
             self._bits = bits
             self._watch = _core.Watch(bits.ctypes.state_address, _MT19937_BYTES) if known else None
-        # A normal number may be left over from the last draw; using it changes no word.
+        # The last draw may have left a second normal number; using that changes no word.
         if self._watch is None or self._watch.changed() or self._state["has_gauss"]:
             self._state = numpy_random.get_state(legacy=False)
         return self._state
@@ -55,7 +55,7 @@ class _PythonGlobal:
             self._state = random.getstate()
             *words, position = self._state[1]
             if self._watch is not None and self._watch.copy != array.array("I", [position, *words]).tobytes():
-                self._watch = None  # the words are elsewhere
+                self._watch = None  # the layout is not the assumed one
         return self._state
 
     def setstate(self, state: Any) -> None:
@@ -66,7 +66,7 @@ _numpy_global, _python_global = _NumpyGlobal(), _PythonGlobal()
 
 
 class GlobalGenerators:
-    """Global generators of imported modules; for GPUs, that of the device current when the object was made."""
+    """Global generators of imported modules; of GPUs, only the current device of the thread that made this object."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -96,8 +96,8 @@ def is_generator(thing: Any) -> bool:
 
 
 def access(generators: Callable[[], list]) -> tuple[Callable[[], bytes], Callable[[bytes], None]]:
-    """Returns functions by which a State gets and sets the generators' states. The State keeps a number: these states
-    never leave the process."""
+    """Returns functions by which a State gets and sets the generators' states. The State keeps only a number, because
+    these states never leave the process."""
     kept: dict[bytes, list] = {}
     number = 0
 

@@ -34,7 +34,7 @@ class World:
 
     comm        its Communicator; the default world (`cohort.world()`)
     epoch       of the job's membership; None if the job is not elastic
-    first_size  number of ranks of this state's first world, on any rank: batches or rates were chosen for it
+    first_size  number of ranks of this state's first world, the same on all ranks; batches or rates were chosen for it
     """
 
     comm: Communicator
@@ -53,9 +53,9 @@ class World:
 def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.PathLike, None] = None,
         save: Optional[Callable[[State, World], None]] = None,
         init: Optional[Mapping[str, Any]] = None) -> Callable[..., Any]:  # fmt: skip
-    """Decorates train(state, world, ...), which is then called as train(state, ...): with one world after the other,
-    until it returns in a world of which no rank is lost. Each call gets the current state, even one at its end, so
-    loops have to begin where the state says.
+    """Decorates train(state, world, ...), which is then called as train(state, ...). That calls the function with one
+    world after the other, until it returns in a world of which no rank is lost. Each call gets the current state, even
+    one at its end, so loops have to begin where the state says.
 
         @cohort.elastic.run                     or     @cohort.elastic.run(save=save)
         def train(state, world): ...
@@ -135,7 +135,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
 
 
 def _require_save(save: Callable[..., Any]) -> None:
-    """Refuses at once what would fail only when the job has been told to end, without having saved."""
+    """Refuses now a `save` that would fail later, when the job has been told to end and has to be saved."""
     try:
         with contextlib.suppress(ValueError):  # a compiled function may have no signature
             inspect.signature(save).bind("state", "world")
@@ -190,8 +190,8 @@ def _leave_world() -> None:
 
 
 def _loss_in(error: BaseException) -> Optional[Error]:
-    """Returns the error that reports a lost rank or a change, within an exception into which a framework, a hook or the
-    program's own `except` may have turned it."""
+    """Returns the error that reports a lost rank or a change. A framework, a hook or the program's own `except` may have
+    turned it into the exception given."""
     todo: list[Optional[BaseException]] = [error]
     seen: set[int] = set()
     while todo:

@@ -36,7 +36,7 @@ class State:
             _on_step=[],
             _on_change=[],
             _things={},  # by name
-            _policies=[],  # their descriptions, by the size of the first world
+            _policies=[],  # functions that describe them, for a given size of the first world
             _schedules={},  # by name
         )
         self._core.add_value("attributes", self._get_attributes, self._set_attributes, False)
@@ -57,12 +57,12 @@ class State:
                              left until the next synchronisation; ranks that stay lose no step. `step` then synchronises
                              after the step has ended
         a cohort.data.DistributedSampler
-                             with a batch_size: the ledger records its samples, and `step` calls its `step`, unless the
-                             program has. batch="keep", the default: steps have as many samples as in the first world,
+                             with a batch_size: the ledger records its samples, and `step` calls its `step` unless the
+                             program did. batch="keep", the default: steps have as many samples as in the first world,
                              spread over the current ranks; their shares may differ by one: DistributedDataParallel(...,
                              sampler=sampler) weights them. batch="scale": each rank has batch_size samples
         arrays               of NumPy or torch, or a dict of them, that only steps change. version=function, which
-                             returns a new number whenever the arrays may have changed, avoids reading NumPy's at each
+                             returns a new number whenever the arrays may have changed, avoids reading NumPy arrays at each
                              step
         a generator          torch.Generator, numpy.random.Generator, random.Random: each rank's own
         anything else        with state_dict and load_state_dict: schedules, GradScaler. It is pickled at each step. The
@@ -115,11 +115,10 @@ class State:
         self._on_step.append(callback)
 
     def step(self) -> None:
-        """Tells that the optimizer has taken a step. Call it right after the step and everything else that a step
-        changes (a schedule's step), with no collective in between. After a later failure training continues from here;
-        after an earlier failure the step is repeated. Changes after this call are lost if the members change with this
-        step. Raises MembershipChanged, on all ranks at the same step, when ranks come or leave as planned, and the
-        errors of a collective; `run` handles both."""
+        """Call it right after the optimizer's step and everything else that a step changes (a schedule's step), with no
+        collective in between. After a later failure training continues from here; after an earlier failure the step is
+        repeated. Changes after this call are lost if the members change with this step. Raises MembershipChanged, on all
+        ranks at the same step, when ranks come or leave as planned, and the errors of a collective; `run` handles both."""
         for callback in self._on_step:
             callback()
         for schedule in self._schedules.values():
@@ -204,7 +203,7 @@ class State:
 
         def step() -> None:
             nonlocal seen
-            # If two optimizers train on one batch, the first one's step is the batch's.
+            # If two optimizers train on one batch, the first one's step counts as the batch's.
             if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()
             seen = sampler._calls_of_step
@@ -246,7 +245,7 @@ class State:
 
 
 class _Schedule:
-    """Warns, on rank 0, of a schedule that steps after each `State.step`: the copy of that step lacks it. (A schedule
+    """Warns, on rank 0, of a schedule that steps after each `State.step`, so that step's copy lacks it. (A schedule
     that steps after an epoch's last step does so once per epoch.)"""
 
     _MANY = 3
@@ -279,7 +278,7 @@ class _Schedule:
 
 
 def _count_received() -> None:
-    """Makes torch's DataLoader tell samplers when its loop receives a batch: with workers it draws batches ahead."""
+    """Makes torch's DataLoader tell samplers when its loop receives a batch, since with workers it draws ahead."""
     loaders = sys.modules.get("torch.utils.data.dataloader")
     iterator = getattr(loaders, "_BaseDataLoaderIter", None)
     inner = getattr(iterator, "__next__", None)

@@ -98,7 +98,7 @@ def _bytes_of(tensor: Tensor) -> int:
 
 
 class _Buffers:
-    """A module's buffers, which forwards change: read in place while they are the same tensors."""
+    """A module's buffers, which forwards change. They are read in place as long as they are the same tensors."""
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name, self._module = name, module
@@ -218,7 +218,7 @@ def add_optimizer(state: Any, name: str, optimizer: torch.optim.Optimizer, model
         known = {id(parameter) for parameter in model.parameters()}
         if not all(id(parameter) in known for parameter in _optimizer_state.parameters_of(optimizer)):
             raise InvalidArgument(f"elastic.State.add: the optimizer '{name}' has parameters that are not the model's")
-    steps = 0  # an optimizer may change a parameter's `.data`, which has its own version
+    steps = 0  # counted, because a change of a parameter's `.data` does not change the parameter's version
 
     def count(*_: Any) -> None:
         nonlocal steps

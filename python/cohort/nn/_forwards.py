@@ -14,7 +14,7 @@ _running: Optional[Callable[[], Any]] = getattr(torch._C, "_current_autograd_nod
 
 
 def accumulates(outputs: Sequence[Any], nodes: Sequence[Any], renew: Callable[[], bool] = lambda: False) -> bool:
-    """Returns False if the backward is an autograd.grad() for other tensors: none of our gradients, so no step.
+    """Returns False if the backward is an autograd.grad() for other tensors, which makes none of our gradients and is no step.
 
     outputs: references to the tensors of a forward, one of which the backward under way has reached
     nodes: the nodes that accumulate our parameters' gradients

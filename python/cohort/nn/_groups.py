@@ -23,7 +23,7 @@ def default_world() -> Communicator:
 
 
 def communicator_of(process_group: Any, who: str = "DistributedDataParallel") -> Optional[Communicator]:
-    """Returns None for None. Raises InvalidArgument unless it is a "cohort" group that this process is in."""
+    """Returns the group's Communicator, None for None. Raises InvalidArgument unless it is a "cohort" group of this process."""
     if process_group is None:
         return None
     from cohort.distributed import ProcessGroup

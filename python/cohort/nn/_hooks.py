@@ -73,7 +73,7 @@ class GradBucket:
 
 
 class OfOneModel:
-    """A state that keeps, by buckets or by names, data of one model alone. A copy is for another model, and shares
+    """A state that keeps, by buckets or by names, data of only one model. A copy is for another model, and shares
     nothing with the original but the process group."""
 
     _module: Optional[weakref.ref] = None
@@ -148,7 +148,7 @@ class Hooked:
     def _value(self) -> Any:
         try:
             return self._future.value()
-        except RuntimeError as error:  # torch's, around an operation's that a function on a future met
+        except RuntimeError as error:  # torch's, made from an operation's error by a function on a future
             if isinstance(error, Error) or not torch.distributed.is_available():
                 raise
             from cohort.distributed.work import failure_told_by

@@ -24,8 +24,8 @@ class NonFiniteElement:
 
 @dataclass(frozen=True)
 class NonFiniteGradient:
-    """The first gradient that is not finite: in the bucket that is reduced first, of the lowest rank there, the first
-    in memory."""
+    """The first gradient that is not finite: first by bucket, in the order of reduction, then by rank, then by place in
+    memory."""
 
     rank: int
     host: str  # that rank's

@@ -49,8 +49,8 @@ class _Parameter:
         # The gradient's place, if there are buckets. None: the gradient is reduced from the memory that autograd made.
         self.place: torch.Tensor | None = None
         self.address = 0  # of the place
-        self.bucket: Any = None  # memory in which the place lies,
-        self.offset = 0  # and the element at which it begins
+        self.bucket: Any = None  # memory in which the place lies
+        self.offset = 0  # element of the bucket at which the place begins
         self.home: torch.Tensor | None = None  # the memory of its values, if training state is divided
         self.home_address = 0  # of the home
         self.version = 0  # of the tensor: autograd's count of changes in place
@@ -115,9 +115,9 @@ class Reducer:
         self._hook: tuple[Hook, Any] | None = None  # the hook and its state
         # Called at the end of each backward that succeeded; may refuse the state that the backward used.
         self.after_backward: Callable[[], None] = lambda: None
-        self._nodes_at = 0  # the step in which all nodes were looked at
-        self._found: set[int] = set()  # parameters whose gradients in this backward came from a node without our hooks,
-        self._left_out: set[int] = set()  # or from a node with our hooks, but are not to be used
+        self._nodes_at = 0  # the step in which all nodes were last checked
+        self._found: set[int] = set()  # parameters whose gradients in this backward came from nodes without our hooks
+        self._left_out: set[int] = set()  # parameters whose gradients came from nodes with our hooks, but are not used
         self.pieces: list[_Piece] = []
         self.pieces_of: dict[int, list[_Piece]] = {}
         self.has_optimizer = False  # an optimizer steps the parameters
@@ -160,7 +160,7 @@ class Reducer:
         handles[:] = [*handles[-2:], node.register_prehook(before), node.register_hook(after)]
 
     def _hook_new_nodes(self) -> bool:
-        """Returns whether there were new nodes. Reductions stay the same, so no other rank need know."""
+        """Puts hooks on new nodes. Returns whether there were any. Reductions stay the same, so no other rank need know."""
         self._found.clear()
         self._left_out.clear()
         any_new = False
@@ -300,7 +300,7 @@ class Reducer:
             tensor.grad = None
 
     def _read_from(self, index: int, gradient: torch.Tensor) -> None:
-        # With its own strides, or with those it would have at its place.
+        # Uses a contiguous copy, unless the gradient itself is contiguous and of the parameter's type.
         values, made = self._parameters[index].tensor, gradient.detach()
         if made.layout != torch.strided or made.dtype != values.dtype or not made.is_contiguous():
             made = torch.empty_like(values, memory_format=torch.contiguous_format)
@@ -357,7 +357,7 @@ class Reducer:
         return memory.as_torch(dtype) if on_gpu is None else on_gpu.view(dtype)
 
     def take_gradients(self) -> None:
-        """Makes the pieces' gradients those of the parameters, if gradients are not divided."""
+        """Sets each piece's gradient to its part of the parameter's gradient, if gradients are not divided."""
         if self.core.divides_gradients:
             return
         for piece in self.pieces:
@@ -412,7 +412,7 @@ class Reducer:
 
     def check_parameters(self, where: str) -> None:
         """Called before a pass or a step. Raises InvalidArgument, naming the parameter, if a parameter was given other
-        memory or the user wrote to one that ranks share; also without an optimizer, since nothing else would step."""
+        memory or the user wrote to one that ranks share; also if gradients are divided and no optimizer steps them."""
         shared = self.core.shares_parameters
         for parameter in self._parameters:
             if not _is_at_home(parameter.tensor, parameter):

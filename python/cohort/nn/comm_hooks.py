@@ -80,10 +80,10 @@ def bf16_compress_hook(process_group: Any, bucket: Any) -> Any:
 
 
 class WireState(OfOneModel):
-    """State of int8_compress_hook and int4_compress_hook; for one model: another one is refused.
+    """State of int8_compress_hook and int4_compress_hook, for one model; any other model is refused.
 
     process_group   see above
-    error_feedback  adds what encoding loses to the next step's gradients: needs memory of one more gradient, and is
+    error_feedback  adds what encoding loses to the next step's gradients. Takes as much memory as the gradients, and is
                     kept until buckets are made anew. None: only with int4
 
     Nothing is kept from a step that was refused on all ranks or whose averages are not finite (a GradScaler skips it),
@@ -99,7 +99,7 @@ class WireState(OfOneModel):
         return {**super()._without_model(), "_residuals": {}, "_refused": False}
 
     def drop_residuals(self) -> None:
-        """Drops what was kept from earlier steps. For all ranks, if they skip a step whose averages were finite."""
+        """Drops what was kept from earlier steps. Call it on all ranks if they skip a step whose averages were finite."""
         self._residuals.clear()  # not set to zero: an operation that has failed may still be writing there
 
     def _refuse_step(self) -> None:
@@ -151,15 +151,15 @@ def int4_compress_hook(state: Any, bucket: Any) -> Any:
 
 
 class PowerSGDState(OfOneModel):
-    """Options of PowerSGD, and its state between steps; for one model: another one is refused. Parameters and defaults
-    are those of torch's.
+    """Options of PowerSGD, and its state between steps, for one model; any other model is refused. Parameters and
+    defaults are those of torch's class.
 
     process_group              see above
     matrix_approximation_rank  columns of the thin matrices. 1 to 4 are usual; more keeps more of the gradient
-    start_powerSGD_iter        first steps, with whole gradients, since a training is most sensitive at its beginning
+    start_powerSGD_iter        number of first steps that send whole gradients, since training is most sensitive then
     min_compression_rate       a gradient of n x m is compressed if (n + m) * rank * min_compression_rate < n * m; with
-                               more dimensions, n is the first. Others, and types but float32, are averaged unchanged
-    use_error_feedback         adds what compression loses to the next step's gradient: memory of one more gradient
+                               more dimensions, n is the first. Others, and all but float32, are averaged unchanged
+    use_error_feedback         adds what compression loses to the next step's gradient; takes as much memory as the gradients
     warm_start                 a step begins with the Q of the step before instead of a random one
     orthogonalization_epsilon  added to the norms by which columns are divided; at most 1e-3
     random_seed                the same on all ranks
@@ -201,17 +201,17 @@ class PowerSGDState(OfOneModel):
         return self._core.iteration
 
     def compression_stats(self) -> tuple[float, int, int]:
-        """Returns the rate, and the elements before and after compression, in all steps that compress."""
+        """Returns the compression rate, and the numbers of elements before and after, over all steps that compress."""
         before, after = self._core.compression_stats()
         return (before / after if after else 0, before, after)
 
     def drop_residuals(self) -> None:
-        """Drops what was kept from earlier steps. For all ranks, if they skip a step whose averages were finite."""
+        """Drops what was kept from earlier steps. Call it on all ranks if they skip a step whose averages were finite."""
         self._core.drop_residuals()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Returns this rank's state, which differs from other ranks': for `state` of CheckpointFolder.save, as
-        "powerSGD.NAME.error" and so on by the parameters' names, the same as C++'s. torch's DistributedDataParallel
+        """Returns this rank's state, which differs from other ranks', for `state` of CheckpointFolder.save. Entries are
+        named "powerSGD.NAME.error" and so on, by the parameters' names, as in C++. torch's DistributedDataParallel
         gives no names: NAME is "#N" then, for the Nth gradient, and only the same model, with the same parameters
         trained, can load the state."""
         state = {f"{_PREFIX}iter": torch.tensor([self.iter])}
@@ -290,7 +290,7 @@ def powerSGD_hook(state: PowerSGDState, bucket: Any) -> Any:
         rows = _rows_of(gradient if own or not is_dense(parameter) else parameter)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // size
         count = gradient.numel()
-        if not own and parameter.is_complex():  # two real numbers for each; they show half of these
+        if not own and parameter.is_complex():  # an element is two real numbers, of which torch's views show half
             count = 2 * parameter.numel()
             rows = rows if parameter.dim() > 1 else count
         gradients.append((name, id(parameter), offset, rows, count // rows if rows else 0))

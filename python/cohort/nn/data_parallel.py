@@ -27,7 +27,7 @@ class DataParallel(torch.nn.Module):
 
     Outputs and gradients are those of the module alone (to rounding, and the same in every run) if samples are
     independent of each other. BatchNorm sees the samples of its replica, and replica 0's running statistics are kept,
-    as with torch's. Random numbers (dropout) come from torch's single generator in the order in which threads ask for
+    as in torch. Random numbers (dropout) come from torch's single generator in the order in which threads ask for
     them. Tensors without dimensions and other arguments go to all replicas. An output without dimensions becomes one
     value per replica. Other parts of an output are replica 0's.
 

@@ -202,9 +202,9 @@ class DistributedDataParallel(torch.nn.Module):
                         than rounding (half of a type's digits), every rank raises Mismatch, which names rank, parameter
                         and value; differences of rounding are logged once. Not checked: values in a GPU's memory.
                         Default True
-    sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what to divide over the ranks;
+    sharding            "optimizer", "gradients" or "parameters" (ZeRO stages 1 to 3): what is divided over the ranks. Then
                         use
-                        a cohort.optim.Sharded then, which documents the rest. Default "none"
+                        a cohort.optim.Sharded, which documents the rest. Default "none"
     protect_parameters  for debugging, with sharding="parameters": any write to a parameter not by the optimizer, also
                         through a pointer, ends its rank with SIGSEGV and its stack, after a line that names rank and
                         parameter. Weights are loaded before the module is wrapped, or by load_latest of a
@@ -245,7 +245,7 @@ class DistributedDataParallel(torch.nn.Module):
     also accepts those of torch's DistributedDataParallel ("module.").
 
     Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. If a backward ends in an
-    exception of this rank alone (of a layer, of the observer, of memory), the ranks are out of step: this rank's next
+    exception of only this rank (of a layer, of the observer, of memory), the ranks are out of step: this rank's next
     forward, backward or other call raises Aborted, and none of its gradients are averaged with the others'. One thread
     per rank calls it.
     """
@@ -536,14 +536,14 @@ class DistributedDataParallel(torch.nn.Module):
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = False, enable: bool = True,
              throw_on_early_termination: bool = False) -> Iterator[None]:  # fmt: skip
-        """`with model.join():` holds the loop: a rank that comes to its end has no more input, and takes others' steps
-        with weight 0 until all ranks have come there.
+        """`with model.join():` holds the loop: a rank that comes to its end has no more input, and takes part in the
+        others' steps with weight 0 until all ranks have come to the end.
 
         Ranks that missed steps then receive parameters and buffers of the lowest rank that took the most steps, but not
         its optimizer's state: to continue training, use step_without_samples. Averages are over ranks with input; torch's
         default, to divide by all ranks (divide_by_initial_world_size=True), is refused, as is throw_on_early_termination.
         With enable=False it does nothing. Several models of one loop are held together, `with a.join(), b.join():`; the
-        forward of another one on the same communicator raises InvalidArgument. Blocks while others train, each wait
+        forward of another model on the same communicator raises InvalidArgument. Blocks while others train, each wait
         under the communicator's timeout.
         """
         if not enable:
@@ -569,7 +569,7 @@ class DistributedDataParallel(torch.nn.Module):
             held.remove(self)
             if not held:
                 _joining.pop(self.communicator, None)
-        self._require_no_hook()  # which may have been registered within
+        self._require_no_hook()  # a hook may have been registered in the loop
         core = self._attached.core
         core.require_whole()
         self.communicator.join()
@@ -586,7 +586,7 @@ class DistributedDataParallel(torch.nn.Module):
             )
 
     def parameters_written(self) -> None:
-        """With sharding: tells that all ranks have written the same values to parameters (load_state_dict), in place or
+        """With sharding: call it after all ranks wrote the same values to parameters (load_state_dict), in place or
         to other memory; the optimizer continues from them. Collective. Without sharding it does nothing."""
         if self.options.sharding != "none":
             self._attached.bring_home()
@@ -678,7 +678,7 @@ class DistributedDataParallel(torch.nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Loads the module's; removes a prefix "module." from all names. Local: load the same state on all ranks."""
+        """Loads the module's state; removes a prefix "module." from all names. Local: load the same state on all ranks."""
         own = self.module.state_dict()
         if state_dict and all(name.startswith(_PREFIX) and name not in own for name in state_dict):
             state_dict = {name[len(_PREFIX) :]: value for name, value in state_dict.items()}
