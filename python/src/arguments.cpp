@@ -30,7 +30,7 @@ std::optional<std::chrono::milliseconds> milliseconds_of(py::handle seconds, con
 }
 
 ReduceOp reduce_op_of(py::handle op, const char* operation) {
-  // Names that were converted before; there are few, and the dictionary is never destroyed.
+  // Caches converted names; there are few, and the dictionary is never destroyed.
   static PyObject* const known = PyDict_New();
   if (PyUnicode_CheckExact(op.ptr()) != 0) {
     if (PyObject* const found = PyDict_GetItem(known, op.ptr())) return static_cast<ReduceOp>(PyLong_AsLong(found));
@@ -61,7 +61,7 @@ ReduceOp reduce_op_of(py::handle op, const char* operation) {
 
 namespace {
 
-/// The DType of a kind of numbers, given by DLPack's code.
+/// Returns the DType of a kind of numbers (DLPack's code) and a size.
 std::optional<DType> find_dtype(std::uint8_t code, Py_ssize_t bytes) noexcept {
   for (int i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);

@@ -1,5 +1,5 @@
-// // Conversions of Python's arguments to the core's options: seconds, names of reductions, and the DType of element
-// types of torch, of the buffer protocol and of DLPack. Needs the GIL.
+// Converts Python's arguments to the core's options: seconds, names of reductions, and element types of torch, of the
+// buffer protocol and of DLPack, which become a DType. Needs the GIL.
 #pragma once
 
 #include <cohort/dtype.h>
@@ -50,14 +50,14 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
-/// In a capsule named "dltensor".
+/// The contents of a capsule named "dltensor".
 struct ManagedTensor {
   Tensor tensor;
   void* manager;
   void (*deleter)(ManagedTensor*);
 };
 
-/// In a capsule named "dltensor_versioned".
+/// The contents of a capsule named "dltensor_versioned".
 struct ManagedTensorVersioned {
   struct {
     std::uint32_t major;
@@ -71,9 +71,9 @@ struct ManagedTensorVersioned {
 
 }  // namespace dlpack
 
-/// Returns the DType of a torch.dtype, recognized by its text: torch is not imported.
+/// Returns the DType of a torch.dtype, recognized by its text, so that torch need not be imported.
 std::optional<DType> tensor_dtype(pybind11::handle dtype);
-/// Returns the DType of one element of a Py_buffer, from its format, in the letters of the module struct, and its size.
+/// Returns the DType of one element of a Py_buffer, from its size and its format (letters of Python's module struct).
 std::optional<DType> format_dtype(const char* format, Py_ssize_t itemsize) noexcept;
 std::optional<DType> dlpack_dtype(const dlpack::DataType& type) noexcept;
 dlpack::DataType dlpack_type(DType dtype) noexcept;

@@ -12,8 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-/// The protocol by which arrays of one Python type are read; determined once per type. Either: arrays of CuPy and JAX
-/// have a buffer only if they are in host memory.
+/// The protocol by which arrays of one Python type are read; determined once per type. Either: a buffer, or DLPack for
+/// arrays without one, because arrays of CuPy and JAX have a buffer only if they are in host memory.
 enum class Protocol : long { Tensor, Buffer, DLPack, Either, None };
 
 Protocol find_protocol(PyTypeObject* type) {
@@ -94,7 +94,7 @@ std::string with_article(const std::string& noun) {
 
 std::string text(py::handle object) { return std::string(py::str(object)); }
 
-// Ends the advice to pass a copy, for an array that is written to.
+// Returns the end of the advice to pass a copy, for an array that is written to.
 std::string and_back(Access access) { return access == Access::Write ? ", and copy the result back" : ""; }
 
 }  // namespace
@@ -194,7 +194,7 @@ void Array::take_buffer(py::handle object, Access access, const Role& role) {
   count_ = view_->len / view_->itemsize;
 }
 
-// NumPy has no bfloat16 of its own; that of the package ml_dtypes cannot be exported as a buffer.
+// NumPy has no bfloat16 of its own; the one of the package ml_dtypes cannot be exported as a buffer.
 bool Array::take_numpy_bfloat16(py::handle object, Access access, const Role& role) {
   if (!py::hasattr(object, "__array_interface__") || !py::hasattr(object, "dtype")) return false;
   if (text(object.attr("dtype")) != "bfloat16") return false;
@@ -234,7 +234,7 @@ void Array::take_dlpack(py::handle object, Access access, const Role& role, Wher
     if (!failed.matches(PyExc_TypeError)) throw;
     capsule = object.attr("__dlpack__")(**asked);
   }
-  // The capsule is not consumed: its destructor frees its contents.
+  // The capsule is not consumed, so its destructor frees its contents.
   const dlpack::Tensor* tensor = nullptr;
   bool writable = false;
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {

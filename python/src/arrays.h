@@ -13,10 +13,10 @@
 
 namespace cohort::python {
 
-/// The use of the elements.
+/// How a call uses the elements.
 enum class Access { Read, Write };
 
-/// The memory accepted for an array: most operations read and write the elements on the CPU, so only host memory.
+/// Memory that an array may be in. Most operations read and write the elements on the CPU and accept only host memory.
 enum class Where { Host, HostOrGpu };
 
 /// The array's role in a call, for error messages: "all_reduce: the input ...".

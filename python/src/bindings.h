@@ -30,9 +30,9 @@ class Held {
   Held& operator=(const Held&) = delete;
   /// Returns the GPU of the arrays.
   std::optional<int> gpu() const noexcept { return gpu_; }
-  /// Releases the arrays soon after the operation has ended, even if Python neither waits for it nor starts another:
-  /// GPU memory is too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no thread
-  /// can be started, the next operation releases them.
+  /// Releases the arrays soon after the operation has ended, even if Python neither waits for it nor starts another,
+  /// because GPU memory is too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no
+  /// thread can be started, the next operation releases them.
   static void let_go_at_end(const std::shared_ptr<Held>& self,
                             const std::function<void(std::function<void()>)>& on_done);
   /// Ends the thread that releases arrays. Call without the GIL. The thread is started again when needed.
@@ -127,7 +127,7 @@ class Member {
   /// it has finished already and has nothing to report.
   std::shared_ptr<Operation> start(const char* name, const std::function<Work(Communicator&)>& start,
                                    std::vector<Array> arrays, std::shared_ptr<const void> keep = nullptr);
-  /// For calls without a Work: blocks. An interrupt aborts the world, since nothing else would end the call.
+  /// Runs a call that has no Work, and blocks. An interrupt aborts the world, since nothing else would end the call.
   template <class T>
   T call(const char* name, const std::function<T(Communicator&)>& body);
 
@@ -145,7 +145,7 @@ class Member {
   bool has_left() const noexcept;
   bool in_child() const noexcept { return home_ != fork_generation(); }
 
-  /// Called when nobody refers to the Member any more: unfinished operations go on.
+  /// Called when nobody refers to the Member any more; unfinished operations go on.
   static void let_go(std::shared_ptr<Member> member);
   /// Leaves with every Member of this process that still exists.
   static void leave_all(const LeaveOptions& options);

@@ -1,5 +1,5 @@
 // Files of tensors and folders of checkpoints. The package gives its tensors as bytes with a name, a type and a shape,
-// and makes torch's tensors of the bytes it gets; formats/ defines the files' layout and checkpoint/ does the rest,
+// and makes torch tensors from bytes that it gets; formats/ defines the files' layout and checkpoint/ does the rest,
 // without the GIL. A save in the background runs in a thread that never uses Python.
 #include "arrays.h"
 #include "bindings.h"
@@ -134,7 +134,7 @@ void bind_formats(py::module_& module) {
 
 namespace {
 
-using Comm = const PyCommunicator*;  // None: this process alone
+using Comm = const PyCommunicator*;  // None: only this process
 using Sampler = std::optional<std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t>>;
 using File = std::tuple<std::string, py::list, Metadata>;
 /// sizes, start, extent, begin, count.
@@ -180,7 +180,7 @@ class PyBundle {
   std::vector<Tensors> files_;
 };
 
-/// Runs a collective function over the ranks of a communicator, or alone without one.
+/// Runs a collective function over the ranks of a communicator; without one, only on this process.
 template <class T>
 T collectively(Comm comm, const char* name, const std::function<T(Communicator&)>& body) {
   const status::Call call(std::string("CheckpointFolder.") + name);

@@ -139,7 +139,7 @@ py::object reduce(const PyCommunicator& self, const py::object& data, const py::
     return start_between(call, data, output,
                          [&](auto& world, auto from, auto to) { return world.reduce(from, to, options); });
   }
-  // Only the root's array is written: the others may be read-only.
+  // Only the root's array is written, so the others may be read-only.
   return start_with(call, self.member().rank == root ? write(kName, data, "the array") : read(kName, data),
                     [&](auto& world, auto buffer) { return world.reduce(buffer, options); });
 }
@@ -207,8 +207,8 @@ py::object all_gather_v(const PyCommunicator& self, const py::object& input, con
                        [&](auto& world, auto from, auto to) { return world.all_gather_v(from, to, counts, options); });
 }
 
-/// Starts gather or scatter: every rank has a `part`; the root alone has `parts`, one for each rank. `body(world, part,
-/// parts)`: `parts` is empty except on the root.
+/// Starts gather or scatter: every rank has a `part`; only the root has `parts`, one for each rank. Calls `body(world,
+/// part, parts)`, where `parts` is empty except on the root.
 template <class Body>
 py::object start_rooted(const CollectiveCall& call, int root, bool gathers, const py::object& part,
                         const py::object& parts, const Body& body) {

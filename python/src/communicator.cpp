@@ -104,8 +104,8 @@ bool wait(const PyWork& work, const py::object& timeout) {
   return operation->wait(milliseconds_of(timeout, "wait"));
 }
 
-/// Returns a CUstream, from an address or a library's object; None: torch's current stream, without torch the default
-/// one.
+/// Returns the CUstream of an address or of a stream object (torch's, CuPy's). For None, torch's current stream,
+/// or without torch the default stream.
 void* stream_of(const py::object& stream, int gpu) {
   py::object address = stream;
   if (stream.is_none()) {

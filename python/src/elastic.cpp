@@ -1,4 +1,4 @@
-// The parts of an elastic training, for cohort.elastic: Python callables as the parts and values of C++'s State.
+// The parts of an elastic training, for cohort.elastic: makes Python callables parts and values of the C++ State.
 // The core calls them on its caller's thread, and waits for other ranks without the GIL.
 #include "arrays.h"
 #include "bindings.h"
@@ -169,7 +169,7 @@ class ElasticState {
     });
   }
 
-  // Seldom waits: the others' reports on the last step have usually arrived when this step has been reduced.
+  // Seldom waits, because the others' reports on the last step have usually arrived when this step has been reduced.
   void step() {
     const py::gil_scoped_release release;
     state_->step();
@@ -246,7 +246,7 @@ void bind_elastic(py::module_& module) {
   module.def(
       "note_trained",
       [](std::int64_t steps) {
-        static auto* const progress = new elastic::Progress();  // never destroyed: a thread of its own writes
+        static auto* const progress = new elastic::Progress();  // never destroyed, because its own thread writes
         progress->note(steps);
       },
       py::arg("steps"), "A step has ended, as the first rank says it; 0: the number is not known.");

@@ -30,7 +30,7 @@ py::object to_python(const Error& error) {
   const py::module_ errors = py::module_::import(changed ? "cohort.elastic" : "cohort.errors");
   const std::string_view name = changed ? "MembershipChanged" : to_string(error.code());
   const ErrorContext& context = error.context();
-  // Even a program that catches the error may end because of it.
+  // Noted now, because even a program that catches the error may end because of it.
   if (!changed && (error.code() == ErrorCode::PeerLost || error.code() == ErrorCode::Aborted))
     status::StatusPage::own().note_failure(error);
   py::object exception = errors.attr(std::string(name).c_str())(text_or_none(error.what()));

@@ -1,4 +1,4 @@
-// The core of data-parallel training for cohort.nn: torch's autograd hooks are Python, and call C++. The GIL is held
+// The core of data-parallel training for cohort.nn: torch's autograd hooks are in Python and call it. The GIL is held
 // except while starting operations, waiting for them and reading parameters.
 #include "arguments.h"
 #include "bindings.h"
@@ -92,7 +92,7 @@ std::shared_ptr<const void> kept(py::object object) {
           }};
 }
 
-/// Calls cohort.nn's Reducer, which owns this object: the reference to it is therefore weak.
+/// Calls cohort.nn's Reducer, which owns this object, so the reference to it is weak.
 class Hooks final : public core::Autograd, public Observer {
  public:
   explicit Hooks(const py::object& reducer) : reducer_(reducer) {}
@@ -187,7 +187,7 @@ void read_option(const char* name, const py::object& value, T& option) {
   }
 }
 
-/// Defaults as Python writes them, by name.
+/// Returns the options' defaults by name, as Python values.
 py::dict standard_options() {
   const nn::DistributedDataParallelOptions standard;
   py::dict all;

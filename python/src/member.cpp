@@ -9,7 +9,7 @@
 namespace cohort::python {
 namespace {
 
-// Never destroyed: at process exit all have left, and a forked child may not touch them.
+// Never destroyed: at process exit all members have left, and a forked child may not touch them.
 std::vector<std::weak_ptr<Member>>& members() {
   static auto* const all = new std::vector<std::weak_ptr<Member>>();
   return *all;
@@ -39,7 +39,7 @@ Held::Held(std::vector<Array> arrays, std::shared_ptr<const void> keep)
 
 void Held::let_go() {
   *holds_ = false;
-  // Destroying an array may run any Python code, which then finds none.
+  // Destroying an array may run any Python code, which must not find the arrays here.
   const std::vector<Array> arrays = std::exchange(arrays_, {});
   const std::shared_ptr<const void> kept = std::exchange(keep_, nullptr);
 }

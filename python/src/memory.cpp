@@ -1,5 +1,5 @@
-// cohort.Memory, and functions of arrays alone: whether all values are finite, and the order of an epoch's samples, as
-// computed by the C++ sampler.
+// cohort.Memory, and functions that only need arrays: whether all values are finite, and the order of an epoch's
+// samples, as computed by the C++ sampler.
 #include "arguments.h"
 #include "arrays.h"
 #include "bindings.h"

@@ -52,7 +52,7 @@ PyCommunicator init_world(const std::string& init_method, int rank, int world_si
   options.trust_network = trust_network;
   if (!share.is_none()) options.share = share_of(share);
   if (!share_name.empty()) options.share_name = share_name;
-  // An interrupt leaves the meeting to its own deadline: there are no other ranks to inform yet.
+  // An interrupt leaves the meeting to its own deadline, because there are no ranks to inform yet.
   return PyCommunicator(Member::make(run_interruptibly<Communicator>([options] { return cohort::init(options); }, {})));
 }
 

@@ -1,4 +1,4 @@
-// Tells whether dicts still hold the same objects: checked in every step, for the dicts in which modules keep their
+// Tells whether dicts still hold the same objects. Every step checks this for the dicts in which modules keep their
 // parameters, buffers and parts.
 #include "bindings.h"
 

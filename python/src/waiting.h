@@ -90,9 +90,9 @@ class Unfinished {
 
   void keep(std::shared_ptr<OneOperation> operation) { running_.push_back(std::move(operation)); }
 
-  /// Call it before keeping an operation. Releases the leading operations that are done, which are most, as operations
-  /// end in order; checks all only when there are twice as many as were left the last time: constant time per
-  /// operation.
+  /// Call it before keeping an operation. Releases the leading operations that are done: most of them, since operations
+  /// end in order. Checks all operations only when there are twice as many as the last check left, so that it takes
+  /// constant time per operation.
   void tidy() {
     if (running_.size() >= tidy_at_) return reap();
     const auto unfinished =
