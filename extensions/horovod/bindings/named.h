@@ -1,6 +1,6 @@
 // Operations by name for Python: an engine of horovod/named, its operations with their arrays, and its end with the
-// world of its communicator. The engine's thread uses Python only to make a GPU tensor: the next call from Python
-// releases finished operations. Needs the GIL; waits without it.
+// world of its communicator. The engine's thread uses Python only to make a GPU tensor; finished operations are
+// released by the next call from Python. Needs the GIL; waits without it.
 #pragma once
 
 #include "arrays.h"
@@ -19,7 +19,7 @@
 
 namespace cohort::python {
 
-/// An operation's result in GPU memory: a tensor of torch's, since only torch's allocator knows which memory is free.
+/// An operation's result in GPU memory. It is a torch tensor, since only torch's allocator knows which memory is free.
 class GpuResult {
  public:
   /// Takes the type, device and stream of the input. Throws InvalidArgument without torch.
@@ -55,7 +55,7 @@ class NamedOperation : public Held {
   /// Returns the outcome of a finished operation. Throws InvalidArgument before the end, and the operation's error.
   const named::Outcome& outcome(const char* what);
   named::Handle& handle() noexcept { return handle_; }
-  /// Null if the operation makes no result, or one in host memory.
+  /// Returns null if the operation makes no result, or makes it in host memory.
   const GpuResult* gpu_result() const noexcept { return result_.get(); }
 
  private:
@@ -97,7 +97,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   /// Keeps operations, and so their arrays, alive until they are done.
   std::shared_ptr<NamedOperation> keep(named::Handle handle, std::vector<Array> arrays,
                                        std::shared_ptr<GpuResult> result = {});
-  /// Call it before keeping many operations: from time to time it releases finished ones.
+  /// Call it before keeping many operations; from time to time it releases finished ones.
   void tidy() { running_.tidy(); }
   /// Releases finished operations immediately.
   void let_go_of_done() { running_.reap(); }
@@ -107,7 +107,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   void leave(const LeaveOptions& options) override;
   bool has_left() const noexcept override { return engine_ == nullptr; }
 
-  /// Called when Python has dropped the world: it serves outstanding operations, then ends.
+  /// Called when Python has dropped the world, which serves outstanding operations and then ends.
   static void let_go(std::shared_ptr<NamedWorld> world);
   /// Called after Member::leave_all.
   static void forget_all();
@@ -120,7 +120,7 @@ class NamedWorld final : public Tenant, public std::enable_shared_from_this<Name
   const std::shared_ptr<Member> member_;
   Communicator communicator_;  // to abort with
   std::shared_ptr<named::Engine> engine_;
-  named::Engine::Statistics last_;  // those of an engine that has ended
+  named::Engine::Statistics last_;  // statistics of an engine that has ended
   Unfinished<NamedOperation> running_{64};
 };
 
@@ -134,7 +134,7 @@ struct NamedResult {
   std::int64_t count() const noexcept;
 };
 
-/// For named_calls.h: registers an engine under a number. A later engine replaces an earlier one.
+/// Used by named_calls.h; registers an engine under a number. A later engine replaces an earlier one.
 void publish(std::uint64_t number, const std::shared_ptr<named::Engine>& engine);
 /// Called at the end, when finished operations have been reported.
 void stop_completions();

@@ -1,6 +1,6 @@
 // cohort._core.named_calls: engines by number, for callers other than Python. A dedicated thread reports finished
-// operations, since callbacks go on to compute or start operations, which the engine's thread must not do. Outcomes are
-// kept for Horovod's timeline while one is being written; its thread fetches them. Any thread may call.
+// operations, since callbacks may compute or start operations, which the engine's thread must not do. Outcomes are kept
+// for Horovod's timeline while one is being written, and its thread fetches them. Any thread may call.
 #include "horovod/bindings/named_calls.h"
 
 #include "errors.h"
@@ -30,7 +30,7 @@
 namespace cohort::python {
 namespace {
 
-/// Kind, name, times of call, agreement and end (seconds of time.monotonic()), the text of the error or "".
+/// Kind, name, times of call, agreement and end (seconds of time.monotonic()), and the error's text or "".
 using Record = std::tuple<std::string, std::string, double, double, double, std::string>;
 
 std::atomic<bool> keeping{false};
@@ -71,7 +71,7 @@ class CallRecord {
  public:
   bool kept() const noexcept { return !asked_.empty(); }
   void add(named::Kind kind, std::string name) { asked_.emplace_back(kind, std::move(name)); }
-  /// Records the operations when all are done; none: they were done immediately.
+  /// Records the operations when all are done. Without handles, they were done immediately.
   void end(const std::vector<named::Handle>& handles) const {
     const Clock::time_point now = Clock::now();
     Kept& all = all_kept();
@@ -122,7 +122,7 @@ struct Running {
   void fail(const Error& error) const { done(context, {error.what(), static_cast<int>(error.code()), nullptr}); }
 
   void tell() {
-    // Checks each: an error that nobody has fetched is logged.
+    // Fetches each operation's error, because an error that nobody has fetched is logged.
     const Error* failed = nullptr;
     for (const named::Handle& handle : handles) {
       const Error* const one = handle.failure();
@@ -194,7 +194,7 @@ named::Request request_of(const NamedCall& call) {
   return request;
 }
 
-/// Returns true when all are done, false after `patience_ns`.
+/// Returns true when all are done, and false if they are not after `patience_ns`.
 bool wait_for(std::vector<named::Handle>& handles, std::int64_t patience_ns) {
   const auto until = Clock::now() + std::chrono::nanoseconds(patience_ns);
   for (named::Handle& handle : handles) {
@@ -220,7 +220,7 @@ void begin(const NamedGroup& group, const std::shared_ptr<Running>& running) {
   running->handles = engine_of(group.engine)->submit(std::move(requests));
 }
 
-/// Returns true in a world of one for calls whose input is their result, so that no thread has to be woken.
+/// Returns true if, in a world of one rank, the calls' inputs are their results, so that no thread has to be woken.
 bool is_alone(const NamedGroup& group) {
   const auto keeps = [](const NamedCall& call) {
     return (call.kind == NamedKind::AllReduce && call.prescale == 1 && call.postscale == 1) ||

@@ -55,13 +55,13 @@ struct NamedGroup {
   std::uint64_t engine = 0;  ///< the number under which it was published
   const NamedCall* calls = nullptr;
   std::size_t count = 0;
-  /// The time that `submit` may wait for the operations before other threads take over: a caller that will wait anyway
-  /// saves two switches of threads.
+  /// The time that `submit` may wait for the operations before other threads take over. A caller that would wait in any
+  /// case saves two switches of threads by that.
   std::int64_t patience_ns = 0;
   /// Returns memory for the output of operation `index`; needed by all_gather, reduce_scatter and all_to_all. Called on
   /// the engine's thread, and must not call back. Null ends the world, since the other ranks count on this rank.
   void* (*allocate)(void* context, std::size_t index, const std::int64_t* shape, std::size_t dimensions) = nullptr;
-  /// Called exactly once, even if nothing was begun: in the caller before `submit` returns, or later on a dedicated
+  /// Called exactly once, even if nothing was begun: by the caller before `submit` returns, or later on a dedicated
   /// thread. It may submit; it must not wait for operations.
   void (*done)(void* context, const NamedReply& reply) = nullptr;
   void* context = nullptr;

@@ -38,7 +38,7 @@ using Works = std::vector<std::shared_ptr<NamedOperation>>;
 struct EngineCall {
   Request request;
   std::vector<Array> arrays;
-  std::shared_ptr<GpuResult> result;  // null if the operation makes none
+  std::shared_ptr<GpuResult> result;  // null if the operation makes no result in GPU memory
 };
 
 EngineCall make(Kind kind, const py::str& name) {
@@ -77,7 +77,7 @@ EngineCall reduction(Kind kind, const py::str& name, const Scaling& scaling) {
   return call;
 }
 
-/// Sets how values travel; call it after the input is known.
+/// Sets the format in which values travel. Call it when the input is known.
 void travels(EngineCall& call, const Scaling& scaling) {
   const bool sums = scaling.op == ReduceOp::Sum || scaling.op == ReduceOp::Average;
   if (call.request.input.dtype == DType::Float32 && sums) call.request.wire_format = scaling.wire_format;
@@ -101,7 +101,7 @@ EngineCall all_reduce_call(const py::str& name, py::handle input, py::handle out
 
 EngineCall broadcast_call(const NamedWorld& world, const py::str& name, py::handle data, int root) {
   EngineCall call = make(Kind::Broadcast, name);
-  // The root's array is only read.
+  // On the root the array is only read.
   const Access access = world.member().rank == root ? Access::Read : Access::Write;
   const Array& array = add(call, data, access, "the array");
   call.request.output = array.buffer();
@@ -115,7 +115,7 @@ void gives(EngineCall& call, py::handle input) {
   reads(call, input);
   if (call.request.input.device.type == DeviceType::CPU) return;
   call.result = std::make_shared<GpuResult>(operation_of(call.request.kind), call.request.input);
-  // Not owned: the last owner needs the GIL. The operation owns the result, and is kept until it is done.
+  // Holds no ownership, because the last owner needs the GIL. The operation owns the result, and is kept until done.
   call.request.allocate = [made = std::weak_ptr(call.result)](std::span<const std::int64_t> shape) {
     const std::shared_ptr<GpuResult> result = made.lock();
     if (!result) throw std::runtime_error("the world has been given up");

@@ -77,7 +77,7 @@ void bind_named_work(py::module_& module) {
 
 namespace {
 
-/// Owned references, released only with the GIL.
+/// Python references owned here, and released only with the GIL.
 struct Callback {
   PyObject* function;
   PyObject* work;
@@ -121,14 +121,14 @@ namespace {
 
 constexpr auto kCapsule = "dltensor";
 
-/// Owns a result's memory behind its DLPack tensor: not a Python object, since its consumer may free it anywhere.
+/// Owns a result's memory behind its DLPack tensor. Not a Python object, since the consumer may free it on any thread.
 struct Exported {
   dlpack::ManagedTensor managed{};
   std::shared_ptr<void> owner;
   std::vector<std::int64_t> shape;
 };
 
-/// Returns the format in the letters of the module struct.
+/// Returns the format in the letters of Python's module struct.
 std::string format_of(DType dtype) {
   switch (dtype) {
     case DType::Float32: return "f";
@@ -139,7 +139,7 @@ std::string format_of(DType dtype) {
     case DType::Int32: return "i";
     case DType::Int64: return "q";
     case DType::UInt8: return "B";
-    case DType::BFloat16:  // there is no letter: the bits as integers
+    case DType::BFloat16:  // has no letter; gives its bits as integers
     case DType::UInt16: return "H";
     case DType::UInt32: return "I";
     case DType::UInt64: return "Q";

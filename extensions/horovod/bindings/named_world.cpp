@@ -14,7 +14,7 @@
 namespace cohort::python {
 namespace {
 
-// Worlds dropped by Python that still serve. Never destroyed, as in member.cpp.
+// Worlds that Python has dropped and that still serve operations. Never destroyed, as in member.cpp.
 std::vector<std::shared_ptr<NamedWorld>>& lingering_worlds() {
   static auto* const all = new std::vector<std::shared_ptr<NamedWorld>>();
   return *all;
@@ -39,7 +39,7 @@ bool NamedOperation::wait(std::optional<std::chrono::nanoseconds> limit) {
 
 void NamedOperation::end() {
   let_go();
-  // Releases the result: GPU memory is too scarce for results that the program has dropped.
+  // Releases the result, because GPU memory is too scarce for results that the program has dropped.
   const std::shared_ptr<NamedWorld> keeper = std::exchange(keeper_, {}).lock();
   if (result_ && keeper) keeper->let_go_of_done();
 }
@@ -194,7 +194,7 @@ void* GpuResult::allocate(std::span<const std::int64_t> shape) {
                                     py::arg("dtype") = torch.attr(std::string(to_string(dtype_)).c_str()),
                                     py::arg("device") = device);
     };
-    // torch allocates memory for one stream: the one in which the program continues.
+    // torch allocates memory for one stream, here the one in which the program continues.
     if (device_.stream == nullptr) {
       make();
     } else {

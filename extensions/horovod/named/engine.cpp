@@ -76,7 +76,7 @@ class EngineCore {
   const int size_;
   const std::shared_ptr<Wakeup> wakeup_ = std::make_shared<Wakeup>();
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> over_{false};  // the thread has ended its work
+  std::atomic<bool> over_{false};  // the engine's thread has done its last work
   Requests requests_;
   Executor executor_;
 
@@ -119,7 +119,7 @@ Handle Engine::form_group_async(std::span<const int> ranks) {
   Request request;
   request.kind = Kind::Group;
   request.name = fmt::format("form_group [{}]", fmt::join(ranks, ", "));
-  if (request.name.size() > kLongestName) request.name.resize(kLongestName);  // the list itself is compared
+  if (request.name.size() > kLongestName) request.name.resize(kLongestName);  // ranks compare the list itself, too
   request.splits.assign(ranks.begin(), ranks.end());
   return submit(std::move(request));
 }
@@ -243,7 +243,7 @@ void visit_fields(auto& m, auto& a, const Stalled*) { a(m.name, m.milliseconds, 
 
 namespace {
 
-// Flags of the first word. The word is combined by "and", like the bits, so a flag is sent as a zero bit.
+// Flags of the first word. Ranks combine the words by "and", so a flag is sent as a zero bit.
 constexpr std::uint64_t kNews = 1;    // names are described
 constexpr std::uint64_t kCensus = 2;  // requests an exchange of the names that ranks lack
 constexpr std::uint64_t kEnd = 4;     // a rank shuts down

@@ -21,7 +21,7 @@
 
 namespace cohort::named {
 
-/// A name for which some ranks wait and which others have not requested.
+/// A name that some ranks wait for and others have not requested.
 struct Stall {
   std::string name;
   std::chrono::milliseconds waited{0};  ///< longest wait of any rank
@@ -29,9 +29,9 @@ struct Stall {
   std::vector<int> missing = {};
 };
 
-/// Divisor of averages while some ranks have joined.
+/// Number by which averages divide while some ranks have joined.
 enum class JoinedAverage : std::uint8_t {
-  AllRanks = 0,  ///< as in Horovod: ranks that joined count, as zeros
+  AllRanks = 0,  ///< as in Horovod, where ranks that joined count as zeros
   ActiveRanks,   ///< only ranks with data
 };
 
@@ -48,7 +48,7 @@ struct EngineOptions {
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Time in which the other ranks have to notice that this rank ends.
   std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);
-  /// Called on every rank's engine thread: must be quick, and must not throw or call the engine. Default: rank 0 logs a
+  /// Called on every rank's engine thread; must be quick, and must not throw or call the engine. Default: rank 0 logs a
   /// warning.
   std::function<void(std::span<const Stall>)> on_stall = {};
 };

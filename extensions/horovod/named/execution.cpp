@@ -30,7 +30,7 @@ void as_integers(const Buffer& data, const Body& body) {
   }
 }
 
-/// Rounds toward zero, and clamps to the range of T: converting a value outside the range is undefined in C++.
+/// Rounds toward zero, and clamps to the range of T, because converting a value outside of it is undefined in C++.
 template <class T>
 T to_integer(double value) noexcept {
   // As a double, the highest value may be rounded up by one, which is out of range and clamped as well.

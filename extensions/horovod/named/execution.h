@@ -14,7 +14,7 @@
 
 namespace cohort::named {
 
-/// Returns whether integers are scaled, or averaged over some of the ranks: the communicator then only adds them up.
+/// Returns whether integers are scaled, or averaged over only some ranks. Then the communicator only adds them up.
 bool by_hand(const Signature& common, bool skips_ranks) noexcept;
 
 /// Divides by `divisor` (at least 1), rounding toward zero as the core's average does.
@@ -25,13 +25,13 @@ void divide(Buffer data, std::int64_t divisor);
 void scale(Buffer data, double factor, std::int64_t divisor = 1);
 
 /// Fills `to` with the neutral element of `op`: negative zero for sums of floating types (x + -0 is x to the bit, even
-/// if x is -0), infinities for minima and maxima, one, all bits. Average: as Sum. The type has to support `op`. The
-/// element is neutral after multiplication by `prescale`: 1 for products, not 0 for Min, Max.
+/// if x is -0), infinities for minima and maxima, one, all bits. An Average counts as a Sum. The type has to support
+/// `op`. The element is neutral after multiplication by `prescale`: 1 for products, not 0 for Min, Max.
 void fill_neutral(Buffer to, ReduceOp op, double prescale = 1);
 
 // The engine's thread calls the communicator later than the program requests an operation, when the program's stream
 // may have more work. So the position in the stream is marked at the request, and the communicator gets a stream of the
-// engine, which waits for the marks. Marks: any thread; streams: the engine's.
+// engine, which waits for the marks. Marks are made on any thread, streams used on the engine's.
 
 /// Marks of the work queued so far on the streams of a request's GPU memory; none for host memory. `rank`: the calling
 /// rank, for messages. Throws Unavailable, InvalidArgument.

@@ -89,7 +89,7 @@ void Executor::run_batch(std::span<const Ready> batch, RoundAnnouncer& announcer
       run_on_gpu(batch, announcer);
     }
   } catch (const Error& error) {
-    // These errors occur on all ranks alike. Any other error ends the engine, since the other ranks wait for this one.
+    // These errors occur on all ranks. Any other error ends the engine, since the other ranks wait for this one.
     const bool bad_list =
         error.code() == ErrorCode::InvalidArgument && batch.front().agreed->common.kind == Kind::Group;
     if (error.code() != ErrorCode::Mismatch && !bad_list) throw;
@@ -286,8 +286,8 @@ void Executor::run_group(const Ready& one) {
 
 // --- GPU memory ---
 
-// Carries out operations on GPU memory: by the communicator if each rank has its data on a GPU. If ranks have joined,
-// and so have no data, or if integers are scaled, a batch is copied through host memory on all ranks.
+// An operation on GPU memory is carried out by the communicator if each rank has its data on a GPU. If ranks have
+// joined and so have no data, or if integers are scaled, a batch is copied through host memory on all ranks.
 
 /// Copies within host memory immediately, within GPU memory in the engine's stream.
 void Executor::copy_over(const ConstBuffer& from, const Buffer& to) {
@@ -299,8 +299,8 @@ void Executor::copy_over(const ConstBuffer& from, const Buffer& to) {
   }
 }
 
-/// Orders the engine's stream after the caller's: work queued there may still use memory that the allocator hands out
-/// for that stream.
+/// Orders the engine's stream after the caller's, because work queued there may still use memory that the allocator
+/// hands out for that stream.
 void Executor::follow_caller(const Pending& own) {
   Gpu& gpu = Gpu::at(own.device.index);
   refuse_capture(gpu, own.device.stream, own.request, rank_);

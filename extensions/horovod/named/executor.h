@@ -27,7 +27,7 @@ class Executor {
         rank_(comm.rank()),
         size_(comm.size()) {}
 
-  /// `announcer`: throws what ends the world, while nothing else would notice it.
+  /// `announcer` throws the error that ends the world, when nothing else would notice it.
   void execute(std::vector<Ready> ready, RoundAnnouncer& announcer);
   /// The communicator's timeout, or a shorter one when the engine ends.
   std::chrono::milliseconds timeout() const;

@@ -206,7 +206,7 @@ Result<Signature> signature_of(const Request& request, int size) {
 
 namespace {
 
-/// Scope in which a program's thread waits: urges the engine, and names the operation on the status page for the agent.
+/// Scope in which a program's thread waits. The engine does not linger; the agent's status page names the operation.
 class Waiting {
  public:
   Waiting(Wakeup& engine, const std::string& name) : engine_(engine) {

@@ -49,7 +49,7 @@ using OutputAllocator = std::function<void*(std::span<const std::int64_t> shape)
 
 /// A request. On GPU memory, the operation runs after the work that is in the stream at the time of the request.
 struct Request {
-  std::string name;  ///< 1 to 4096 bytes; one operation of a name at a time
+  std::string name;  ///< 1 to 4096 bytes; only one operation of a name at a time
   Kind kind = Kind::AllReduce;
   /// Dimensions of `input` (of `output` for broadcast), whose product is its count. Empty: a scalar.
   std::vector<std::int64_t> shape = {};
@@ -60,7 +60,7 @@ struct Request {
   /// all_gather, reduce_scatter, all_to_all: memory for the result. Unset: the Outcome owns it.
   OutputAllocator allocate = {};
   ReduceOp op = ReduceOp::Average;
-  int root = 0;  ///< of a broadcast: a rank of the engine's communicator
+  int root = 0;  ///< broadcast: the root's rank in the engine's communicator
   /// Factors before and after the reduction. Integers are scaled in double precision, rounded toward zero and clamped.
   double prescale = 1;
   double postscale = 1;
@@ -127,7 +127,8 @@ struct Outcome {
 
 class Wakeup;
 
-/// State of an operation, shared by Handles and the engine, which ends it once. Waiting threads urge the engine.
+/// State of an operation, shared by Handles and the engine, which ends it once. While a thread waits, rounds begin at
+/// once.
 class State final : public comm::UnfinishedWork {
  public:
   /// `name`: for messages.

@@ -39,7 +39,7 @@ void Requests::check_open() const {
   }
 }
 
-// NCCL uses one GPU per communicator. A second GPU is refused here, since a later failure would fail the other ranks.
+// NCCL uses one GPU per communicator. A second GPU is refused here, since a later refusal would fail other ranks, too.
 void Requests::check_gpu(const Pending& asked) {
   if (asked.device.type == DeviceType::CPU) return;
   if (gpu_ < 0) gpu_ = asked.device.index;
@@ -159,7 +159,7 @@ Requests::News Requests::take_news() {
   stirred_ = false;
   if (join_ && !join_announced_) {
     join_announced_ = own.joins = true;
-    // Joined ranks set all bits, so this rank's outstanding requests are described, for the others to distinguish.
+    // Joined ranks set all bits, so outstanding requests have to be described to be told from bits of no request.
     for (std::size_t slot = 0; slot < by_slot_.size(); ++slot) {
       if (PendingPtr pending = clear_slot(slot)) {
         pending->stage = Pending::Stage::New;
@@ -186,7 +186,7 @@ PendingPtr Requests::clear_slot(std::size_t slot) {
   return std::exchange(by_slot_[slot], nullptr);
 }
 
-/// Handles a freed slot: if this rank had set its bit, it describes the name in the next round.
+/// Handles a freed slot. If this rank had set the slot's bit, it describes the name in the next round.
 void Requests::demote(const Cache::Freed& freed) {
   PendingPtr pending = clear_slot(freed.slot);
   if (!pending) return;

@@ -1,7 +1,7 @@
-// Requests of this rank's users, from the call to the end of the operation: by name, and by the bit of the slot that a
-// known operation has. Users' threads and the engine's thread call, each what is theirs; the mutex guards what they
-// share. The engine's thread changes the cache under the mutex, and reads it without. Callbacks and Handles are served
-// without the mutex.
+// Requests of this rank's users, from the call to the end of the operation, by name and, for a known operation, by the
+// bit of its slot. Users' threads and the engine's thread call their own parts, and the mutex guards what they share.
+// The engine's thread changes the cache under the mutex, and reads it without. Callbacks and Handles are served without
+// the mutex.
 #pragma once
 
 #include "horovod/named/engine.h"
@@ -61,7 +61,7 @@ class Requests {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// All arguments outlive this. `timeout`: after which names that some ranks lack fail.
+  /// All arguments outlive this. `timeout`: time after which names that some ranks lack fail.
   Requests(int rank, int size, const EngineOptions& options, std::chrono::milliseconds timeout,
            std::shared_ptr<Wakeup> wakeup);
 
@@ -78,9 +78,9 @@ class Requests {
   bool stirred() const noexcept { return stirred_; }
   /// Makes the next contribution necessary.
   void stir() noexcept { stirred_ = true; }
-  /// Next check for stalls.
+  /// Returns the time of the next check for stalls.
   Clock::time_point look_at() const;
-  /// Returns names that have waited for so long that the ranks should exchange which of them lack these names.
+  /// Returns names that have waited so long that the ranks should exchange which ranks lack them.
   std::vector<Stalled> take_stalled();
   struct News {
     std::vector<PendingPtr> described;  // to be described now
@@ -94,7 +94,7 @@ class Requests {
   PendingPtr take_described(const std::string& name);
   /// Removes a name on which the ranks have not agreed in time. Returns this rank's request for it, or null.
   PendingPtr take_expired(const std::string& name);
-  /// Returns the operations whose bits are set on all ranks. `joined`: the ranks that lack them.
+  /// Returns the operations whose bits are set on all ranks. `joined`: the ranks that have joined and lack them.
   void take_slots(std::span<const std::uint64_t> words, const std::vector<bool>& joined, std::vector<Ready>& ready);
   std::optional<std::size_t> slot_of(const std::string& name) const { return cache_.slot_of(name); }
   void remember(const AgreedPtr& agreed, const Pending& own);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kTag = 0x6265;  // the engine's communicator carries no other messages
 constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
-// Timeout of ranks without requests, which may be idle for any time: the core's longest timeout is a year.
+// Timeout of ranks without requests, which may be idle for any time. A year is the core's longest timeout.
 constexpr auto kIdle = std::chrono::hours(24 * 365);
 
 }  // namespace
@@ -64,8 +64,8 @@ MessageRoundAnnouncer::MessageRoundAnnouncer(Communicator comm, std::shared_ptr<
 }
 
 MessageRoundAnnouncer::~MessageRoundAnnouncer() {
-  // Without `close` the communicator has ended, or has to end here: receives without a sender would wait for a year.
-  // Threads that wait for the engine have received the reason.
+  // Without `close` the communicator has ended, or has to end here, because receives without a sender would wait for a
+  // year. Threads that wait for the engine have received the reason.
   for (const auto& peer : peers_) {
     if (!peer->receive.done()) comm_.abort("the engine of named operations has ended");
   }

@@ -55,14 +55,14 @@ class RoundAnnouncer {
   /// Tells all peers that this rank has entered round `round`, from 1. Never waits: peers may receive this only after
   /// the round.
   virtual void ring(std::uint64_t round) = 0;
-  /// Returns the highest round that a peer has announced, at first 0. Throws the error that ended the communicator.
+  /// Returns the highest round that a peer has announced; 0 if none has. Throws the error that ended the communicator.
   virtual std::uint64_t heard() = 0;
   /// Every rank makes this its last call, in the same round. Ends the communicator if a peer does not call within
   /// `limit`.
   virtual void close(std::chrono::milliseconds limit) = 0;
 };
 
-/// Uses `send` and `recv`: one receive from each peer is always outstanding, which also detects that a peer dies.
+/// Uses `send` and `recv`. One receive from each peer is always outstanding, which also detects that a peer dies.
 class MessageRoundAnnouncer final : public RoundAnnouncer {
  public:
   /// `wakeup` is notified of every message received.

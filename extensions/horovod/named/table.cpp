@@ -92,7 +92,7 @@ std::optional<Error> refused_by_joined(const Agreed& operation, const std::vecto
   // With some factors no contribution is neutral after scaling.
   const double prescale = operation.common.prescale;
   const ReduceOp op = operation.common.op;
-  // Integers are scaled before neutral elements are filled in, and so always have one.
+  // Integers are scaled before neutral elements are filled in, so they always have a neutral element.
   const bool scales = kind == Kind::AllReduce && is_scalable(operation.common.dtype);
   const bool no_neutral = scales && ((op == ReduceOp::Product && prescale != 1) ||
                                      ((op == ReduceOp::Min || op == ReduceOp::Max) && prescale == 0));

@@ -1,5 +1,5 @@
-// Decides whether the ranks' signatures under one name agree on an operation. Pure functions of replicated values: all
-// ranks get the same result, and the same error text.
+// Decides whether the ranks' signatures under one name agree on an operation. Pure functions of replicated values, so
+// all ranks get the same result, and the same error text.
 #pragma once
 
 #include "horovod/named/request.h"
@@ -41,7 +41,7 @@ std::vector<std::int64_t> scattered_rows(std::int64_t rows, int size);
 /// Returns "0, 2 and 5"; lists at most eight ranks by number.
 std::string list_ranks(std::span<const int> ranks);
 
-// Operations on which all ranks have agreed before: each has a slot, whose number is its bit in a round. All ranks
+// Operations on which all ranks have agreed before. Each has a slot; the slot's number is its bit in a round. All ranks
 // insert, use and erase in the same order, so that slots and evictions are the same everywhere. `own` is this rank's
 // signature, which may differ from others' in dimension 0 and splits. Not thread-safe.
 
@@ -52,7 +52,7 @@ class Cache {
 
   /// Returns the slot of a name if this rank's signature is the same as before.
   std::optional<std::size_t> find(const std::string& name, const Signature& own) const;
-  /// Returns the slot of a name, for any signature of this rank.
+  /// Returns the slot of a name, whatever this rank's signature was.
   std::optional<std::size_t> slot_of(const std::string& name) const {
     const auto found = index_.find(name);
     return found == index_.end() ? std::nullopt : std::optional(found->second);
@@ -119,7 +119,7 @@ class Table {
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
 };
 
-// Decides which operations that have become ready in the same round run as one. A pure function of replicated values,
+// Decides which operations of those that became ready in one round run as one. A pure function of replicated values,
 // so all ranks plan alike. Fusing never changes bits: the core folds each element by ascending rank, wherever it lies.
 
 /// Largest host tensor that is fused. Larger ones run alone, since copying them together gains nothing (and the core

@@ -31,7 +31,7 @@ struct DeleteTensor {
 };
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-/// Throws std::runtime_error if TensorFlow has refused.
+/// Throws std::runtime_error if the status is an error of TensorFlow.
 void check(const Status& status) {
   if (tf.GetCode(status.get()) != Code::Ok) throw std::runtime_error(tf.Message(status.get()));
 }
@@ -57,7 +57,7 @@ std::optional<DType> dtype_of(Type type) noexcept {
   return std::nullopt;
 }
 
-/// By the number of cohort::ErrorCode. Never Unavailable, which TensorFlow takes for a failure of its own network.
+/// Converts the number of a cohort::ErrorCode. Never gives Unavailable, for TensorFlow a failure of its network.
 Code code_of(int code) noexcept {
   constexpr Code kCodes[] = {Code::InvalidArgument, Code::Aborted, Code::DeadlineExceeded, Code::Aborted,
                              Code::FailedPrecondition};
@@ -70,19 +70,19 @@ std::string text_of(const NamedReply& reply) {
   return (code_of(reply.code) == Code::InvalidArgument ? "" : "HorovodInternalError: ") + std::string(reply.failure);
 }
 
-/// A loss or a metric, of ranks that are in step, is there before two threads have been woken for it. Larger ones, and
-/// groups, are left to them at once: TensorFlow's threads have to compute.
+/// Time to wait for a small operation: if ranks are in step, a loss or a metric is there before two threads have been
+/// woken for it. Larger ones, and groups, are left to these threads, since TensorFlow's threads have to compute.
 constexpr std::int64_t kPatience = 100'000;  // ns
 constexpr std::size_t kSmall = 4096;         // bytes
 
-/// The address of empty tensors.
+/// Memory whose address stands for empty tensors.
 alignas(64) char nothing;
 
 }  // namespace
 
 class Execution {
  public:
-  /// `done` is run on whichever thread ends this.
+  /// `done` runs on the thread that ends this object.
   Execution(Kernel& kernel, TF_OpKernelContext* context, std::function<void()> done)
       : kernel_(kernel), context_(context), done_(std::move(done)) {}
 
@@ -164,7 +164,7 @@ class Execution {
       held_.push_back(std::move(brought));
       return;
     }
-    // Held, the memory would not be given up by its owner.
+    // As long as it is held, TensorFlow would not give up the memory.
     brought.reset();
     int forwarded = -1;
     Tensor result(tf.ForwardInputOrAllocateOutput(context_, &index, 1, index, shape.data(),
@@ -179,7 +179,7 @@ class Execution {
     held_.push_back(std::move(brought));
   }
 
-  /// On the engine's thread.
+  /// Called on the engine's thread.
   void* allocate(std::size_t index, const std::int64_t* shape, std::size_t dimensions) noexcept {
     const Type type = tf.TensorType(held_[index].get());
     std::size_t bytes = size_of(calls_[index].dtype);
@@ -191,7 +191,7 @@ class Execution {
     return data_of(outputs_[index]);
   }
 
-  /// The rows that came from each rank.
+  /// Outputs the number of rows that came from each rank.
   void tell_received(const NamedMade* made) {
     const std::size_t count = calls_.size();
     for (std::size_t i = 0; i < count; ++i) {
@@ -218,7 +218,7 @@ class Execution {
     }
     held_.clear();
     outputs_.clear();
-    // Once the last run is over, the kernel may go.
+    // The kernel may be destroyed as soon as its last run is over, so it is not used afterwards.
     std::unique_ptr<Execution> next = kernel_.next();
     done_();
     if (next) start(std::move(next));
@@ -233,13 +233,13 @@ class Execution {
   std::vector<std::int64_t> splits_;
   std::size_t bytes_ = 0;
   std::vector<Tensor> held_;     // inputs and outputs
-  std::vector<Tensor> outputs_;  // their size is known once all ranks have come
+  std::vector<Tensor> outputs_;  // their size is known when all ranks have come
 };
 
 void Kernel::run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* lent) {
   DoneCallback done(lent);
   if (!done) {
-    // Waiting here would hold TensorFlow's threads, whose operations are in another order on each rank.
+    // Waiting here would hold TensorFlow's threads, which have operations in a different order on each rank.
     const Status status(tf.NewStatus());
     tf.SetStatus(status.get(), Code::FailedPrecondition,
                  "HorovodInternalError: the op library of cohort.tensorflow -- this TensorFlow's std::function is not "

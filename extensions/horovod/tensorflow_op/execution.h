@@ -1,6 +1,6 @@
-// One run of a kernel: the operations that it asks for by name, on the memory of its inputs and outputs. It returns at
-// once; TensorFlow's threads never wait for other ranks. One kernel's runs follow each other, since they use the same
-// names.
+// One run of a kernel: the operations that it requests by name, on the memory of its inputs and outputs. It returns at
+// once, so TensorFlow's threads never wait for other ranks. One kernel's runs follow each other, since they use the
+// same names.
 #pragma once
 
 #include "horovod/bindings/named_calls.h"
@@ -19,10 +19,10 @@ namespace cohort::tensorflow {
 /// The attributes of a node.
 struct Asked {
   std::uint64_t engine = 0;
-  python::NamedCall call;  // but for its name and arrays
+  python::NamedCall call;  // without name and arrays
   std::vector<std::string> names;
 
-  /// True if results are as long as the inputs: they lie in the inputs' memory if TensorFlow gives it up.
+  /// Returns true if results are as long as the inputs. They lie in the inputs' memory if TensorFlow gives it up.
   bool keeps_shape() const noexcept {
     return call.kind == python::NamedKind::AllReduce || call.kind == python::NamedKind::Broadcast;
   }
@@ -40,7 +40,7 @@ class Kernel {
   const Asked& asked() const noexcept { return asked_; }
 
   void run(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
-  /// The next run, if there is one, now that one is over. Nothing here is touched by the one that is over afterwards.
+  /// Called when a run is over; returns the next run, if any. The ended run must not use the kernel after that.
   std::unique_ptr<Execution> next();
 
  private:
@@ -52,7 +52,7 @@ class Kernel {
   std::deque<std::unique_ptr<Execution>> waiting_;
 };
 
-/// The functions of `_core`, from now on. The text of why not; null if they will do.
+/// Uses these functions of `_core` from now on. Returns null, or a text that says why they cannot be used.
 const char* use(const python::NamedCalls* calls) noexcept;
 
 }  // namespace cohort::tensorflow

@@ -1,8 +1,8 @@
-// cohort/_tensorflow_op.so: two operations of TensorFlow, over its C interface. TensorFlow loads it into a process that
-// has cohort._core; it links neither. CohortReduce gives tensors of the same shapes as it takes, CohortCollective
-// others. Neither is stateful: TensorFlow runs them whenever their inputs are there, so that they overlap, and in
-// another order on each rank. Operations of constants would be carried out once for all, while a graph is optimised: so
-// both have an input, `changing`, that Python makes such that it is never taken for a constant. It is not looked at.
+// cohort/_tensorflow_op.so: operations of TensorFlow, over its C interface. TensorFlow loads it into a process that has
+// cohort._core; it links neither. CohortReduce gives tensors of its inputs' shapes, CohortCollective of others. They
+// are stateful only as ...InOrder: otherwise TensorFlow runs them when their inputs are there, overlapping, in a
+// different order on each rank. An optimised graph could run operations on constants once for all, so they have an
+// input, `changing`, that Python makes such that it is never taken for a constant. Its value is not used.
 #include "horovod/tensorflow_op/execution.h"
 #include "horovod/tensorflow_op/tensorflow_api.h"
 
@@ -33,7 +33,7 @@ class Attributes {
     return value;
   }
 
-  /// Text, since TensorFlow's own are of single precision.
+  /// Reads a factor from text, since TensorFlow's own float attributes have single precision.
   double factor(const char* name) {
     char text[64] = {};
     tf.OpKernelConstruction_GetAttrString(node_, name, text, sizeof text - 1, status_);
@@ -108,14 +108,14 @@ void same_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.DeleteShapeHandle(shape);
 }
 
-// Leaves the shapes unknown: Python sets those that are known.
+// Leaves the shapes unknown; Python sets those that are known.
 void any_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf.ShapeInferenceContextSetUnknownShape(context, status);
 }
 
 using Infer = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 
-/// `stateful`: TensorFlow carries out one after another.
+/// `stateful`: TensorFlow runs these operations one after another.
 void add_operation(const char* name, const std::vector<const char*>& inputs, const std::vector<const char*>& outputs,
                    Infer infer, bool stateful, TF_Status* status) {
   TF_OpDefinitionBuilder* const builder = tf.NewOpDefinitionBuilder(name);
@@ -159,13 +159,13 @@ std::string& problem() {
   return *text;
 }
 
-// As TensorFlow loads it: it takes operations that are added meanwhile for the library's.
+// Runs while TensorFlow loads the library, because TensorFlow takes operations added meanwhile for the library's.
 [[gnu::constructor]] void loaded() { problem() = add_operations(); }
 
 }  // namespace
 }  // namespace cohort::tensorflow
 
-/// The functions of `_core`. Returns what keeps the library from being used, or null.
+/// Uses these functions of `_core`. Returns null, or a text that says why the library cannot be used.
 extern "C" [[gnu::visibility("default")]] const char* cohort_tensorflow_use(const void* calls) {
   using namespace cohort::tensorflow;
   if (!problem().empty()) return problem().c_str();

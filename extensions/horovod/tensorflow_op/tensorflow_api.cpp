@@ -11,10 +11,10 @@ Api tf;
 
 namespace {
 
-/// Newer versions show their functions to the whole process, older ones only to libraries linked with them.
+/// Newer TensorFlow shows its functions to the whole process, older TensorFlow only to libraries linked with it.
 void* find(const char* name) noexcept {
   if (void* const found = ::dlsym(RTLD_DEFAULT, name)) return found;
-  // Only a library that the process has loaded (RTLD_NOLOAD): never closed, as TensorFlow itself never is.
+  // Opens only a library that the process has loaded (RTLD_NOLOAD), and never closes it, as TensorFlow never is.
   static void* const framework = ::dlopen("libtensorflow_framework.so.2", RTLD_LAZY | RTLD_NOLOAD);
   return framework != nullptr ? ::dlsym(framework, name) : nullptr;
 }
@@ -37,7 +37,7 @@ namespace {
 
 using Function = std::function<void()>;
 
-/// libstdc++'s: two words of the functor, its manager, its invoker; the latter two are functions of one library.
+/// libstdc++'s std::function: two words of the functor, and two functions of one library, its manager and its invoker.
 struct Layout {
   void* functor[2];
   void* manager;
@@ -54,7 +54,7 @@ bool is_libstdcxx(const void* function) noexcept {
          ::dladdr(seen.invoker, &invoker) != 0 && manager.dli_fbase == invoker.dli_fbase;
 }
 
-/// TensorFlow is one build: the first function tells for all.
+/// TensorFlow comes from one build, so what holds for the first function holds for all.
 bool can_copy(const void* function) noexcept {
   enum : int { kUnknown, kYes, kNo };
   static std::atomic<int> known{kUnknown};

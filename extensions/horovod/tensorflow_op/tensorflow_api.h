@@ -1,5 +1,5 @@
 // The part of TensorFlow's C interface used here (tensorflow/c: kernels.h, ops.h, tf_tensor.h, tf_status.h), written
-// down so that nothing of TensorFlow is needed to build: one library serves every version that has these functions.
+// down so that nothing of TensorFlow is needed to build, and one library serves every version that has these functions.
 // They are looked up among the libraries that the process has loaded.
 #pragma once
 
@@ -19,7 +19,7 @@ struct TF_AsyncOpKernelDoneCallback;
 
 namespace cohort::tensorflow {
 
-/// Numbers of TF_DataType.
+/// Types, with the numbers of TF_DataType.
 enum class Type : int {
   Float = 1,
   Double = 2,
@@ -38,7 +38,7 @@ enum class Type : int {
   UInt64 = 23,
 };
 
-/// Numbers of TF_Code.
+/// Error codes, with the numbers of TF_Code.
 enum class Code : int {
   Ok = 0,
   InvalidArgument = 3,
@@ -49,7 +49,7 @@ enum class Code : int {
   Internal = 13,
 };
 
-/// Each name behind "TF_", what it returns, and its parameters.
+/// Each function's name after "TF_", its result and its parameters.
 #define COHORT_TENSORFLOW_FUNCTIONS(X)                                                                                 \
   X(NewStatus, TF_Status*, ())                                                                                         \
   X(DeleteStatus, void, (TF_Status*))                                                                                  \
@@ -100,18 +100,18 @@ struct Api {
 #undef COHORT_DECLARE
 };
 
-/// The process's functions. Once found, all pointers are set.
+/// The functions in this process. All pointers are set after find_api has succeeded.
 extern Api tf;
 
-/// The name of a function that this process's TensorFlow lacks; null if all were found.
+/// Returns the name of a function that this process's TensorFlow lacks; null if all were found.
 const char* find_api() noexcept;
 
-/// The function that an asynchronous kernel calls when it is done. It is borrowed from TensorFlow for the time of the
-/// call that starts the kernel: later calls need a copy. It is a std::function behind an opaque pointer, so a copy
-/// can be made where TensorFlow was built with libstdc++, as this library is.
+/// The function that an asynchronous kernel calls when it is done. TensorFlow lends it only during the call that
+/// starts the kernel, so later calls need a copy. It is a std::function behind an opaque pointer, so a copy can be
+/// made if TensorFlow was built with libstdc++, as this library is.
 class DoneCallback {
  public:
-  /// Empty if it is not known how to copy `lent`.
+  /// Makes an empty object if it is not known how to copy `lent`.
   explicit DoneCallback(const TF_AsyncOpKernelDoneCallback* lent);
   explicit operator bool() const noexcept { return static_cast<bool>(held_); }
   void run();
