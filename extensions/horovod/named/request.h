@@ -127,8 +127,7 @@ struct Outcome {
 
 class Wakeup;
 
-/// State of an operation, shared by Handles and the engine, which ends it once. While a thread waits, rounds begin at
-/// once.
+/// An operation's state, shared by Handles and the engine, which ends it once. Waiting calls Wakeup::urge.
 class State final : public comm::UnfinishedWork {
  public:
   /// `name`: for messages.

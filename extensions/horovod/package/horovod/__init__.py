@@ -7,14 +7,14 @@ here.
 
 from __future__ import annotations
 
-from horovod import _names  # noqa: F401 -- it knows the modules that have no file here
+from horovod import _names  # noqa: F401 -- finds the modules that have no file here
 
 # The release whose API this is; "+cohort" is a local version, which compares as newer than the release itself.
 __version__ = "0.28.1+cohort"
 
 
 def __getattr__(name: str) -> object:
-    # Later: it needs what starts processes, and no rank does.
+    # Imported late, because it needs the modules that start processes, which no rank needs.
     if name == "run":
         from horovod.runner import run
 

@@ -1,4 +1,4 @@
-"""Modules of Horovod's that are Cohort's under another name, and what is said of those that are not here."""
+"""Finds the modules of Horovod that are Cohort's under another name, and names an alternative to those that are missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOT_HERE = {
 
 
 class _Finder:
-    """Asked for modules that nobody else has found; and what loads them."""
+    """Finds and loads modules that no other finder has found."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -66,7 +66,7 @@ def _text(name: str) -> str:
 
 
 def getattr_of(package: str, not_here: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package some parts of which are not here: an AttributeError that says what there is instead.
+    """Returns a `__getattr__` for a package that lacks some parts. It raises an AttributeError that says what to use instead.
 
     `from PACKAGE import PART` and `import PACKAGE.PART` raise the same as an ImportError.
     """
@@ -82,7 +82,7 @@ def getattr_of(package: str, not_here: Mapping[str, str]) -> Callable[[str], Any
 
 @contextlib.contextmanager
 def needs_cohort(package: str) -> Iterator[None]:
-    """Within it an ImportError of Cohort's modules says what there is to do."""
+    """While the context lasts, an ImportError of Cohort's modules says what to do."""
     try:
         yield
     except ImportError as error:
@@ -96,5 +96,5 @@ def needs_cohort(package: str) -> Iterator[None]:
 
 
 def passed_on(module: ModuleType, own: Mapping[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package with `own` names that passes on another's."""
+    """Returns `__getattr__` and `__dir__` for a package that has its `own` names and passes on those of `module`."""
     return functools.partial(getattr, module), lambda: sorted({*own, *dir(module)})

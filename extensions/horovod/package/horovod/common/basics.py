@@ -8,7 +8,7 @@ import cohort.horovod.torch as _hvd
 
 
 class HorovodBasics:
-    """For programs that make one of their own; Horovod's arguments, the names of its libraries, mean nothing here."""
+    """For programs that make their own object. Horovod's arguments, the names of its libraries, have no effect."""
 
     def __init__(self, *_: Any) -> None:
         pass

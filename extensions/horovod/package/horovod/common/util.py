@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 
-# Horovod's extensions, by the name of the framework's folder, and the package that each needs.
+# Horovod's extensions, by the name of the framework's folder, with the package that each needs.
 _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch"}
 
 
@@ -54,7 +54,7 @@ def _query(name: str) -> Callable[..., bool]:
         from cohort import _core
         from cohort.horovod import basics
 
-        if name == "nccl_built":  # as --check-build has it; that of `basics` is of frameworks whose tensors are on the CPU
+        if name == "nccl_built":  # like --check-build; `basics` answers for frameworks with tensors on the CPU
             answer = _core.nccl_version() > 0
         else:
             answer = bool(getattr(basics, name)())
@@ -95,7 +95,7 @@ def _set(name: str, value: str | None) -> None:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """A function (op, average) that gives the reduction meant: `average` is the old way to say it.
+    """Returns a function of (op, average) that returns the reduction meant; `average` is the old way to say it.
 
     It raises ValueError where both are given.
     """
@@ -119,8 +119,8 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(items: list[_Item], num_parts: int) -> list[list[_Item]]:
-    """At most `num_parts` lists that together are `items`, in order; their lengths differ by one at most, the first are
-    the longer ones."""
+    """Returns at most `num_parts` lists that together are `items`, in order. Their lengths differ by one at most, and
+    the first ones are the longer ones."""
     each, more = divmod(len(items), num_parts)
     parts = []
     begin = 0

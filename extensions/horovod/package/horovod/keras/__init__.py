@@ -9,7 +9,7 @@ with _names.needs_cohort(__name__):
     from cohort.keras import *  # noqa: F403
     from cohort.keras import _training
 
-# Programs that were written for Keras 2 give `compile` what Keras 3 refuses.
+# Programs that were written for Keras 2 give `compile` arguments that Keras 3 refuses.
 _training.drop_old_arguments = True
 
 __getattr__, __dir__ = _names.passed_on(_hvd, globals())

@@ -11,7 +11,7 @@ from horovod._names import getattr_of
 
 
 class _Settings:
-    """The arguments of `create_settings`: Ray starts the ranks, so that most of them mean nothing here."""
+    """The arguments of `create_settings`. Most have no effect, because Ray starts the ranks."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -81,11 +81,11 @@ class _Worker:
 class RayExecutor:
     """Ranks as actors of Ray, with the methods of Horovod's class of this name.
 
-    settings         of `create_settings`; None: its defaults
+    settings         the result of `create_settings`; None: its defaults
     num_workers      how many ranks
-    cpus_per_worker, use_gpu, gpus_per_worker   what each has of Ray's resources; all GPUs of a host are visible to its ranks
+    cpus_per_worker, use_gpu, gpus_per_worker   Ray's resources for each rank; a host's ranks see all of its GPUs
 
-    `start` makes the actors and has them meet; `run` calls a function on each and returns what each returned, by rank;
+    `start` makes the actors and has them meet; `run` calls a function on each and returns the results, by rank;
     `shutdown` ends them. A rank's exception is Ray's RayTaskError, which is of the exception's own class, too.
     """
 
@@ -118,7 +118,7 @@ class RayExecutor:
         actor = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus)(_Worker)
         workers = [actor.remote() for _ in range(self.num_workers)]
         places = ray.get([worker.node_and_gpus.remote() for worker in workers])
-        # Ranks of a host are numbered beside each other, and see all of its GPUs in that order.
+        # Ranks of one host get consecutive numbers, and see all of its GPUs in that order.
         nodes = list(dict.fromkeys(node for node, _ in places))
         order = sorted(range(self.num_workers), key=lambda one: nodes.index(places[one][0]))
         self._workers = [workers[one] for one in order]
@@ -139,7 +139,7 @@ class RayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Object references of the results."""
+        """Calls the function and returns object references of the results."""
         return [worker.call.remote(fn, tuple(args or ()), dict(kwargs or {})) for worker in self._started()]
 
     def run(self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None,
@@ -161,7 +161,7 @@ class RayExecutor:
         return results
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """The same on rank 0 alone."""
+        """Like `execute`, but only on rank 0."""
         import ray
 
         return ray.get(self._started()[0].execute.remote(fn))

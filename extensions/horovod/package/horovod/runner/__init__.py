@@ -15,19 +15,19 @@ def run(func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str,
         use_gloo: bool | None = None, use_mpi: bool | None = None, mpi_args: str | None = None,
         network_interface: str | None = None, network_interfaces: str | None = None, executable: str | None = None,
         np: int | None = None, min_np: int | None = None, max_np: int | None = None) -> list[Any]:  # fmt: skip
-    """Calls `func(*args, **kwargs)` on `num_proc` (1) processes; returns what each returned, by rank.
+    """Calls `func(*args, **kwargs)` on `num_proc` (1) processes; returns their results, by rank.
 
-    hosts               "a:4,b:4": hosts and their slots, the first of which are filled first; default: this host, or those
+    hosts               "a:4,b:4": hosts and their slots, filled in this order; default: this host, or the hosts
                         of the Slurm allocation that this process is in
-    hostfile            a file of them instead: lines of `HOST slots=N`
+    hostfile            a file of hosts instead, with lines `HOST slots=N`
     ssh_port            the port of their sshd
     ssh_identity_file   the private key to log in with
     network_interfaces  names of interfaces that hosts use with each other, "eth0,ib0"; default: all
     start_timeout       seconds for all ranks to be running; default: HOROVOD_START_TIMEOUT, else 30
-    output_filename     a folder, for the ranks' output too: rank.N/{stdout,stderr}
+    output_filename     a folder that also gets the ranks' output, as rank.N/{stdout,stderr}
 
     The arguments are those of Horovod's `run`. Arguments for an elastic job, and values without meaning, raise
-    ValueError; arguments that mean nothing here say so once, on stderr. Otherwise as `cohort.run`, which it calls.
+    ValueError; arguments that mean nothing here cause one line on stderr. Otherwise like `cohort.run`, which it calls.
     """
     import cohort
     from horovod.runner import _launching

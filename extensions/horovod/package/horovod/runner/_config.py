@@ -25,7 +25,7 @@ _CONTROLLERS = ("gloo", "mpi", "jsrun")
 
 
 def read(path: str) -> dict[str, Any]:
-    """The file's options. Raises ValueError, which names the file and what is wrong in it."""
+    """Returns the file's options. Raises ValueError, which names the file and what is wrong in it."""
     try:
         import yaml
     except ImportError:
@@ -44,7 +44,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def wishes_of(content: Any, where: str) -> dict[str, Any]:
-    """The options of a file's content."""
+    """Returns the options in a file's content."""
     if not isinstance(content, dict):
         raise ValueError(f"{where}: sections are wanted ({', '.join(_SECTIONS)})")
     wishes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Translates horovodrun's options: to a plan of processes, variables and options, and notes on the rest."""
+"""Translates horovodrun's options to a plan of processes, variables and options, with notes on the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 _LOG_LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warn", "ERROR": "error", "FATAL": "error"}
 
 AUTOTUNE = ("log_file", "warmup_samples", "steps_per_sample", "bayes_opt_max_samples", "gaussian_process_noise")
-# Options that change nothing here, and why.
+# Options that have no effect here, with the reason.
 NO_MEANING = {
     "cycle_time_ms": "there is no polling cycle: an operation starts as soon as all ranks have asked for it",
     **dict.fromkeys(("hierarchical_allreduce", "torus_allreduce"), "how a reduction goes is measured at start"),
@@ -30,7 +30,7 @@ NO_MEANING = {
     "thread_affinity": "there is no background thread to bind",
     "log_with_timestamp": "lines of the log have no time; -prefix-timestamp puts one before each line",
 }
-# Options of an elastic job, as `cohort run` has them.
+# Options of an elastic job, with the options of `cohort run` for them.
 ELASTIC = {
     "min_num_proc": "--min-np",
     "max_num_proc": "--max-np",
@@ -49,7 +49,7 @@ class Plan:
     processes: int
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     start_timeout: float = 30.0
-    hosts: Any = None  # as `-H` of `cohort run`, or as `hosts` of `cohort.run`
+    hosts: Any = None  # in the form of `cohort run -H`, or of `hosts` of `cohort.run`
     hostfile: str | None = None
     ways: list[str] = dataclasses.field(default_factory=list)  # options that say how hosts and ranks reach each other
     folder: str | None = None
@@ -59,13 +59,13 @@ class Plan:
 
 
 def tell(notes: Iterable[str], who: str) -> None:
-    """On stderr, a line each."""
+    """Prints the notes on stderr, one line each."""
     for note in notes:
         print(f"{who}: {note}", file=sys.stderr)
 
 
 def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], str] = lambda wish: wish) -> Plan:
-    """The plan for horovodrun's options, by their names with "_"; None is not given.
+    """Returns the plan for horovodrun's options, given by their names with "_"; None: the option was not given.
 
     `spelled` gives a wish's name as the user wrote it. Raises ValueError for what is wrong or cannot be done.
     """
@@ -104,7 +104,7 @@ def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], 
 
 
 def environment_of(wishes: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that horovodrun sets for these options and that mean something here, and Cohort's own for them."""
+    """Returns the variables that horovodrun sets for these options, if they have an effect here, and Cohort's own for them."""
     out: dict[str, str] = {}
 
     def put(name: str, wish: str, text: Callable[[Any], str] = str) -> None:
@@ -139,7 +139,7 @@ def _seconds(value: Any, where: str) -> float:
 
 
 def _ssh_ways(plan: Plan, wanted: Mapping[str, Any], spelled: Callable[[str], str]) -> list[str]:
-    """The ssh command with the user's port and key, after what COHORT_RUN_SSH says."""
+    """Returns options for the ssh command of COHORT_RUN_SSH with the user's port and key."""
     words: list[str] = []
     if "ssh_port" in wanted:
         port = wanted["ssh_port"]
@@ -169,7 +169,7 @@ def _ssh_ways(plan: Plan, wanted: Mapping[str, Any], spelled: Callable[[str], st
         ]
         return []
     ways = ["--ssh", " ".join([os.environ.get("COHORT_RUN_SSH") or "ssh", *words])]
-    # Within a Slurm allocation it would be srun, which has no use for them.
+    # In a Slurm allocation the starter would be srun, which ignores port and key.
     return ways if os.environ.get("COHORT_RUN_STARTER") else [*ways, "--starter", "ssh"]
 
 
@@ -184,7 +184,7 @@ def _network_ways(wanted: Mapping[str, Any], spelled: Callable[[str], str]) -> l
 
 
 def link_outputs(folder: str, processes: int) -> None:
-    """Horovod's names for the ranks' complete output, FOLDER/rank.NN/stdout, as links to where Cohort writes it."""
+    """Makes links with Horovod's names, FOLDER/rank.NN/stdout, to the ranks' complete output that Cohort writes."""
     width = len(str(processes - 1))
     for rank in range(processes):
         own = os.path.join(folder, f"rank.{rank:0{width}d}")

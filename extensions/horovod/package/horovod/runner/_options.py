@@ -7,7 +7,7 @@ from typing import Any
 
 from horovod.runner._launching import NO_MEANING
 
-# Longest first spelling of each option, for messages.
+# The user's spelling of each option that was given, for messages.
 SPELLINGS: dict[str, str] = {}
 
 
@@ -26,7 +26,7 @@ class _Given(argparse.Action):
 
 
 class _Added(_Given):
-    """One more: "a", then "a,b"."""
+    """Appends one more value to an option: "a", then "a,b"."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         before = getattr(namespace, self.dest)
@@ -48,10 +48,10 @@ def _noise(text: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Every option's default is None (not said), so that a file of options can fill what was not."""
+    """Returns the parser. Every option's default is None (not given), so that a file of options can fill it."""
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        allow_abbrev=False,  # an abbreviation among the program's own words would be looked at, too
+        allow_abbrev=False,  # abbreviations would also be sought among the program's own arguments
         description="Runs a Horovod program as N processes, on this host or several, over Cohort. Takes Horovod's options; "
         "of those that have no meaning here it says so.",
     )

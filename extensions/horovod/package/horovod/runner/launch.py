@@ -17,7 +17,7 @@ _USAGE_STATUS = 2
 
 
 def check_build() -> str:
-    """The output of `--check-build`: Horovod's three lists, and what stands behind them here."""
+    """Returns the output of `--check-build`: Horovod's three lists, with what Cohort has."""
 
     def speaks(framework: str) -> bool:
         return all(importlib.util.find_spec(name) is not None for name in (framework, "cohort"))
@@ -32,7 +32,7 @@ def check_build() -> str:
         from cohort._process import gpus as _gpus
 
         version = cohort.__version__
-        nccl = _gpus.of_host() > 0 and _core.nccl_version() > 0  # that is when tensors on GPUs go by it
+        nccl = _gpus.of_host() > 0 and _core.nccl_version() > 0  # then NCCL carries tensors on GPUs
     here = version != "not installed"
     return "\n".join(
         [
@@ -60,7 +60,7 @@ def check_build() -> str:
 
 
 def command_of(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """(arguments of `cohort`, variables, notes) for the arguments of `horovodrun`.
+    """Returns (arguments of `cohort`, variables, notes) for the arguments of `horovodrun`.
 
     Raises ValueError for what is wrong or cannot be done; ends the process (SystemExit) as argparse does.
     """
@@ -99,7 +99,7 @@ def command_of(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[st
 
 
 def run_commandline() -> int:
-    """`horovodrun`. Becomes `cohort run`, or returns an exit status."""
+    """Runs `horovodrun`: becomes `cohort run`, or returns an exit status."""
     words = sys.argv[1:]
     first = words[: next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))]
     if "-v" in first or "--version" in first:
@@ -125,7 +125,7 @@ def run_commandline() -> int:
     _launching.tell(notes, "horovodrun")
     sys.stdout.flush()
     sys.stderr.flush()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what is ignored stays so
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an exec'd program would, too
         signal.signal(number, signal.SIG_DFL)
     os.execve(command, [command, *arguments], {**os.environ, **environment})
 

@@ -21,16 +21,16 @@ def run(fn: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, A
         use_gloo: bool | None = None, extra_mpi_args: str | None = None, env: Mapping[str, str] | None = None,
         stdout: Any = None, stderr: Any = None, verbose: int = 1, nics: Iterable[str] | None = None,
         prefix_output_with_timestamp: bool = False, executable: str | None = None) -> list[Any]:  # fmt: skip
-    """Calls `fn(*args, **kwargs)` on `num_proc` processes, one for each task; returns what each returned, by rank.
+    """Calls `fn(*args, **kwargs)` on `num_proc` processes, one for each task; returns their results, by rank.
 
     num_proc       default: as many as Spark runs tasks at a time
     start_timeout  seconds for all ranks to be running; default: HOROVOD_SPARK_START_TIMEOUT, else 600
     env            variables for the ranks, over those of the executors
-    stdout, stderr  files that the output goes to, of text; default: sys.stdout and sys.stderr
+    stdout, stderr  text files for the output; default: sys.stdout and sys.stderr
     nics           names of interfaces that hosts use with each other
 
     The arguments are those of Horovod's `run`. use_mpi and extra_mpi_args mean nothing here, since no MPI starts the ranks;
-    `executable` raises ValueError: spark.pyspark.python is the ranks' Python. Otherwise as `cohort.run(on="spark")`.
+    `executable` raises ValueError: spark.pyspark.python is the ranks' Python. Otherwise like `cohort.run(on="spark")`.
     """
     import cohort
     from cohort._core import environment_value

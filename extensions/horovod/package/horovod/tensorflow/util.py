@@ -14,15 +14,15 @@ def _executing_eagerly() -> bool:
 
 
 def _make_subgraph(function: Callable[..., Any]) -> Any:
-    """The function as a graph."""
+    """Returns the function as a graph."""
     return tf.function(function)
 
 
 def vars_to_refs(variables: Sequence[Any]) -> Any:
-    """References that stand for variables as keys of a dict."""
+    """Returns references that can stand for variables as keys of a dict."""
     return tuple(vars_to_refs(one) if isinstance(one, (list, tuple)) else one.ref() for one in variables)
 
 
 def refs_to_vars(references: Sequence[Any]) -> Any:
-    """The opposite, as lists."""
+    """Returns the variables of such references, as lists."""
     return [refs_to_vars(one) if isinstance(one, (list, tuple)) else one.deref() for one in references]

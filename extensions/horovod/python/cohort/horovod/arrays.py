@@ -10,13 +10,13 @@ import numpy as np
 from cohort.horovod.operations import Adasum, Call, adasum, note_of, require_same_notes, wait_for
 from cohort.horovod.process_sets import engine_of, root_in
 
-# Frameworks take over memory aligned like this without a copy; below this size a copy costs less.
+# Frameworks take over memory with this alignment without a copy; below this size a copy costs less.
 _ALIGNMENT = 64
 LEAST_TO_HAND_OVER = 64 << 10
 
 
 def carry_out(call: Call, arrays: Sequence[Any]) -> Tuple[List[Any], List[List[int]]]:
-    """Runs the operation and waits. Returns new arrays and, for allgather and alltoall, each one's rows by rank."""
+    """Runs the operation and waits. Returns new arrays and, for allgather and alltoall, the rows of each by rank."""
     if call.kind in ("allreduce", "broadcast") and call.op != Adasum:
         made = [empty(array.shape, array.dtype) for array in arrays]
         if call.kind == "allreduce":
@@ -62,7 +62,7 @@ def empty(shape: Tuple[int, ...], dtype: Any) -> Any:
 
 
 def _made_by(work: Any, dtype: Any) -> Any:
-    """Returns an operation's result, without a copy, as elements of `dtype`: the buffer protocol has no bfloat16."""
+    """Returns an operation's result, without a copy, as elements of `dtype`, because the buffer protocol has no bfloat16."""
     result = work.result
     if result.nbytes == 0:
         return np.empty(result.shape, dtype)

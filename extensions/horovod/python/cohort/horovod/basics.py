@@ -38,7 +38,7 @@ _lock = threading.RLock()
 _place: Optional[_Place] = None
 _formed_world = False  # if this API formed the default world, it leaves it, too
 
-when_formed: List[Callable[[], None]] = []  # called as a world begins: state of the last one is dropped
+when_formed: List[Callable[[], None]] = []  # called when a world begins, to drop state of the last one
 
 
 def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] = None) -> None:
@@ -74,8 +74,8 @@ def init(comm: Any = None, process_sets: Union[None, str, Sequence[ProcessSet]] 
                 break
             except BaseException as error:
                 shutdown()
-                # A rank of an elastic job that is lost now will not be in the next world. (An error of cohort.init
-                # is final: that waits for the next world itself.)
+                # A rank of an elastic job that is lost now will not be in the next world. (An error of cohort.init is
+                # final, because cohort.init itself waits for the next world.)
                 if is_elastic() and isinstance(error, (Aborted, PeerLost)) and error.operation != "init":
                     cohort.shutdown()
                     continue
@@ -118,7 +118,7 @@ def _members(world: Communicator, comm: Any) -> Communicator:
     if hasattr(comm, "allgather"):
         comm = comm.allgather(world.rank())
     if comm is not None and not isinstance(comm, Iterable):
-        comm = [repr(comm)]  # no rank of the world: all ranks have to learn of the error
+        comm = [repr(comm)]  # is no rank of the world, so that all ranks learn of the error
     ranks = [] if comm is None else list(comm)
     if not ranks:
         group = world.split()
@@ -126,7 +126,7 @@ def _members(world: Communicator, comm: Any) -> Communicator:
         return group
     known = all(isinstance(r, int) and 0 <= r < world.size() for r in ranks) and len(set(ranks)) == len(ranks)
     fine = known and world.rank() in ranks
-    # A rank with a wrong argument takes part, too: the others wait for it.
+    # A rank with a wrong argument takes part, too, because the others wait for it.
     group = world.split(min(ranks), ranks.index(world.rank())) if fine else world.split(None)
     if not known:
         raise ValueError(f"init(comm={ranks}): these are no different ranks of a world of {world.size()}")
@@ -189,7 +189,7 @@ def start_timeline(file_path: Union[str, "os.PathLike[str]"], mark_cycles: bool 
 
 
 def stop_timeline() -> None:
-    """Ends the timeline: the file is complete. Raises ValueError before `init`."""
+    """Ends the timeline, and completes the file. Raises ValueError before `init`."""
     _whereabouts("stop_timeline")
     timeline.stop()
 
@@ -264,7 +264,7 @@ def cuda_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 0, for the same reason as `cuda_built`."""
+    """Returns 0, for the reason that `cuda_built` gives."""
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Names under which ranks meet, each for one owner: two optimizers may have parameters of the same name.
+"""Gives each owner its own names for operations, because two optimizers may have parameters of the same name.
 
 The first owner of a name in a world has the name itself, others a numbered one, in the order in which they asked.
 Programs make their optimizers in the same order on all ranks, so these names are the same on all. An owner that asks
@@ -16,7 +16,7 @@ from cohort.horovod.process_sets import ProcessSet
 # By process set: its engine, which is new in each world, and the number of owners of each name.
 _counts: "weakref.WeakKeyDictionary[ProcessSet, Tuple[Any, Counts[str]]]" = weakref.WeakKeyDictionary()
 
-# By id of an owner: tensors cannot be compared, as dictionaries of weak references do.
+# By id of an owner, because dictionaries of weak references would compare tensors by value.
 _owners: Dict[int, Tuple["weakref.ref[Any]", Dict[Tuple[int, str], int]]] = {}
 
 

@@ -17,7 +17,7 @@ from cohort.horovod.objects import allgather_object, broadcast_array, broadcast_
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run"]
 
-# A program's own error fails again and again at the same point: it is not a failure to survive.
+# A program's own error occurs again and again at the same point, and is no failure to survive.
 _MOST_WITHOUT_COMMIT = 3
 
 # Kinds of host changes, as passed to on_hosts_updated; 3 means both.
@@ -25,7 +25,7 @@ _REMOVED, _ADDED = 1, 2
 
 
 def _change_of_job() -> int:
-    """Returns 0 if this process's world is that of the job's latest known epoch, or if the job is not elastic."""
+    """Returns 0 if this process's world belongs to the latest epoch of the job that is known, or if the job is not elastic."""
     news = _core.job_news() if basics.rank() == 0 else None
     if news is None:
         return 0
@@ -46,7 +46,7 @@ class State:
         self._reset_callbacks: List[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: List[Callable[[], None]]) -> None:
-        """Registers functions to call after each reset: a new world may need another learning rate, for example."""
+        """Registers functions to call after each reset, for example because a new world needs a different learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -72,7 +72,7 @@ class State:
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt, on all ranks, if rank 0 has learned that hosts have changed: in an elastic job
-        (`cohort run --min-np`) that it has begun another epoch, else by `on_hosts_updated`."""
+        (`cohort run --min-np`) from the job's next epoch, else from `on_hosts_updated`."""
         latest, result = self._last_updated_timestamp, _change_of_job()
         while True:
             try:
@@ -104,7 +104,7 @@ class State:
 
 
 class ObjectState(State):
-    """Attributes that may be any objects. They are kept as they are, not copied: replace them, do not change them.
+    """Attributes that may be any objects. They are kept without a copy, so replace them instead of changing them.
 
     bcast_object  sends rank 0's object to all; default: hvd.broadcast_object
     get_rank      this process's rank; default: hvd.rank
@@ -139,7 +139,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     On HorovodInternalError the state goes back to its last commit. On HostsUpdatedInterrupt it stays as it is (and is
     not sent again if hosts were only removed). In both cases the world is left and formed anew, `state.on_reset()` is
     called, and everything starts over. If all ranks are new, and earlier ranks had committed in this attempt of the
-    job, all raise cohort.Unavailable: that training is lost. After three failures without a commit between them the
+    job, all raise cohort.Unavailable, since that training is lost. After three failures without a commit between them the
     last one is raised; failures that ended an epoch of an elastic job do not count.
     """
 
@@ -179,7 +179,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 print(f"cohort: elastic: this process leaves the job: {error}", file=sys.stderr)
                 raise SystemExit(REQUEUE_STATUS) from None
-            if _core.formed_epoch() != epoch:  # a process was lost or joined: not the program's fault
+            if _core.formed_epoch() != epoch:  # a process was lost or joined, which is not the program's fault
                 failures = 0
             state.on_reset()
 

@@ -32,7 +32,7 @@ class HorovodInitError(HorovodInternalError, ValueError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went. `skip_sync`: hosts only went, so the state of the remaining ranks is still good."""
+    """Hosts came or left. `skip_sync`: hosts only left, so the state of the remaining ranks is still good."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts were added or removed")
@@ -40,7 +40,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Kept for programs that catch it: Cohort's module has no version of its own per framework."""
+    """Exists for programs that catch it; Cohort has no separate version for each framework."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(

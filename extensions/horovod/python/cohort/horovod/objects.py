@@ -21,7 +21,7 @@ def broadcast_array(data: Any, root_rank: int, name: str, process_set: ProcessSe
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. The object is pickled.
+    """Returns `root_rank`'s object on every rank; on that rank the same object. The object is pickled.
 
     Raises on that rank the error of pickling, and on the others HorovodInternalError with its text; also raised on
     ranks that cannot unpickle the object.

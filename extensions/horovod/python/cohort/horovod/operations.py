@@ -32,7 +32,7 @@ ENGINE_OPS = {
 
 
 def resolve(op: Optional[int], average: Optional[bool]) -> int:
-    """Returns the reduction given by `op` or, as in old programs, by `average`. Neither: Average."""
+    """Returns the reduction given by `op` or, as in old programs, by `average`; Average if neither is given."""
     if op is None and average is None:
         return Average
     if average is not None:
@@ -86,7 +86,7 @@ def require_scattering(op: int) -> None:
 
 
 def named(kind: str, name: Optional[str], process_set: ProcessSet) -> str:
-    """Returns the operation's name on all ranks. Unnamed operations are counted: all ranks call in the same order."""
+    """Returns the operation's name on all ranks. Unnamed operations are counted, since all ranks call in the same order."""
     return f"{kind}.{name}" if name is not None else f"{kind}.noname.{process_set._number(kind)}"
 
 
@@ -111,7 +111,7 @@ def started(kind: str, names: List[str], start: Callable[..., Any], *args: Any, 
 
 
 def wait_for(works: List[NamedWork]) -> None:
-    """Waits until all are done. Raises the error of the first that failed."""
+    """Waits until all are done. Raises the error of the first operation that failed."""
     failed: Optional[Error] = None
     for work in works:
         try:
@@ -130,7 +130,7 @@ def finished(kind: str, names: List[str], start: Callable[..., Any], *args: Any,
 
 
 class Call(NamedTuple):
-    """An operation on some tensors, each under its own name, for which all ranks of the set call."""
+    """An operation on some tensors, each under its own name, called by all ranks of the set."""
 
     kind: str  # allreduce (also Adasum), broadcast, allgather, reducescatter or alltoall
     names: Sequence[str]
@@ -144,9 +144,9 @@ class Call(NamedTuple):
     wire_format: Optional[str] = None  # allreduce and reducescatter, Sum and Average of float32
     step: int = 0  # an optimizer's Adasum: the number of the step, the same on all ranks
 
-    # In a compiled program of JAX: the rows of each rank, all of which have to have contributed.
+    # In a compiled program of JAX: the rows of each rank. All ranks have to contribute.
     rows: Tuple[Tuple[int, ...], ...] = ()
-    # In a graph of TensorFlow each name is used once at a time, whichever functions call each other.
+    # In a graph of TensorFlow: no name is used twice at a time, whichever functions call each other.
     once: bool = False
 
     def also(self, suffix: str, **changes: Any) -> "Call":
@@ -154,7 +154,7 @@ class Call(NamedTuple):
         return self._replace(names=tuple(f"{name}.{suffix}" for name in self.names), **changes)
 
     def numbers(self) -> Dict[str, int]:
-        """Returns the numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python combines."""
+        """Returns the numbers for compiled programs, as in python::NamedCall. Not for Adasum, which Python computes."""
         root = root_in(self.process_set, self.root) if self.kind == "broadcast" else 0
         kind = ("allreduce", "allgather", "broadcast", "reducescatter", "alltoall").index(self.kind)
         return {"engine": self.process_set._key, "kind": kind, "op": ENGINE_OPS[self.op].value, "root": root}
@@ -189,7 +189,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Tells that this rank has no more data, and waits until all ranks of the set have called `join`.
+    """Declares that this rank has no more data, and waits until all ranks of the set have called `join`.
 
     Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
     are still divided by the number of all ranks) and has no effect on minima, maxima and products. Meanwhile allgather,
@@ -206,13 +206,13 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
 def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: Callable[[Call, Sequence[Any]], List[Any]],
                  equal: Callable[[Any, Any], Any],
                  products_of_others: Callable[[Call, Sequence[Any]], List[Any]]) -> List[Any]:  # fmt: skip
-    """Returns the gradients of an allreduce's inputs, computed from those of its results.
+    """Returns the gradients of an allreduce's inputs, computed from the gradients of its results.
 
     back    the allreduce of gradients, under its own names
     values  the inputs, for Min, Max and Product
     run     runs a call and returns its results
     equal   for two values: 1 where they are equal, else 0
-    products_of_others  of the other ranks' (scaled) values: dividing the result by a rank's own value fails at zeros
+    products_of_others  returns products of the other ranks' (scaled) values; dividing by the own value fails at zeros
     """
     if back.op not in (Min, Max, Product):
         return run(back, grads)
@@ -233,13 +233,13 @@ _NOTE = struct.Struct("=ddq")
 
 
 def note_of(call: Call) -> bytes:
-    """Returns the note sent with each tensor of an Adasum, by which ranks check that all combine alike: 24 bytes, a
+    """Returns the note sent with each tensor of an Adasum, by which ranks check that all combine in the same way: 24 bytes, a
     multiple of the size of any element type."""
     return _NOTE.pack(call.prescale, call.postscale, call.step)
 
 
 def require_same_notes(call: Call, notes: Sequence[bytes], rows: Sequence[int]) -> None:
-    """Raises HorovodInternalError, on all ranks, if their notes differ. rows: by rank; none if it has joined."""
+    """Raises HorovodInternalError, on all ranks, if their notes differ. rows: number of rows by rank, 0 if it has joined."""
     ranks = [rank for rank, count in zip(call.process_set.ranks or [], rows) if count]
     first = _NOTE.unpack(notes[0]) if notes else ()
     for rank, note in zip(ranks, notes):
@@ -257,7 +257,7 @@ def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:
     result without a neighbour is passed on unchanged, so any number of ranks works. Every rank gathers all vectors and
     combines them itself, so all have the same bits if their devices are alike.
 
-    dot  the dot product, in double: a float product of long vectors would lose the digits that matter here
+    dot  the dot product, in double, because in float long vectors lose the digits that matter here
     """
     while len(level) > 1:
         pairs = []

@@ -125,7 +125,7 @@ def _unpickled(ranks: List[int], is_global: bool) -> ProcessSet:
 
 
 global_process_set = ProcessSet([])
-"""All ranks. Usable as an argument before `init` already."""
+"""The set of all ranks. Already usable as an argument before `init`."""
 
 _sets: Dict[int, ProcessSet] = {}  # sets that were added, except the global one
 

@@ -31,7 +31,7 @@ class Timeline:
     """A file that a thread of its own writes. Any thread may call."""
 
     def __init__(self, path: str, mark_cycles: bool, rank: int, size: int) -> None:
-        # Unbuffered: a forked child would write the buffer's contents a second time.
+        # Unbuffered, because a forked child would write the buffer's contents a second time.
         self._file = open(path, "wb", buffering=0)
         self._mark_cycles = mark_cycles
         self._began = now()
@@ -106,7 +106,7 @@ current: Optional[Timeline] = None
 
 
 def path_of(path: str, rank: int) -> str:
-    """Returns the path of this rank's timeline: rank 0's is the file itself."""
+    """Returns the path of this rank's timeline; on rank 0 it is `path` itself."""
     stem, ending = os.path.splitext(path)
     return path if rank == 0 else f"{stem}-rank-{rank}{ending}"
 

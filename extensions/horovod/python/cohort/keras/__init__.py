@@ -20,7 +20,7 @@ from cohort.keras._values import *  # noqa: F403
 from cohort.keras.compression import Compression
 from cohort.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
-# Before an optimizer exists: in `model.compile(hvd.DistributedOptimizer(...))` the method is looked up first.
+# Before an optimizer exists, because `model.compile(hvd.DistributedOptimizer(...))` looks up the method first.
 _training.install(_flavor.name())
 
 __all__ = [

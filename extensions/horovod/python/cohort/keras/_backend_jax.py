@@ -16,7 +16,7 @@ from cohort.jax.compression import Compression
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
                      process_set: ProcessSet, compression: Any = Compression.none,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
-    """Returns the gradients reduced over all ranks. There are no sparse ones."""
+    """Returns the gradients reduced over all ranks. JAX has no sparse gradients."""
     return _gradients.reduce_gradients(gradients, names, op=op, prescale=prescale, postscale=postscale,
                                        process_set=process_set, compression=compression)  # fmt: skip
 

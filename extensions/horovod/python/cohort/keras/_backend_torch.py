@@ -16,7 +16,7 @@ OVERLAPS = False  # all gradients are computed before the reduction is called
 def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int, prescale: float, postscale: float,
                      process_set: ProcessSet, compression: Any = Compression.none,
                      sparse_as_dense: bool = False) -> List[Any]:  # fmt: skip
-    """Returns the gradients reduced over all ranks: in place, unless they are sent in another format."""
+    """Returns the gradients reduced over all ranks, in place unless they are sent in a different format."""
     compressed = [compression.compress(gradient.detach()) for gradient in gradients]
     full = [f"allreduce.{name}" for name in names]
     call = Call("allreduce", full, process_set, op, prescale, postscale,

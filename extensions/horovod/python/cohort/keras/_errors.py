@@ -1,4 +1,4 @@
-"""Converts errors of `fit` when ranks fail: to Horovod's, from any form that the framework gives them."""
+"""Converts errors of `fit` when ranks fail to Horovod's, whatever form the framework has given them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _known(error: Optional[BaseException]) -> Optional[BaseException]:
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """Raises a failed operation as a HorovodInternalError, or a `cohort.Error` that is a ValueError too, while the
-    context lasts. Leaves out the framework's own error: it says the same, in a hundred lines."""
+    context lasts. Leaves out the framework's own error, which says the same in a hundred lines."""
     try:
         yield
     except (HostsUpdatedInterrupt, Error):

@@ -59,7 +59,7 @@ def unique_paths(variables: Iterable[Any]) -> List[str]:
 
 
 def optimizer_variables(optimizer: Any) -> List[Any]:
-    """Returns the variables of an optimizer: a property, but a method in Keras 2's old optimizers."""
+    """Returns the variables of an optimizer, which are a property, or in Keras 2's old optimizers a method."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
 

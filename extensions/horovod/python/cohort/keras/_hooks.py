@@ -19,7 +19,7 @@ class _Distributed:
     _cohort_reduction: Reduction
 
     def register_local_var(self, var: Any) -> None:
-        """Keeps this variable's gradients this rank's own, divided by the number of ranks (unless
+        """Leaves this variable's gradients unreduced on this rank, divided by the number of ranks (unless
         scale_local_gradients=False)."""
         type(self)._cohort_reduction.add_local(var)
 
@@ -84,7 +84,7 @@ def _reduced(optimizer: Any, pairs: Any) -> List[Tuple[Any, Any]]:
 
 
 def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
-    """Accumulates gradients, and applies them in every `passes`-th call: Keras 2 has no accumulation of its own."""
+    """Accumulates gradients, and applies them in every `passes`-th call, since Keras 2 itself does not accumulate."""
     reduction = type(optimizer)._cohort_reduction
     passes = reduction.settings.passes
     pairs = list(pairs)
@@ -110,7 +110,7 @@ def _accumulated(optimizer: Any, pairs: Any, apply: Any) -> Any:
     count.assign_add(1)
 
     def update() -> Any:
-        # The hook assumes that Keras has averaged.
+        # The hook assumes that Keras has averaged the gradients.
         apply([(kept[id(variable)] / passes, variable) for _, variable in pairs])
         for _, variable in pairs:
             kept[id(variable)].assign(tf.zeros(variable.shape, variable.dtype))
@@ -126,7 +126,7 @@ def _mixin(optimizer: Any, package: str) -> Tuple[type, str]:
 
 
 def _public(base: type) -> type:
-    """Returns the class named in files: with torch, Keras makes another class of the same name."""
+    """Returns the class named in files, since with torch Keras makes a second class of the same name."""
     for one in base.__mro__:
         if one.__name__ == base.__name__ and ".backend." not in one.__module__:
             return one
@@ -160,7 +160,7 @@ class _Probe(Reduction):
 
 
 def prove(optimizer: Any, reduction: Reduction) -> None:
-    """Applies a gradient to a test variable with an optimizer of the same kind: raises RuntimeError unless that calls
+    """Applies a gradient to a test variable with an optimizer of the same kind. Raises RuntimeError unless that calls
     the hook that `reduction` needs. An optimizer that cannot be created again is not tested; `fit` also checks after
     its first step."""
     probe = _Probe(reduction.settings._replace(passes=1, groups=None), reduction.package)

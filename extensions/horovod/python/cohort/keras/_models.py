@@ -13,7 +13,7 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Opt
                compression: Any = Compression.none, legacy_opts: bool = False) -> Any:  # fmt: skip
     """Loads a model, and makes its optimizer a distributed one with the state in the file.
 
-    filepath           as keras.models.load_model
+    filepath           as for keras.models.load_model
     custom_optimizers  classes of optimizers that are not Keras's
     custom_objects     other classes and functions, by name
     compression        the format in which gradients travel
@@ -31,7 +31,7 @@ def load_model(filepath: Any, custom_optimizers: Any = None, custom_objects: Opt
 
 
 def _mended(model: Any, optimizer: Any, filepath: Any) -> Any:
-    """Returns the optimizer built for the model's variables: for a Sequential in HDF5, Keras 3 loses its state."""
+    """Returns the optimizer built for the model's variables, since for a Sequential in HDF5 Keras 3 loses its state."""
     built_for = getattr(optimizer, "_trainable_variables", None)
     variables = model.trainable_variables
     if not getattr(optimizer, "built", False) or built_for is None or len(built_for) == len(variables):

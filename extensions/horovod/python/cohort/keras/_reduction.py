@@ -51,8 +51,8 @@ class Reduction:
         self.hook = ""  # the hook's name, for errors
         self.reached = 0  # number of the hook's calls
         self.bytes = 0  # bytes passed to the hook for reduction
-        self.sparse: Dict[str, Any] = {}  # variables with sparse gradients: the type of their indices
-        # With Keras 2, which does not accumulate itself: sums of gradients by variable, and their number of passes.
+        self.sparse: Dict[str, Any] = {}  # type of the indices, by variable with sparse gradients
+        # For Keras 2, which does not accumulate: sums of gradients by variable, and the number of passes in them.
         self.accumulated: Dict[int, Any] = {}
         self.passes_done: Any = None
         self._local: Set[int] = set()
@@ -61,7 +61,7 @@ class Reduction:
     # --- which ranks take part ---
 
     def is_shared(self) -> bool:
-        """True if there are other ranks to reduce with, or may be: programs compiled in a world of one outlive it."""
+        """True if there are other ranks to reduce with, or may be later, as programs compiled in a world of one outlive it."""
         process_set = self.settings.process_set
         if process_set.process_set_id is not None and not process_set.included():
             return False
@@ -71,7 +71,7 @@ class Reduction:
         return self.settings.process_set.size() or 1
 
     def add_local(self, variable: Any) -> None:
-        """Keeps the variable's gradient this rank's own."""
+        """Leaves the variable's gradient unreduced on this rank."""
         self._local.update(self._keys(variable))
 
     def _keys(self, variable: Any) -> Set[int]:
@@ -163,9 +163,9 @@ class Reduction:
             self.bytes += max(1, _bytes_of(variable))
         if step is not None:
             step.before_reducing()
-        # Another optimizer may be updating variables of the same paths.
+        # Claimed, because another optimizer may be updating variables of the same paths.
         meet = {i: claimed(names[i], self._owner(variables[i]), self.settings.process_set) for i in shared}
-        alike = getattr(self.backend, "alike", None)  # other backends have no sparse gradients
+        alike = getattr(self.backend, "alike", None)  # backends without `alike` have no sparse gradients
         if alike is not None:
             made = alike([gradients[i] for i in shared], [meet[i] for i in shared], [variables[i] for i in shared],
                          self.settings.process_set, self.settings.sparse_as_dense)  # fmt: skip
@@ -189,7 +189,7 @@ class Reduction:
         return gradients
 
     def _groups(self, wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
-        """Positions of the gradients that are reduced together."""
+        """Returns lists of positions of gradients that are reduced together."""
         groups = self.settings.groups
         if not wanted:
             return []
@@ -207,8 +207,8 @@ class Reduction:
 
     @staticmethod
     def _buckets(wanted: List[int], variables: Sequence[Any]) -> List[List[int]]:
-        """Returns buckets of _BUCKET_BYTES and more, in backward's order of their gradients: each is sent while the
-        rest is computed."""
+        """Returns buckets of _BUCKET_BYTES and more, in the order in which backward makes the gradients, so that each is
+        sent while the rest is computed."""
         buckets: List[List[int]] = [[]]
         filled = 0
         for i in reversed(wanted):
@@ -227,7 +227,7 @@ class Reduction:
 
 
 def _bytes_of(variable: Any) -> int:
-    """Returns the approximate size: half types count as whole ones if a type is a name."""
+    """Returns the approximate size; elements count as 4 bytes if their type is only a name."""
     count = 1
     for size in variable.shape:
         count *= int(size)

@@ -1,4 +1,4 @@
-"""The training step being built: by a backend that traces it once, or by one that runs it each time."""
+"""The training step under way, in a backend that traces it once or in one that runs it each time."""
 
 from __future__ import annotations
 

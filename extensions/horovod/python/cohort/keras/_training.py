@@ -20,7 +20,7 @@ from cohort.keras._reduction import Reduction
 from cohort.keras._variables import broadcast_variables
 
 drop_old_arguments = False
-"""True if arguments that Keras 3's `compile` no longer takes are left out: under Horovod's own names."""
+"""True, under Horovod's own names: arguments that Keras 3's `compile` no longer takes are left out."""
 
 _OLD_ARGUMENTS = ("experimental_run_tf_function", "sample_weight_mode", "target_tensors", "distribute")
 _SAMPLES = "keras.samples"
@@ -30,8 +30,8 @@ _METRICS = " (hvd.callbacks.MetricAverageCallback before the others), or give Di
 def install(package: str) -> None:
     """Makes `compile` and `fit` of that Keras's models look for distributed optimizers from now on."""
     for name, make in (("compile", _compile), ("fit", _fit)):
-        # Replaced in the class that defines it: Keras compares a model's method with this one to see whether the model
-        # overrides it.
+        # Replaced in the class that defines it, because Keras compares a model's method with this one to see whether the
+        # model overrides it.
         owner = next(one for one in _flavor.module(package).Model.__mro__ if name in vars(one))
         if not getattr(vars(owner)[name], "_cohort", False):
             wrapper = make(vars(owner)[name], package)
@@ -99,7 +99,7 @@ def _fit(original: Callable[..., Any], package: str) -> Any:
 
 
 def distributed_optimizers(model: Any) -> List[Any]:
-    """Returns a model's optimizers: that of `compile`, and attributes of models with several optimizers."""
+    """Returns a model's optimizers: the one of `compile`, and those in attributes, if a model has several."""
     found = [getattr(model, "optimizer", None), *vars(model).values()]
     unique: Dict[int, Any] = {id(one): one for one in found if _reduction.of(one) is not None}
     return list(unique.values())
@@ -140,7 +140,7 @@ class Training:
         return training
 
     def _wrapper(self) -> Any:
-        """Returns the step for `fit`. It is a new one each time: JAX keeps the compiled form of a function."""
+        """Returns the step for `fit`. It is a new function each time, because JAX keeps the compiled form of a function."""
 
         @functools.wraps(self._original_step)
         def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -167,8 +167,8 @@ class Training:
         return result
 
     def _exchange_kinds(self) -> None:
-        """Runs once, before gradients are reduced for the first time: ranks without a batch cannot know which gradients
-        are sparse. If steps are graphs, such ranks have built one, too."""
+        """Runs once, before gradients are reduced for the first time, because ranks without a batch cannot know which
+        gradients are sparse. If steps are graphs, such ranks have built one, too."""
         if not self._asks_kinds:
             return
         self._asks_kinds = False
@@ -233,8 +233,8 @@ class Training:
         self._level(absent)
 
     def _level(self, absent: int) -> None:
-        """Ranks that made steps without data have computed them differently (not by a compiled step, for example), to
-        the last bits: they get the weights of a rank that had data to the end."""
+        """Gives the weights of a rank that had data to the end to ranks that made steps without data, since those computed
+        them differently (not by a compiled step, for example), to the last bits."""
         process_set = self.reduction.settings.process_set
         missed = allgather_object(absent, "keras.absent", process_set)
         if not any(missed):
@@ -385,8 +385,8 @@ class Training:
             broadcast_variables(_flavor.optimizer_variables(optimizer), root, f"optimizer.{i}", process_set)
 
     def compare_weights(self, when: str, advice: str, refuses: bool = True) -> bool:
-        """Raises ValueError, on all ranks, if their trainable weights or the values of these differ; for values with
-        refuses=False, returns True on all ranks instead."""
+        """Raises ValueError, on all ranks, if the names or shapes of their trainable weights differ, or the values. For
+        values with refuses=False, returns True on all ranks instead."""
         if not self.reduction.is_shared():
             return False
         _flavor.synchronize_state(self.model)
@@ -462,7 +462,7 @@ def _numbers_of(optimizer: Any) -> Dict[str, Any]:
 
 
 def _apply(optimizer: Any, reduction: Reduction, variables: List[Any]) -> None:
-    """Makes a step with the other ranks' gradients."""
+    """Makes a step with only the other ranks' gradients."""
     nothing = reduction.nothing(variables)
     name = _flavor.backend_name(reduction.package)
     if _flavor.is_keras_2(reduction.package):
@@ -492,7 +492,7 @@ def _flat(value: Any) -> List[Any]:
 
 
 def _first_leaf(data: Any) -> Any:
-    """Returns the first leaf of a batch's inputs, (x, y, weights) or x alone."""
+    """Returns the first leaf of a batch's inputs, (x, y, weights) or only x."""
     return _flat(data[0] if isinstance(data, tuple) else data)[0]
 
 

@@ -1,4 +1,4 @@
-"""Operations on values: numbers, arrays, lists or tensors; the results are NumPy's."""
+"""Operations on values: numbers, arrays, lists or tensors. The results are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def reducescatter(value: Any, name: Optional[str] = None, op: int = Average,
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Raises ValueError: it is for the variables of a graph of TensorFlow 1."""
+    """Raises ValueError, because it is for the variables of a TensorFlow 1 graph."""
     raise ValueError(
         "broadcast_global_variables: there are no global variables in TensorFlow 2 -- give fit "
         "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank)"

@@ -28,7 +28,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str,
         raise ValueError(f"broadcast of {name}: {_difference(outline, theirs, root_rank)}")
     if not values:
         return
-    # As bytes: half types from other packages do not support buffers.
+    # Sent as bytes, because 16-bit types of other packages do not support buffers.
     flat = [numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8) for value in values]
     names = [named("broadcast", f"keras.{name}.{i}.{one[0]}", process_set) for i, one in enumerate(theirs)]
     full = [i for i, one in enumerate(flat) if one.size]

@@ -45,7 +45,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
     device           has no effect
     local_variables  variables that stay each rank's own
 
-    Random number generators are not made equal: each rank drops different units.
+    Random number generators are not made equal, so each rank drops different units.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -81,8 +81,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Puts the averages over ranks into the logs of each epoch, for later callbacks: weighted by each rank's number of
-    samples, also in validation.
+    """Puts the averages over ranks into the logs of each epoch, for later callbacks. They are weighted by each rank's
+    number of samples, also in validation.
 
     Exact for means over samples (losses, accuracies). Other metrics (AUC, precision) are means of the ranks' values.
     """
@@ -118,7 +118,7 @@ class MetricAverageCallback(_Callback):
 
 
 def _samples_seen(model: Any) -> float:
-    """Returns the samples since its metrics were reset; 1 if they were not counted: ranks then count equally."""
+    """Returns the number of samples since the model's metrics were reset; 1 if not counted, so that ranks count equally."""
     tracker = getattr(model, "_loss_tracker", None)
     if tracker is None:
         tracker = getattr(getattr(model, "compiled_loss", None), "_loss_metric", None)
@@ -240,9 +240,9 @@ def _set_momentum(optimizer: Any, momentum: float) -> None:
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate, batch by batch, from initial_lr / size to initial_lr.
 
-    initial_lr     the rate after the warm-up: usually that of one process, times the number of ranks
+    initial_lr     the rate after the warm-up, usually one process's rate times the number of ranks
     warmup_epochs  length of the warm-up
-    verbose        1: rank 0 reports its end
+    verbose        1: rank 0 reports the end of the warm-up
 
     Other arguments are those of LearningRateScheduleCallback.
     """
@@ -250,7 +250,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def __init__(self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
                  steps_per_epoch: Optional[int] = None, verbose: int = 0) -> None:  # fmt: skip
         def multiplier(epoch: float) -> float:
-            # As of the batch's end, so that epochs end with round numbers.
+            # Counts to the batch's end, so that epochs end with round numbers.
             epoch += 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / basics.size() * (epoch * (basics.size() - 1) / warmup_epochs + 1)
 
@@ -281,7 +281,7 @@ class BestModelCheckpoint(_callbacks.ModelCheckpoint):
 
 class CommitStateCallback(_Callback):
     """Commits an elastic state after each `batches_per_commit` batches and each epoch. Put it after callbacks that
-    change the state: callbacks after it are not called if it learns of other hosts."""
+    change the state: callbacks after it are not called if it learns that hosts have changed."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -307,8 +307,8 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps `state.batch`: the number, from 0, of the last batch done in this epoch. Keras does not begin within an
-    epoch: an epoch interrupted by a reset is repeated in full, from the weights of the last commit."""
+    """Keeps `state.batch`: the number, from 0, of the last batch done in this epoch. Keras cannot begin within an epoch,
+    so an epoch interrupted by a reset is repeated in full, from the weights of the last commit."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -10,5 +10,5 @@ class Compression:
     none = "none"
     fp16 = "fp16"
     bf16 = "bf16"
-    int8 = "int8"  # this and the following need Keras with torch
+    int8 = "int8"  # int8 and int4 need Keras with torch
     int4 = "int4"

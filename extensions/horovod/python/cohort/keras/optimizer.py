@@ -31,7 +31,7 @@ def DistributedOptimizer(optimizer: Any, name: Optional[str] = None, device_dens
     backward_passes_per_step      number of batches whose gradients are summed on each rank before a reduction; the same
                                   as Keras 3's gradient_accumulation_steps
     average_aggregated_gradients  use the mean of these gradients instead of their sum
-    num_groups                    deprecated: groups
+    num_groups                    deprecated; use groups
     groups                        a number of groups, each reduced together; or lists of variables
     process_set                   the ranks that reduce; others step with their own gradients
     scale_local_gradients         gradients of `register_local_var` are divided by the number of ranks

@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It derives from a layer of TensorFlow's current Keras, which is not loaded before it is needed.
+    # The class derives from a layer of TensorFlow's current Keras, which is loaded only when needed.
     if name == "SyncBatchNormalization":
         try:
             from cohort.tensorflow.sync_batch_norm import SyncBatchNormalization
@@ -55,6 +55,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# A saved graph needs its operations when it is loaded. Eager operations do without them; a graph that is built says why.
+# A saved graph needs the library's operations when loaded. Eager operations do not; building a graph reports the error.
 with contextlib.suppress(RuntimeError):
     _library.loaded()

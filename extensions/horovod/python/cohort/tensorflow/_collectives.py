@@ -1,7 +1,7 @@
 """The operations, with gradients if needed; in eager mode and in graphs.
 
-An operation without a name is matched by a counter in eager mode, so all ranks call in the same order, and by the name
-of its node in a graph. Gradients are those of `cohort.horovod.torch`: if all ranks get the same result (allgather, broadcast),
+Operations without a name are matched in eager mode by a counter, so all ranks have to call in the same order, and in a
+graph by the node's name. Gradients are those of `cohort.horovod.torch`: if all ranks get one result (allgather, broadcast),
 ranks average the incoming gradients. All raise ValueError for arguments that have no meaning, and HorovodInternalError
 if there is no world; a failure within a `tf.function` is a tf.errors.OpError with that text (`as_internal_error`).
 While a rank has joined, allgather, broadcast, reducescatter and alltoall fail on ranks that have not.
@@ -120,7 +120,7 @@ def _asked(question: Callable[[], int], name: Optional[str]) -> Tensor:
 
 
 def _own_rank(process_set: ProcessSet) -> Tensor:
-    """Returns this rank's number in the set, evaluated when the graph runs: a graph may outlive a world."""
+    """Returns this rank's number in the set, evaluated when the graph runs, because a graph may outlive a world."""
     return _asked(lambda: engine_of(process_set).rank(), None)
 
 
@@ -192,7 +192,7 @@ def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, de
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
                       name: Optional[str] = None) -> List[Any]:  # fmt: skip
-    """Like `allreduce` for several tensors: none is reduced before all ranks have called for all. Any tf.IndexedSlices
+    """Like `allreduce` for several tensors, none of which is reduced before all ranks have called for all. IndexedSlices
     are gathered, in a second group."""
     op = resolve(op, average)
     given = list(tensors) if isinstance(tensors, (list, tuple)) else _tensors(tensors, "grouped_allreduce")
@@ -250,7 +250,7 @@ def allgather(tensor: Any, name: Optional[str] = None, ignore_name_scope: bool =
 @as_it_is
 def grouped_allgather(tensors: Sequence[Any], name: Optional[str] = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """Like `allgather` for several tensors: none is gathered before all ranks have called for all."""
+    """Like `allgather` for several tensors, none of which is gathered before all ranks have called for all."""
     given = _tensors(tensors, "grouped_allgather")
     names = _names("allgather", name, ignore_name_scope, process_set, len(given))
     return _gathered(given, Call("allgather", names, process_set))
@@ -310,7 +310,7 @@ def assign_broadcast(variables: Sequence[Any], root_rank: int, names: List[str],
 
 
 def _value_of(variable: Any) -> Any:
-    """Returns an object convertible to a tensor: Keras 3 keeps the variable itself in `value`."""
+    """Returns an object convertible to a tensor, since Keras 3 keeps the TensorFlow variable in `value`."""
     if not hasattr(variable, "assign"):
         raise ValueError(f"broadcast: a variable is needed, not {type(variable).__name__}")
     return variable if isinstance(variable, tf.Variable) or callable(variable.value) else variable.value
@@ -323,7 +323,7 @@ def _value_of(variable: Any) -> Any:
 def alltoall(tensor: Any, splits: Any = None, name: Optional[str] = None, ignore_name_scope: bool = False,
              process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
     """Sends rows to all ranks, and returns the rows received, in the order of ranks; with `splits` also a tensor of
-    int32 with their number by rank.
+    int32 with their numbers by rank.
 
     splits  rows for each rank, integers; rows beyond their sum are not sent. None: equal parts
     """
@@ -372,7 +372,7 @@ def grouped_reducescatter(tensors: Sequence[Any], device_dense: str = "", compre
                           op: int = Average, name: Optional[str] = None, process_set: ProcessSet = global_process_set,
                           prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                           ignore_name_scope: bool = False) -> List[Tensor]:  # fmt: skip
-    """Like `reducescatter` for several tensors: none is reduced before all ranks have called for all."""
+    """Like `reducescatter` for several tensors, none of which is reduced before all ranks have called for all."""
     given = _tensors(tensors, "grouped_reducescatter")
     names = _names("reducescatter", name, ignore_name_scope, process_set, len(given))
     call = Call("reducescatter", names, process_set, op, prescale_factor, postscale_factor)
@@ -400,7 +400,7 @@ def _scatter_back(grads: List[Tensor], call: Call) -> List[Tensor]:
 
 @as_it_is
 def join(process_set: ProcessSet = global_process_set) -> Tensor:
-    """Like `join` of all frameworks, run when the graph runs: tells that this rank has no more data, and waits until
+    """Like `join` of all frameworks, run when the graph runs. Declares that this rank has no more data, and waits until
     all ranks of the set have joined. Meanwhile it takes part in the others' reductions without changing them;
     allgather, broadcast, reducescatter and alltoall fail on the others. Returns the rank of the world that joined last,
     the same on all ranks, a scalar of int32.

@@ -1,5 +1,5 @@
-"""Converts errors that TensorFlow raises when building or running a graph in which an operation fails: to the
-operation's own errors."""
+"""Converts errors that TensorFlow raises when it builds or runs a graph in which an operation fails to the operation's
+own errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import tensorflow as tf
 from cohort.horovod.exceptions import HorovodInternalError
 from cohort.errors import Error, InvalidArgument
 
-# The ops' mark in a message; TensorFlow adds its own text before and after.
+# Marks the operation's own text in a message; TensorFlow adds text before and after it.
 MARK = "HorovodInternalError: "
 
 _AFTER = re.compile(r"\n\nTraceback|\n\n  File|\n?\s*\[\[\{\{node|\s*\[Op:", re.DOTALL)
 
 
 def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
-    """Returns the HorovodInternalError of an error: itself, or the cause of TensorFlow's; None for others."""
+    """Returns the HorovodInternalError that an error is, or that TensorFlow made it from; None for other errors."""
     if isinstance(error, HorovodInternalError):
         return error
     text = str(error)
@@ -30,7 +30,7 @@ def as_internal_error(error: BaseException) -> Optional[HorovodInternalError]:
     return internal
 
 
-# Exceptions that are both TensorFlow's, which programs of Horovod catch, and ours.
+# Exceptions that are both TensorFlow's, because Horovod's programs catch these, and ours.
 
 
 class EagerHorovodInternalError(HorovodInternalError, tf.errors.FailedPreconditionError):
@@ -49,7 +49,7 @@ class EagerInvalidArgument(InvalidArgument, tf.errors.InvalidArgumentError):
 
 @contextlib.contextmanager
 def as_of_tensorflow() -> Iterator[None]:
-    """Makes errors of operations TensorFlow's, too, while the context lasts."""
+    """While the context lasts, turns errors of operations into ones that are also TensorFlow's."""
     try:
         yield
     except HorovodInternalError as error:

@@ -1,4 +1,4 @@
-"""Runs operations: immediately in eager mode; in a graph by an op that runs when its inputs are computed.
+"""Runs operations, in eager mode immediately, in a graph by an op that runs when its inputs are computed.
 
 A `Call` describes an operation; `run` returns its results. Nothing here is differentiable: see `_collectives.py`.
 """
@@ -17,7 +17,7 @@ from cohort.horovod.process_sets import engine_of
 from cohort.tensorflow import _library
 from cohort.tensorflow._errors import as_of_tensorflow
 
-# AutoGraph has nothing to convert in functions called while building a graph, and would take long.
+# AutoGraph would find nothing to convert in functions called while building a graph, and would take long.
 as_it_is = tf.autograph.experimental.do_not_convert
 
 Tensor = Any  # a tf.Tensor, eager or of a graph
@@ -27,7 +27,7 @@ _HANDED_OVER = frozenset(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2
 
 
 def outermost_graph() -> Any:
-    """Returns the graph being built that contains all others: branches, loops, functions that it calls."""
+    """Returns the graph being built that contains the others (branches, loops, functions that it calls)."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph
@@ -42,7 +42,7 @@ _SAME_SHAPES = frozenset(["allreduce", "broadcast"])
 
 
 def run(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor] = None) -> Tuple[List[Tensor], List[Tensor]]:
-    """Returns the results and, for allgather and alltoall, each one's number of rows by rank (int64).
+    """Returns the results and, for allgather and alltoall, the number of rows of each by rank (int64).
 
     splits  for alltoall, which takes one tensor: rows for each rank
     """
@@ -102,7 +102,7 @@ def _by_library(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor])
         "postscale": float(call.postscale).hex(),
         "needs_all_ranks": int(call.needs_all_ranks),
     }
-    # A function within another may be called several times, with the same names in all calls.
+    # A function within a function may be called several times, always with the same names, so its ops run in order.
     in_order = not call.once and tf.compat.v1.get_default_graph() is not outermost_graph()
     with tf.device("CPU:0"):
         if call.kind in _SAME_SHAPES:
@@ -120,8 +120,8 @@ def _by_library(call: Call, tensors: Sequence[Tensor], splits: Optional[Tensor])
 
 @functools.lru_cache(maxsize=None)
 def _changing() -> Tensor:
-    """Returns an input that is not treated as a constant: with only constant inputs, an operation would run once, when
-    a graph is optimised, and never again. It is a tensor from outside of functions, which becomes an argument of
+    """Returns an input that is not treated as a constant. An operation with only constant inputs would run once, when a
+    graph is optimised, and never again. The input is a tensor from outside of functions; it becomes an argument of
     theirs, unless it is so small that they copy it."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.zeros([1024], tf.int64)

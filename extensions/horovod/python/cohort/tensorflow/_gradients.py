@@ -27,7 +27,7 @@ def reduce_gradients(gradients: Sequence[Gradient], names: Sequence[str], *, op:
     """Reduces gradients over the set's ranks. Waits in eager mode; in a graph, ops that need the results wait.
 
     gradients        tensors and tf.IndexedSlices; None stays None
-    names            one for each gradient, by which ranks match them: equal on all, whatever names their graphs use
+    names            one for each gradient, by which ranks match them; the same on all ranks, whatever names their graphs use
     op               for all gradients: hvd.Average, Sum, Min, Max, Product or Adasum
     sparse_as_dense  IndexedSlices are made dense first. Otherwise their entries are gathered, only for Average and Sum
 
@@ -74,11 +74,11 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     if count == 0 or ((process_set.size() or 1) == 1 and (eager or not basics.may_grow())):
         return list(gradients)
     index_types = [one.indices.dtype if isinstance(one, tf.IndexedSlices) else None for one in gradients]
-    own = np.zeros((3, count), np.uint8)  # dense, sparse (2: with indices of int64), none
+    own = np.zeros((3, count), np.uint8)  # rows: dense, sparse (2: with int64 indices), none
     own[0] = [one is not None and kind is None for one, kind in zip(gradients, index_types)]
     own[1] = [0 if kind is None else 2 if kind == tf.int64 else 1 for kind in index_types]
     own[2] = [one is None for one in gradients]
-    # Depends on the gradients, so it does not run in a step that ends for lack of data.
+    # Runs after the gradients, so that it does not run in a step that ends for lack of data.
     last = next((one for one in reversed(gradients) if one is not None), None)
     after = [] if eager or last is None else [last.values if isinstance(last, tf.IndexedSlices) else last]
     with tf.control_dependencies(after):
@@ -110,8 +110,8 @@ def zeros(variable: Any, type_of_indices: Any) -> Gradient:
 
 
 def _buckets(tensors: List[Any]) -> List[List[int]]:
-    """Returns positions of tensors that one op reduces. In a graph an op begins when it has all of its inputs, so there
-    are several ops: each for neighbours in the list, which are computed one after another."""
+    """Returns lists of positions of tensors that one op reduces. In a graph an op begins when it has all inputs, so there
+    are several ops, each for neighbours in the list, which are computed one after another."""
     if tf.executing_eagerly():
         return [list(range(len(tensors)))]
     buckets: List[List[int]] = []
@@ -152,6 +152,6 @@ def gather_slices(slices: List[Any], names: List[str], op: int, prescale: float,
 
 
 def divided(values: Any, ranks: Any) -> Any:
-    """Returns the average from a sum; for integers rounded toward zero."""
+    """Returns the average, given the sum; integers are rounded toward zero."""
     ranks = tf.cast(ranks, values.dtype)
     return values / ranks if values.dtype.is_floating or values.dtype.is_complex else tf.truncatediv(values, ranks)

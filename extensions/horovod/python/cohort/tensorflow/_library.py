@@ -45,8 +45,8 @@ def _load() -> Any:
 
 
 def _let_threads_return(seconds: float = 2.0) -> None:
-    """At the end of the process, when operations under way have failed: waits for threads that TensorFlow has not
-    returned to Python yet. Python ends later ones, which ends the process: C++ in their stack forbids it."""
+    """Called at the end of the process, when operations under way have failed: waits for threads to leave TensorFlow. Python
+    ends threads that leave it later, which ends the process, because C++ on their stacks does not allow it."""
     end = time.monotonic() + seconds
     own = threading.get_ident()
     while time.monotonic() < end:

@@ -20,13 +20,13 @@ class _OfTensorFlow(FloatCompressor):
 
 
 class FP16Compressor(_OfTensorFlow):
-    """Sends floating-point tensors as float16: half the size of float32, values up to 65504."""
+    """Sends floating-point tensors as float16, which has half the size of float32 and values up to 65504."""
 
     dtype = tf.float16
 
 
 class BF16Compressor(_OfTensorFlow):
-    """Sends floating-point tensors as bfloat16: half the size of float32, its range, 8 bits of precision."""
+    """Sends floating-point tensors as bfloat16, which has half the size of float32, its range and 8 bits of precision."""
 
     dtype = tf.bfloat16
 

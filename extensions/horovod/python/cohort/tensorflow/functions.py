@@ -22,7 +22,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Raises ValueError: it is for the variables of a graph of TensorFlow 1."""
+    """Raises ValueError, because it is for the variables of a TensorFlow 1 graph."""
     raise ValueError(
         "broadcast_global_variables: there are no global variables in TensorFlow 2 -- call hvd.broadcast_variables("
         "model.variables, root_rank=0) once the model is built"
@@ -31,7 +31,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 
 def broadcast_object(obj: Any, root_rank: int = 0, session: Any = None, name: Optional[str] = None,
                      process_set: ProcessSet = global_process_set) -> Any:  # fmt: skip
-    """Returns `root_rank`'s object on every rank; on that rank the object itself. It is pickled. `session` is ignored.
+    """Returns `root_rank`'s object on every rank; on that rank the same object. It is pickled. `session` is ignored.
 
     Raises on that rank the error of pickling, and on the others HorovodInternalError with its text.
     """

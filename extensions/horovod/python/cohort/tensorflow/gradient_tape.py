@@ -16,7 +16,7 @@ from cohort.tensorflow.compression import Compression
 
 Groups = Union[None, int, Sequence[Sequence[Any]]]
 
-# Counts calls of `gradient` in a graph: two tapes of one graph may reduce at the same time.
+# Counts calls of `gradient` in a graph, because two tapes of one graph may reduce at the same time.
 _asked: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 
 
@@ -33,7 +33,7 @@ class _Distributed(tf.GradientTape):
                  **kwargs: Any) -> Any:  # fmt: skip
         """Like tf.GradientTape's, reduced over the ranks. All ranks call it with the same sources, in the same order.
 
-        use_generic_names  match sources by their positions alone, whatever their names
+        use_generic_names  match sources only by their positions, whatever their names
         """
         gradients = super().gradient(target, sources, output_gradients, **kwargs)
         flat, flat_sources = tf.nest.flatten(gradients), tf.nest.flatten(sources)
@@ -44,7 +44,7 @@ class _Distributed(tf.GradientTape):
         return tf.nest.pack_sequence_as(sources, results)
 
     def register_local_source(self, source: Any) -> None:
-        """The gradients of this source stay this rank's own, divided by the number of ranks unless
+        """Leaves the gradients of this source unreduced on this rank, divided by the number of ranks unless
         scale_local_gradients=False."""
         self._local.add(_key(source))
 
@@ -117,14 +117,14 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
                             compression: Any = Compression.none, sparse_as_dense: bool = False, op: int = Average,
                             gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: Groups = None,
                             process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True) -> Any:  # fmt: skip
-    """Returns a tape of a class derived from the given tape's, with its recording; `gradient` reduces.
+    """Returns a tape of a class derived from the given tape's class, with its recording. `gradient` then reduces.
 
     compression                the format in which gradients travel
     sparse_as_dense            tf.IndexedSlices are made dense first; otherwise their entries are gathered
     op                         hvd.Average, Sum, Min, Max, Product or Adasum
     gradient_predivide_factor  f: an average's gradients are divided by f before the sum, and by size / f after it
-    groups                     the number of operations, or lists of variables whose gradients are reduced together;
-                               None: a number for which they begin while other gradients are still computed
+    groups                     the number of reductions, or lists of variables whose gradients are reduced together.
+                               None: as many as let reductions begin while other gradients are still computed
     scale_local_gradients      see `register_local_source`
 
     `device_dense` and `device_sparse` have no effect. Raises ValueError for arguments that have no meaning.

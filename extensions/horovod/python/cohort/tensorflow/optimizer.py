@@ -33,7 +33,7 @@ def DistributedOptimizer(optimizer: Any, name: Any = None, use_locking: bool = F
 
 
 class BroadcastGlobalVariablesHook:
-    """Raises NotImplementedError: it belongs to the sessions of TensorFlow 1."""
+    """Raises NotImplementedError, because it belongs to the sessions of TensorFlow 1."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         raise NotImplementedError(

@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 class AdasumOptimizer(Wrapped):
-    """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
+    """Mixed into the optimizer's class, so that the rest of `self` is the optimizer."""
 
     _parameter_names: Dict[Tensor, str]
-    _meet: Dict[Tensor, str]  # names under which ranks reduce parameters; unique, if another optimizer uses the same
+    _meet: Dict[Tensor, str]  # names under which ranks reduce parameters, unique over optimizers
     _steps_here: int  # number of steps in this world
     _steps_in: Any
     _ever: Set[Tensor]  # parameters that have required a gradient in this world
@@ -76,25 +76,25 @@ class AdasumOptimizer(Wrapped):
         return found
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets backward passes before a step: gradients accumulate on each rank anyway, so nothing changes."""
+        """Sets backward passes before a step; nothing changes, since gradients accumulate on each rank anyway."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Does nothing: gradients are not reduced."""
+        """Does nothing, because gradients are not reduced."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Raises AssertionError: there is nothing to skip."""
+        """Raises AssertionError, because there is nothing to skip."""
         raise AssertionError("skip_synchronize: with op=hvd.Adasum gradients are not reduced, but the steps")
         yield
 
     def _before_scaler(self) -> None:
-        """Makes a GradScaler find on all ranks what any has found: either all ranks skip a step, or none does."""
+        """Makes a GradScaler find on all ranks what it finds on any, so that all ranks skip a step or none does."""
         if not self._included:
             return
         trained = self._trained()
         given = [parameter for parameter in trained if parameter.grad is not None]
-        if trained and not given:  # a scaler expects a gradient
+        if trained and not given:  # a GradScaler needs at least one gradient
             trained[0].grad = torch.zeros_like(trained[0], requires_grad=False)
             given = trained[:1]
         finite = all(bool(torch.isfinite(_values_of(parameter)).all()) for parameter in given)

@@ -28,7 +28,7 @@ __all__ = ["allgather_async", "allreduce_", "allreduce_async", "allreduce_async_
            "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "reducescatter_async",
            "sparse_allreduce_async"]  # fmt: skip
 
-# Tensors made of ranks' valid tensors are valid; torch 2.x needs this to skip its check.
+# Makes torch 2.x skip its check, since tensors made of the ranks' valid tensors are valid.
 UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sparse_tensor_invariants") else {}
 
 Splits = Union[None, Sequence[int], Tensor]
@@ -48,7 +48,7 @@ def call_of(kind: str, name: Optional[str], process_set: ProcessSet, op: int = A
 def begin(
     call: Call, tensors: Sequence[Tensor], in_place: bool = False
 ) -> Tuple[List[NamedWork], Callable[[], List[Tensor]]]:
-    """Starts operations. Returns them and a function for their results: new tensors, or the given ones."""
+    """Starts operations. Returns them and a function that returns their results: new tensors, or the given ones."""
     if call.kind == "reducescatter":
         require_scattering(call.op)
     if call.op == Adasum:
@@ -97,7 +97,7 @@ def _combined(work: NamedWork, like: Tensor, call: Call) -> Tensor:
 
 
 def run(call: Call, tensors: Sequence[Tensor], in_place: bool = False) -> Tuple[List[Tensor], List[List[int]]]:
-    """Runs a call and waits. Returns the results and, for allgather and alltoall, each one's rows by rank."""
+    """Runs a call and waits. Returns the results and, for allgather and alltoall, the rows of each by rank."""
     works, results = begin(call, tensors, in_place)
     wait_for(works)
     counted = call.kind in ("allgather", "alltoall")
@@ -189,7 +189,7 @@ def allreduce_(tensor: Tensor, average: Optional[bool] = None, name: Optional[st
 def grouped_allreduce_async(tensors: Sequence[Tensor], average: Optional[bool] = None, name: Optional[str] = None,
                             op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """Like `allreduce_async` for several tensors: none is reduced before all ranks have called for all."""
+    """Like `allreduce_async` for several tensors, none of which is reduced before all ranks have called for all."""
     given, op = check_list(tensors, "grouped_allreduce"), resolve(op, average)
     return _handle(call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given), given)
 
@@ -237,7 +237,7 @@ def sparse_allreduce_async(tensor: Tensor, name: Optional[str], op: Optional[int
     base = named("sparse_allreduce", name, process_set)
     size = engine_of(process_set).size()
     tensor = tensor.detach()
-    # Entry by entry, since ranks may differ in dimension 0. Ranks that have joined contribute no entries.
+    # Dimension 0 counts entries, since ranks may differ in it. Ranks that have joined contribute no entries.
     parts = [tensor._indices().t().contiguous(), dense(tensor._values(), "sparse_allreduce")]
     call = Call("allgather", [f"{base}.indices", f"{base}.values"], process_set, needs_all_ranks=False)
     handle = _handle(call, parts)
@@ -263,7 +263,7 @@ def allgather_async(tensor: Tensor, name: Optional[str] = None, process_set: Pro
 
 def grouped_allgather_async(tensors: Sequence[Tensor], name: Optional[str] = None,
                             process_set: ProcessSet = global_process_set) -> int:  # fmt: skip
-    """Like `allgather_async` for several tensors: none is gathered before all ranks have called for all."""
+    """Like `allgather_async` for several tensors, none of which is gathered before all ranks have called for all."""
     given = check_list(tensors, "grouped_allgather")
     return _handle(call_of("allgather", name, process_set, group=given), given)
 
@@ -330,6 +330,6 @@ def reducescatter_async(tensor: Tensor, name: Optional[str] = None, op: int = Av
 def grouped_reducescatter_async(tensors: Sequence[Tensor], name: Optional[str] = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> int:  # fmt: skip
-    """Like `reducescatter_async` for several tensors: none is reduced before all ranks have called for all."""
+    """Like `reducescatter_async` for several tensors, none of which is reduced before all ranks have called for all."""
     given = check_list(tensors, "grouped_reducescatter")
     return _handle(call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor, group=given), given)

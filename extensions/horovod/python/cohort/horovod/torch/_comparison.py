@@ -22,7 +22,7 @@ from torch import Tensor
 
 PERIOD = 20  # steps; more if there are more groups
 _SLICE = 1 << 16  # elements of one parameter compared each time
-_TOLERANCE = 1e-3  # relative to the largest weight: hosts of different kinds round differently
+_TOLERANCE = 1e-3  # relative to the largest weight, because different kinds of hosts round differently
 
 # Options that select an implementation, not a result.
 _HOW = frozenset(["foreach", "fused", "capturable", "differentiable"])
@@ -65,7 +65,7 @@ def difference_of(everyone: Sequence[Options], ranks: Sequence[int]) -> Optional
 
 
 def _close(one: Any, other: Any) -> bool:
-    """Returns whether values are equal up to rounding: hosts may round a schedule's powers and cosines differently."""
+    """Returns whether values are equal up to rounding, since hosts may round a schedule's powers and cosines differently."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_close, one, other))
     numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
@@ -83,7 +83,7 @@ class Comparison:
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], process_set: ProcessSet,
                  name: str) -> None:  # fmt: skip
-        """names: of the parameters. name: of the reduction, different for each optimizer."""
+        """names: the parameters' names. name: the reduction's name, different for each optimizer."""
         self._groups: List[Dict[str, Any]] = optimizer.param_groups
         self._options = list(optimizer.defaults)
         self._names = names
@@ -116,7 +116,7 @@ class Comparison:
             self._handle = start.allreduce_async_(words, None, self._name, Max, process_set=self._process_set)
 
     def _next_part(self) -> Optional[Tuple[str, Tensor]]:
-        """Returns the next part of the weights, copied, and its parameter's name; None if not on the CPU."""
+        """Returns the next part of the weights, copied, and its parameter's name; None if it is not on the CPU."""
         number, begin = self._at
         parameters = list(self._names)
         if not parameters:

@@ -1,8 +1,8 @@
 """The operations that wait for their results, with gradients if autograd needs them.
 
 Gradients are those that Horovod computes. If all ranks get the same result (allgather, broadcast), ranks average the
-incoming gradients, as is right for each rank's own loss, averaged over ranks. Minimum, maximum and product have true
-gradients: incoming ones are summed, and passed to the ranks whose values made the result.
+incoming gradients, which is right if the loss is the average of the ranks' losses. Minimum, maximum and product have
+true gradients: incoming gradients are summed, and passed to the ranks whose values made the result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _AllReduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         equal = lambda a, b: (a == b).to(a.dtype)  # noqa: E731
         back = ctx.call.also("grad")
-        # If asked for tensors that were not saved, torch refuses the second backward, of another result of a group.
+        # Asked for only if saved: otherwise torch would refuse a second backward, through another result of a group.
         values = ctx.saved_tensors if back.op in (Min, Max, Product) else ()
         return (None, *reduced_back(back, grads, values, _results, equal, _products_of_others))
 
@@ -95,7 +95,7 @@ def grouped_allreduce(tensors: Sequence[Tensor], average: Optional[bool] = None,
                       compression: Compressors = Compression.none, op: Optional[int] = None,
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """Like `allreduce` for several tensors: none is reduced before all ranks have called for all."""
+    """Like `allreduce` for several tensors, none of which is reduced before all ranks have called for all."""
     given, op = check_list(tensors, "grouped_allreduce"), resolve(op, average)
     call = call_of("allreduce", name, process_set, op, prescale_factor, postscale_factor, group=given)
     return _carried_out(_AllReduce, call, given, compression)
@@ -125,7 +125,7 @@ def allgather(tensor: Tensor, name: Optional[str] = None, process_set: ProcessSe
 
 def grouped_allgather(tensors: Sequence[Tensor], name: Optional[str] = None,
                       process_set: ProcessSet = global_process_set) -> List[Tensor]:  # fmt: skip
-    """Like `allgather` for several tensors: none is gathered before all ranks have called for all."""
+    """Like `allgather` for several tensors, none of which is gathered before all ranks have called for all."""
     given = check_list(tensors, "grouped_allgather")
     return _carried_out(_AllGather, call_of("allgather", name, process_set, group=given), given)
 
@@ -175,7 +175,7 @@ class _AllToAll(torch.autograd.Function):
 
 def alltoall(tensor: Tensor, splits: Splits = None, name: Optional[str] = None,
              process_set: ProcessSet = global_process_set) -> Union[Tensor, Tuple[Tensor, Tensor]]:  # fmt: skip
-    """Sends rows to all ranks, and returns the rows received; with `splits` also a tensor of their number by rank. See
+    """Sends rows to all ranks, and returns the rows received; with `splits` also a tensor with their numbers by rank. See
     `alltoall_async`."""
     if _wants_gradient(tensor):
         result, received = _AllToAll.apply(tensor, splits, name, process_set)
@@ -213,7 +213,7 @@ def grouped_reducescatter(tensors: Sequence[Tensor], name: Optional[str] = None,
                           compression: Compressors = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> List[Tensor]:  # fmt: skip
-    """Like `reducescatter` for several tensors: none is reduced before all ranks have called for all."""
+    """Like `reducescatter` for several tensors, none of which is reduced before all ranks have called for all."""
     given = check_list(tensors, "grouped_reducescatter")
     call = call_of("reducescatter", name, process_set, op, prescale_factor, postscale_factor, group=given)
     return _carried_out(_ReduceScatter, call, given, compression)

@@ -63,7 +63,7 @@ class Reducer:
                  process_set: ProcessSet, non_finite: str = "ignore",
                  average_by: str = "ranks") -> None:  # fmt: skip
         self.names: Dict[Tensor, str] = {parameter: name for name, parameter in names}
-        # Names under which ranks reduce: another optimizer may have parameters of the same names.
+        # Names under which ranks reduce them; not `names`, which another optimizer's parameters may share.
         self._meet: Dict[Tensor, str] = {parameter: claimed(name, parameter, process_set) for name, parameter in names}
         self.passes = passes
         self._compression = compression
@@ -79,12 +79,12 @@ class Reducer:
         self._groups = {parameter: group for group in groups for parameter in group}
         self.attached = False
         self.synchronized = False  # the program has synchronized since the last backward
-        self.scaled = False  # the same by a GradScaler, which unscales the gradients present then
+        self.scaled = False  # a GradScaler has synchronized, and has unscaled the gradients present then
         self.comparison: Optional[Comparison] = None
         self._passes_left: Dict[Tensor, int] = {}
         self._frozen: List[Tensor] = []  # parameters that did not require a gradient yet
-        # The numbers of sparse dimensions of gradients, 0 for dense ones: as agreed by all ranks since the set's world
-        # began or ranks returned from `join`; and as this rank's own were in this step.
+        # The number of sparse dimensions of each gradient, 0 if dense: as agreed by all ranks since the set's world began
+        # or ranks returned from `join` (`_kinds`), and of this rank's gradient in this step (`_own_kinds`).
         self._kinds: Dict[Tensor, int] = {}
         self._agreed_in: Any = None
         self._own_kinds: Dict[Tensor, int] = {}
@@ -92,8 +92,8 @@ class Reducer:
         self._handles: List[int] = []  # the handles of these reductions
         # Parameters whose gradients are under way (True), or reduced before `finish` was called for all (False).
         self._started: Dict[Tensor, bool] = {}
-        # Parameters that bring zeros because other ranks may have a gradient: frozen ones, and of groups those that no rank
-        # has used yet.
+        # Parameters that contribute zeros because other ranks may have a gradient: frozen ones, and members of groups that
+        # no rank has used yet.
         self._lent: List[Tensor] = []
         # Their gradients, and the write count of each when its reduction began.
         self._handed: Dict[Tensor, Tuple[Optional[Tensor], Optional[int]]] = {}
@@ -119,7 +119,7 @@ class Reducer:
             self._frozen.append(parameter)
             return
         self._passes_left[parameter] = self.passes
-        # Parameters outlive optimizers: hooks do not keep this object alive, and two optimizers do not reduce twice.
+        # Parameters outlive optimizers, so hooks do not keep this object alive, and two optimizers do not reduce twice.
         myself, weak = weakref.ref(self), weakref.ref(parameter)
 
         def call() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 _numbers = itertools.count()
 _pending: Dict[int, Union["_Several", "_One"]] = {}
-_of_old_worlds: Set[int] = set()  # not waited for before their world ended
+_of_old_worlds: Set[int] = set()  # handles that nobody waited for before their world ended
 
 
 class _Several:
@@ -93,7 +93,7 @@ def is_done(handle: int) -> bool:
 
 
 def poll(handle: int) -> bool:
-    """Returns True if the operation is done: `synchronize` will not wait. Raises ValueError for an unknown handle."""
+    """Returns True if the operation is done, so that `synchronize` will not wait. Raises ValueError for an unknown handle."""
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"poll({handle!r}): there is no such operation, or synchronize was called for it already")
@@ -102,7 +102,7 @@ def poll(handle: int) -> bool:
 
 def synchronize(handle: int) -> Any:
     """Waits for an operation and returns its result: a tensor, a list of tensors for a group, (tensor, received_splits)
-    for `alltoall_async`. Only once per handle: None for an unknown or used handle.
+    for `alltoall_async`. Works once per handle; returns None for an unknown or used handle.
 
     Raises HorovodInternalError if the operation failed: ranks' arguments differed, a rank was lost, or `shutdown`
     was called.

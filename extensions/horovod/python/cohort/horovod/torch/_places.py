@@ -1,7 +1,7 @@
 """Memory for gradients that programs keep: a buffer for each large parameter, allocated by the communicator that
 reduces the gradients.
 
-A gradient that autograd allocates anew for each step is reduced in place: writing the result to a buffer takes longer
+A gradient that autograd allocates anew for each step is reduced in place, because writing the result to a buffer takes longer
 than the copies it saves (10 to 20 percent of the reduction, at 2 ranks). A gradient whose memory is used again, since
 it was zeroed or added to, is reduced into its parameter's buffer once, and from then on in the buffer, without copies.
 
@@ -59,7 +59,7 @@ class _Place:
 
 
 def _make_places(engine: NamedEngine, parameters: List[Tensor]) -> List[_Place]:
-    """Makes the buffers in one allocation: each segment costs all ranks a mapping. Raises Unavailable."""
+    """Makes the buffers in one allocation, since each segment costs all ranks a mapping. Raises Unavailable."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     offsets = [0]
     for size in sizes:
@@ -82,7 +82,7 @@ class Places:
 
         Call it once for each reduction.
 
-        all  the parameters that may follow: their buffers are allocated together
+        all  the parameters that may follow; their buffers are allocated together
         """
         if type(gradient) is not Tensor or gradient.numel() * gradient.element_size() < _LEAST_BYTES:
             return None
@@ -92,7 +92,7 @@ class Places:
             return None
         self._keep_up(parameter, all)
         place = self._places.get(parameter)
-        # Mostly not free because the gradient is there already.
+        # If the place is not free, this gradient is mostly the reason: it is there already.
         if place is None or not place.is_free() or not place.fits(gradient):
             return None
         if not _is_ready(gradient) or _is_shared(parameter, gradient, all):
@@ -144,7 +144,7 @@ def _is_ready(gradient: Tensor) -> bool:
 
 
 def _is_shared(parameter: Tensor, gradient: Tensor, all: Iterable[Tensor]) -> bool:
-    """Returns True if the gradient is also another parameter's, or part of a larger tensor: it must not move."""
+    """Returns True if the gradient is also another parameter's, or part of a larger tensor; then it must not move."""
     storage = gradient.untyped_storage() if hasattr(gradient, "untyped_storage") else gradient.storage()
     if storage.nbytes() != gradient.numel() * gradient.element_size():
         return True

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class ReducedOptimizer(Wrapped):
-    """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
+    """Mixed into the optimizer's class, so that the rest of `self` is the optimizer."""
 
     _reducer: Reducer
     _included: bool
@@ -36,7 +36,7 @@ class ReducedOptimizer(Wrapped):
         alone = (reducer._process_set.size() or 1) == 1 and not basics.may_grow()
         if included and (not alone or reducer.raises_non_finite):
             reducer.attach()
-            if compare and not alone:  # with ranks that join later it is made then
+            if compare and not alone:  # if other ranks join later, it is made then
                 name = reducer.name_for("comparison")
                 reducer.comparison = Comparison(optimizer, reducer.names, reducer._process_set, name)
         return self
@@ -50,8 +50,8 @@ class ReducedOptimizer(Wrapped):
         return self._reducer.passes
 
     def _before_reading(self) -> None:
-        # Gradients read through the groups are reduced ones, as far as this rank has any. Gradients that only others
-        # have are not waited for: one rank alone may read a learning rate.
+        # Gradients read through the groups are reduced ones, as far as this rank has any. Does not wait for gradients that
+        # only other ranks have, because a single rank may read a learning rate.
         reducer = self.__dict__.get("_reducer")
         if reducer is not None and reducer.pending() and not self._reading:
             self._reading = True
@@ -82,7 +82,7 @@ class ReducedOptimizer(Wrapped):
         self._reducer.set_sample_count(count)
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced: for clipping, for example. Then step within `skip_synchronize`.
+        """Waits until all gradients are reduced, for example to clip them. Then step within `skip_synchronize`.
 
         Raises HorovodInternalError if the reduction failed, NonFiniteError if that check is on and finds a value, and
         InvalidArgument (a ValueError) if a gradient was changed after backward, while it was being reduced.
@@ -101,7 +101,7 @@ class ReducedOptimizer(Wrapped):
             self._should_synchronize = True
 
     def step(self, closure: Optional[Callable[[], Any]] = None, *args: Any, **kwargs: Any) -> Any:
-        """Waits for the reduced gradients, as `synchronize` (unless within `skip_synchronize`, or a GradScaler has done
+        """Waits for the reduced gradients, like `synchronize` (unless within `skip_synchronize`, or a GradScaler has done
         so), and lets the optimizer step.
 
         closure  gradients that it computes are reduced before the optimizer sees them; for LBFGS also the loss, which

@@ -15,7 +15,7 @@ _SCALER = "_unscale_grads_"
 
 
 class Wrapped:
-    """The base of classes mixed into an optimizer's class: the rest of `self` is the optimizer."""
+    """The base of classes mixed into an optimizer's class, so that the rest of `self` is the optimizer."""
 
     wraps_for_ranks = True
 
@@ -35,7 +35,7 @@ class Wrapped:
         self.__dict__["param_groups"] = groups
 
     def _groups_unread(self) -> List[Dict[str, Any]]:
-        """The groups, for callers that do not read gradients."""
+        """Returns the groups, for callers that do not read gradients."""
         groups = self.__dict__.get("param_groups")
         return super().param_groups if groups is None else groups  # type: ignore[misc]
 
@@ -85,7 +85,7 @@ def derived(mixin: Type[T], optimizer: torch.optim.Optimizer) -> T:
     make: Any = type
     made = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = made.__new__(made)
-    # A learning-rate scheduler sets its own `step` on the optimizer, which calls the one without ranks.
+    # Leaves out a `step` that a learning-rate scheduler has set on the optimizer: it would not reduce.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     wrapped._made_of = weakref.ref(optimizer)
     return wrapped

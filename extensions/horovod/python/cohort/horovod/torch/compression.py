@@ -15,13 +15,13 @@ class _OfTorch(FloatCompressor):
 
 
 class FP16Compressor(_OfTorch):
-    """Sends floating-point tensors as float16: half the size of float32, values up to 65504."""
+    """Sends floating-point tensors as float16, which has half the size of float32 and values up to 65504."""
 
     dtype = torch.float16
 
 
 class BF16Compressor(_OfTorch):
-    """Sends floating-point tensors as bfloat16: half the size of float32, its range, 8 bits of precision."""
+    """Sends floating-point tensors as bfloat16, which has half the size of float32, its range and 8 bits of precision."""
 
     dtype = torch.bfloat16
 

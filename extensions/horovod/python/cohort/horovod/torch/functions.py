@@ -22,7 +22,7 @@ Parameters = Union[Mapping[str, Tensor], Iterable[Union[Tensor, Tuple[str, Tenso
 def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Sets every rank's values to those of `root_rank`, in place.
 
-    params  a `state_dict()`, `named_parameters()`, or tensors alone (matched by order then); None values are skipped
+    params  a `state_dict()`, `named_parameters()`, or only tensors (then matched by order); None values are skipped
 
     Raises ValueError for anything else.
     """
@@ -52,8 +52,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     `param_groups` and `state` stay the same objects, and so do tensors that fit; options that root lacks stay. Tensors
     are sent as they are, other values pickled.
 
-    Afterwards, parameters of an optimizer without a state have a gradient of zeros, if they require one: a sparse one
-    with SparseAdam, and with SGD if an embedding of `model` makes sparse gradients, for which alone `model` is needed.
+    Afterwards, parameters of an optimizer without a state have a gradient of zeros, if they require one. It is sparse
+    with SparseAdam, and with SGD if an embedding of `model` makes sparse gradients (`model` is needed only for that).
     Raises ValueError for LBFGS, and if the optimizers have different groups of parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):

@@ -29,13 +29,13 @@ __all__ = [
 
 
 def cuda_built() -> bool:
-    """Returns True if this process sees a GPU supported by these operations. Asks CUDA's driver: not before a fork."""
+    """Returns True if this process sees a GPU supported by these operations. Asks CUDA's driver; do not fork afterwards."""
     return _core.gpu_count() > 0
 
 
 def nccl_built() -> int:
-    """Returns the version of the NCCL that runs operations on a GPU's tensors, 23007 for 2.30.7; 0 if there is none
-    (`cohort doctor --build` says why): tensors are then staged through host memory."""
+    """Returns the version of the NCCL that runs operations on a GPU's tensors, 23007 for 2.30.7. Returns 0 if there is no
+    NCCL (`cohort doctor --build` says why); then tensors are staged through host memory."""
     return _core.nccl_version()
 
 

@@ -34,7 +34,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     backward_passes_per_step   number of backward passes whose gradients are summed on each rank before a reduction
     op                         hvd.Average, Sum, or Adasum, which reduces the changes by each rank's own step
     gradient_predivide_factor  f: with hvd.Average, gradients are divided by f before the sum, and by size / f after it
-    num_groups                 deprecated: groups
+    num_groups                 deprecated; use groups
     groups                     a number of groups, each reduced together; or lists of parameters
     sparse_as_dense            reduce sparse gradients as dense ones; the optimizer still receives sparse ones
     process_set                the ranks that reduce; others step with their own gradients

@@ -16,7 +16,7 @@ class SyncBatchNorm(OverRanks):
     """Like torch.nn.BatchNorm1d to 3d, over the batches of all ranks of a set, which may be of different sizes.
 
     Input: (N, C, ...) of any floating type; statistics are in float32, or in float64 for float64 input. In evaluation,
-    and in a set of one rank, it is an ordinary batch normalization. The gradients of weight and bias are this rank's.
+    and in a set of one rank, it is an ordinary batch normalization. The gradients of weight and bias are this rank's own.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: Optional[float] = 0.1, affine: bool = True,

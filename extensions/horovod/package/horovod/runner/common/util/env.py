@@ -1,11 +1,11 @@
-"""Variables that programs ask the environment for, with Horovod's names and meanings."""
+"""Looks up environment variables for programs, by functions with Horovod's names and meanings."""
 
 from __future__ import annotations
 
 import os
 import re
 
-# Open MPI's and MPICH's launchers; Horovod's variables are set under `--as-horovod`.
+# Variables of Horovod, which `--as-horovod` sets, and of the launchers of Open MPI and MPICH.
 _RANK_AND_SIZE = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -13,7 +13,7 @@ _RANK_AND_SIZE = (
     ("RANK", "WORLD_SIZE"),
 )
 
-# Variables of the shell that starts ranks, and its functions.
+# Variables and functions of the shell that starts ranks.
 _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD")
 
 

@@ -14,7 +14,7 @@ class ElasticSampler(Sampler):
     """This rank's remaining indices of the epoch; all ranks have equally many, and some indices may occur twice.
 
     shuffle  use a new order each epoch, the same on all ranks
-    seed     of that order
+    seed     seed of that order
 
     Call `record_batch` after each batch, `set_epoch` at the end of each epoch, and keep the sampler in a TorchState.
     Needs `init`.
@@ -35,7 +35,7 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Records that this rank has done a batch of `batch_size` samples, and so have all others, of equally many."""
+        """Records that this rank has done a batch of `batch_size` samples, and each other rank one of the same size."""
         self.processed_num += batch_size * self.num_replicas
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:

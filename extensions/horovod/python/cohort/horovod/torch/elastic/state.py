@@ -77,7 +77,7 @@ class OptimizerStateHandler(_SavedStateHandler):
     def restore(self) -> None:
         if isinstance(self.value, Wrapped):
             self.value._forget()
-        # Copied: an optimizer that uses the given tensors would change the kept ones in its next step.
+        # Copied, because an optimizer may use the given tensors, and its next step would change the kept ones.
         _optimizer_state.put(self.value, copy.deepcopy(self._saved))
 
     def sync(self) -> None:
@@ -99,7 +99,7 @@ class SamplerStateHandler(_SavedStateHandler):
         self.save()
 
     def reset(self) -> None:
-        # A rank that has continued counts from the whole world's last batch; the new world distributes the rest.
+        # A rank that goes on has counted up to the whole world's last batch; the new world distributes the rest.
         self.value.reset()
 
 
@@ -154,7 +154,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 def handler_for(value: Any) -> Optional[StateHandler]:
-    """Returns a handler for the object, or None: then the object is pickled."""
+    """Returns a handler for the object, or None if the object is to be pickled."""
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
