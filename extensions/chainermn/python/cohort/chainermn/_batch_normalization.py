@@ -36,18 +36,18 @@ class MultiNodeBatchNormalization(OverRanks):
     """Like torch.nn.BatchNorm1d to 3d, over the batches of all ranks, which may be of different sizes.
 
     Input: (N, C, ...) of any floating type. In training all ranks take part in forward and backward; evaluation, which
-    is not collective, uses the running statistics. The gradients of weight and bias are this rank's; multi-node
-    optimizers compute their mean over the ranks. Parameters and buffers have torch's names, so state_dict() is that of
+    is not collective, uses the running statistics. The gradients of weight and bias are this rank's own; multi-node
+    optimizers compute their mean over the ranks. Parameters and buffers have torch's names, so state_dict() is like that of
     torch.nn.BatchNorm2d. Copies share the communicator.
 
     size                      channels
     comm                      the ranks
-    decay                     of the running statistics; torch's momentum is 1 - decay
+    decay                     decay of the running statistics; torch's momentum is 1 - decay
     eps                       added to the variance
-    dtype                     of parameters and statistics; default: torch's
+    dtype                     type of parameters and statistics; default: torch's
     use_gamma, use_beta       whether to have a scale (weight), a shift (bias)
     initial_gamma, initial_beta  their first values: a number, or an array of `size`; default: 1 and 0
-    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl': all have the same
+    communication_backend     'auto', 'mpi', or 'nccl', which needs the communicator 'pure_nccl'. All have the same
                               effect
     """
 

@@ -26,7 +26,7 @@ class MultiNodeChainList(torch.nn.Module):
     Parts run in the order in which they were added, and their backward in reverse. A part's result, a tensor or a tuple
     of tensors, is one argument of the part that receives it.
 
-    forward returns the result of the part without rank_out; on a rank without such a part a delegate variable. Every
+    forward returns the result of the part without rank_out; on a rank without such a part it returns a delegate variable. Every
     rank calls backward: on its loss, or on the delegate variable. Each rank has its own optimizer.
     """
 
@@ -36,7 +36,7 @@ class MultiNodeChainList(torch.nn.Module):
         self._routes: list[tuple[Optional[list[int]], Optional[list[int]]]] = []
 
     def add_link(self, link: torch.nn.Module, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
-        """rank_in   the rank, or ranks, whose parts give the arguments, possibly this rank; None: those of forward
+        """rank_in   the rank, or ranks, whose parts give the arguments, possibly this rank; None: forward's arguments
         rank_out  the rank, or ranks, that receive the result; None: forward returns it
 
         Raises ValueError for ranks that do not exist, and for a second part without rank_out.
@@ -80,7 +80,7 @@ class MultiNodeChainList(torch.nn.Module):
                             )
                         arguments.append(queue.popleft())
                     else:
-                        # Connected, so that one graph contains everything, and the backward reaches it in reverse
+                        # Connected, so that one graph contains all receives, and the backward reaches them in reverse
                         # order.
                         arguments.append(functions.recv(self._comm, rank, delegate_variable=delegate))
                         delegate = None

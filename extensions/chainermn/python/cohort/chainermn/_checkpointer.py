@@ -1,5 +1,5 @@
-"""ChainerMN's checkpointer over Cohort's folder of checkpoints: every rank's own state, of the newest set that all
-ranks have.
+"""ChainerMN's checkpointer over Cohort's folder of checkpoints. It saves every rank's own state, and loads the newest set
+that all ranks have.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
                                    place: str = "rank0") -> MultiNodeCheckpointer:  # fmt: skip
     """Returns a checkpointer: it saves every rank's state, and finds the newest set that is complete on all ranks.
 
-    name         of the folder for its checkpoints, within `path`
+    name         name of the folder for its checkpoints, within `path`
     cp_interval  complete sets to keep, at least 1
     gc_interval  has no effect: each save removes older sets
     path         default: "result", as in Chainer's trainer
-    place        the disks to use: "rank0", other ranks send their state to rank 0; "shared", all see one folder, and
-                 each writes its own state; "local", every host's own, with copies on the next host. See
+    place        the disks to use: "rank0": other ranks send their state to rank 0. "shared": all ranks see one folder, and
+                 each writes its own state. "local": each host has its own folder, with copies on the next host. See
                  cohort.checkpoint.CheckpointFolder
     """
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, place)
@@ -42,7 +42,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 class MultiNodeCheckpointer:
     """Created by create_multi_node_checkpointer.
 
-    Checkpoints are folders of cohort.checkpoint, with digests: a damaged or incomplete one is skipped, and the previous
+    Checkpoints are folders of cohort.checkpoint, with digests, so a damaged or incomplete one is skipped, and the previous
     one is used. The random state, of torch's CPU generator, is saved and restored, too. One thread per rank.
     """
 
@@ -81,7 +81,7 @@ class MultiNodeCheckpointer:
             state[_OUTLINE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
         agree(self.comm.communicator, attempt(bring))
-        # The model's file holds what all ranks have in common: nothing, since ranks may have different parts of a
+        # The model's file, common to all ranks, is empty, since ranks may have different parts of a
         # model.
         self._folder.save(torch.nn.Module(), step=iteration, state=state)
         self._seconds.append(time.perf_counter() - began)
@@ -92,7 +92,7 @@ class MultiNodeCheckpointer:
     def maybe_load(self, target: Any, optimizer: Any = None, path: Union[str, os.PathLike[str], None] = None) -> int:
         """Loads the newest set that is complete over all ranks into `target`, of the same kind as saved; collective.
 
-        optimizer  has no effect: nothing has to be sent again afterwards
+        optimizer  has no effect, because nothing has to be sent again afterwards
         path       a folder to search instead of the checkpointer's own
 
         Returns the set's iteration; 0 if there is no set, and then nothing is changed. Raises InvalidArgument on every
@@ -146,7 +146,7 @@ class MultiNodeCheckpointer:
         return {"avg": sum(taken) / len(taken), "min": min(taken), "max": max(taken), "count": len(taken)}
 
     def finalize(self) -> None:
-        """Removes all sets that it has saved, at the end of a training that needs them no more. Collective."""
+        """Removes all sets that it has saved. For the end of a training that no longer needs them. Collective."""
         self._folder.close()
         self.comm.communicator.barrier()
         if self.comm.rank == 0 or (self._place == "local" and self.comm.intra_rank == 0):

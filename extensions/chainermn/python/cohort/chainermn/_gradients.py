@@ -45,7 +45,7 @@ class Collected(NamedTuple):
     """Parameters whose gradients are reduced."""
 
     tensors: list[torch.Tensor]
-    digest: int  # of which these are among all parameters: the same on all ranks
+    digest: int  # tells which of all parameters these are; the same on all ranks
     others: list[str]  # names of the parameters that are not among them
 
 
@@ -54,7 +54,7 @@ def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> Collect
 
     zero_fill  parameters without a gradient get zeros; otherwise they are left out, which has to be so on all ranks.
 
-    A frozen parameter that still has a gradient is among them: the optimizer steps it, too.
+    A frozen parameter that still has a gradient is included, because the optimizer steps it, too.
 
     Raises Mismatch on every rank if the ranks differ; with zero_fill the reduction does.
     """
@@ -93,7 +93,7 @@ def _require_same_gaps(comm: Communicator, parameters: Named) -> None:
 
 
 class Mean:
-    """Gradients being reduced: copies of those that cannot or must not be reduced in place."""
+    """Gradients being reduced, as copies if they cannot or must not be reduced in place."""
 
     def __init__(
         self, comm: Communicator, given: Collected, dtype: Optional[torch.dtype], *, copied: bool
@@ -107,7 +107,7 @@ class Mean:
         ]
         self._work: Optional[Work] = None
         if comm.size() > 1:
-            # A rank without gradients takes part, so that it is named where others have some.
+            # A rank without gradients takes part, so that the error names it if others have some.
             used = self._used or [torch.zeros(0)]
             self._work = comm.all_reduce(used, op="average", tag=given.digest, async_op=True)
 

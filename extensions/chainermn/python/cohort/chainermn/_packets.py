@@ -1,6 +1,6 @@
 """Messages from one rank to another in one piece: arrays of any type and shape, an object, or an error.
 
-A packet is [length of the header, 8 bytes | header, JSON | contents], each part on a multiple of 64 bytes. Arrays are
+A packet is [length of the header, 8 bytes | header, JSON | contents]; parts begin at multiples of 64 bytes. Arrays are
 stored as in memory, objects are pickled; since packets travel as uint8, they are always authenticated.
 """
 
@@ -90,7 +90,7 @@ def of_error(error: BaseException) -> bytearray:
 
 
 def attempt(make: Callable[[], bytearray]) -> tuple[bytearray, Optional[Exception]]:
-    """Returns the packet of `make`; or a packet that reports its error, and the error, to raise after sending."""
+    """Returns the packet of `make`, or a packet that reports its error, with the error, to be raised after sending."""
     try:
         return make(), None
     except Exception as error:

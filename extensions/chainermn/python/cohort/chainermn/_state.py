@@ -1,5 +1,5 @@
-"""A state_dict() as a text of JSON and the tensors that it refers to: numbers, texts, lists, tuples and dicts of such,
-as optimizers and schedulers have them. Nothing is pickled."""
+"""Divides a state_dict() into a JSON text and the tensors that the text refers to. The state has numbers, texts, lists,
+tuples and dicts of such, like those of optimizers and schedulers. Nothing is pickled."""
 
 from __future__ import annotations
 

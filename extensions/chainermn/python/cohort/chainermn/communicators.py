@@ -23,8 +23,8 @@ from cohort.horovod.torch._tensors import dense
 __all__ = ["CommunicatorBase", "create_communicator"]
 
 NAMES = ("naive", "flat", "pure_nccl", "non_cuda_aware", "hierarchical", "two_dimensional", "single_node", "dummy")
-# First of the tags for gradients, which are sent back by the number that the sender has given: backward passes may
-# reach them in any order.
+# The first of the tags for gradients. A gradient is sent back with the number that the sender of the values has chosen,
+# because backward passes may send gradients in any order.
 GRADIENTS = 2**30
 _DEFAULTS: dict[str, Any] = {"allreduce_grad_dtype": None, "batched_copy": True}
 
@@ -77,7 +77,7 @@ class CommunicatorBase:
     """
 
     def __init__(self, communicator: Communicator, name: str = "naive", *, owned: bool = False) -> None:
-        """owned: `finalize` leaves the communicator."""
+        """owned: `finalize` also leaves `communicator`."""
         self._comm, self.name, self._owned = communicator, name, owned
         self._finalized = False
         self._config: dict[str, Any] = dict(_DEFAULTS)
@@ -159,7 +159,7 @@ class CommunicatorBase:
         self._config[name] = value
 
     def get_config(self, name: Optional[str] = None) -> Any:
-        """Returns the value of an option, allreduce_grad_dtype as torch's type; without a name a dict of all."""
+        """Returns the value of an option (allreduce_grad_dtype as a torch.dtype); without a name, a dict of all options."""
         if name is None:
             return dict(self._config)
         self._known(name)
@@ -256,7 +256,7 @@ class CommunicatorBase:
             raise error
 
     def recv_obj(self, source: int, status: None = None, tag: int = 0) -> Any:
-        """Returns the object that rank `source` sends with this tag. `status` is MPI's, and has to be None."""
+        """Returns the object that rank `source` sends with this tag. `status` exists for MPI's sake, and has to be None."""
         if status is not None:
             raise InvalidArgument("recv_obj: there is no status -- who sends is known, since source names it")
         return Received(self._recv(source, tag), source, "recv_obj").object()
@@ -307,7 +307,7 @@ class CommunicatorBase:
     def multi_node_mean_grad(self, model: _gradients.Parameters, zero_fill: bool = False) -> None:
         """Replaces the gradients of a module, or of a list of parameters, by their means over all ranks.
 
-        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, which has to be so on
+        zero_fill  parameters without a gradient contribute zeros; otherwise they stay without, which has to be the case on
                    all ranks
 
         Each rank counts once, however many samples it had. Sparse gradients become dense. Raises Mismatch on every rank
@@ -328,7 +328,7 @@ class CommunicatorBase:
         self._comm.send(packet, dest, tag=tag)
 
     def _send_later(self, packet: bytearray, dest: int, tag: int) -> None:
-        """Like _send, without waiting: two ranks may both send first, and then receive."""
+        """Like _send, but does not wait, so that two ranks may both send first, and then receive."""
         self._drop_sent()
         sizes = array.array("q", [len(packet)])
         for data in (sizes, packet):

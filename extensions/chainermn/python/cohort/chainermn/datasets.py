@@ -21,7 +21,7 @@ class DataSizeError(RuntimeError):
 
 
 class SubDataset(torch.utils.data.Dataset):
-    """A part of a data set: its samples `order[begin:finish]`, or samples from `begin` on if there is no order."""
+    """A part of a data set: the samples `order[begin:finish]`, or without an order the samples `begin` to `finish` - 1."""
 
     def __init__(self, dataset: Any, begin: int, finish: int, order: Optional[Sequence[int]] = None) -> None:
         self.dataset = dataset
@@ -44,9 +44,9 @@ def scatter_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0, shuffle
 
     dataset             used on the root only
     shuffle             use parts of a permutation instead of consecutive samples
-    seed                of the permutation, from 0 to 2**64 - 1; default: a new one each time
+    seed                seed of the permutation, from 0 to 2**64 - 1; default: a new one each time
     max_buf_len         has no effect: there is no size limit
-    force_equal_length  all ranks get equally many samples: some are on two ranks if the number does not divide evenly;
+    force_equal_length  all ranks get equally many samples, so some are on two ranks if the number does not divide evenly;
                         otherwise each is on one rank
     """
 
@@ -89,5 +89,5 @@ def _bounds(size: int, comm: CommunicatorBase, equal: bool) -> tuple[int, int]:
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """Returns as many empty samples as the data set has samples: for ranks whose part of a model has no input."""
+    """Returns as many empty samples as the data set has samples, for ranks whose part of a model has no input."""
     return [()] * len(dataset)

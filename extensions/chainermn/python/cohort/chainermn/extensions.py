@@ -1,4 +1,4 @@
-"""ChainerMN's extensions of a trainer, callable from a loop: evaluation, statistics of batch normalizations,
+"""ChainerMN's extensions of a trainer, as functions to call in a loop: evaluation, statistics of batch normalizations,
 checkpoints.
 """
 

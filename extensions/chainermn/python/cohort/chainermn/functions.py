@@ -2,7 +2,7 @@
 
 A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss
 connected with it by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require no
-gradient (gradients are off, or nothing is trained), none is sent back. Sends in forward and backward do not wait for
+gradient (gradients are off, or nothing is trained), no gradient is sent back. Sends in forward and backward do not wait for
 the receiver: ranks may both send first and then receive. Double backward is not supported. One thread per rank.
 """
 
@@ -117,7 +117,7 @@ def recv(communicator: CommunicatorBase, rank: int, delegate_variable: Optional[
          force_tuple: bool = False) -> Tensors:  # fmt: skip
     """Receives from `rank`: a tensor, or a tuple of tensors if a tuple was sent or `force_tuple` is set.
 
-    delegate_variable  result of an earlier send of this rank: the backward reaches that send after this recv has sent
+    delegate_variable  result of an earlier send of this rank; the backward reaches that send after this recv has sent
                        its gradients
     """
     _require_peer(communicator, rank, "recv")
@@ -152,7 +152,7 @@ def pseudo_connect(delegate_variable: Optional[Tensor], *actual_variables: Any) 
     """Returns the actual variables unchanged (one, or a tuple of several); their backward also reaches the delegate
     variable.
 
-    Without a delegate variable returns just those; without actual variables, the delegate variable.
+    Without a delegate variable, returns only the actual variables; without these, the delegate variable.
     """
     tensors = _tensors(actual_variables, "pseudo_connect")
     if not tensors:
@@ -203,7 +203,7 @@ def bcast(communicator: CommunicatorBase, x: Optional[Tensor] = None, root: int 
 
 
 def _connected(given: Any, result: Tensor) -> Tensor:
-    """Returns the result, whose backward also reaches unused input tensors: this rank may have computed them with other
+    """Returns the result, whose backward also reaches unused input tensors, since this rank may have computed them with other
     ranks.
     """
     for tensor in given if isinstance(given, (tuple, list)) else (given,):
@@ -213,7 +213,7 @@ def _connected(given: Any, result: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Runs on a rank that is not the root, or on the root, which has all parts."""
+    """Runs on the root, which has all `parts`, and on the other ranks, which have none."""
 
     @staticmethod
     def forward(

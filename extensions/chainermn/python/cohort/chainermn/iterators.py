@@ -1,4 +1,4 @@
-"""Iterators whose batches are the same on all ranks: for models that are distributed over ranks."""
+"""Iterators whose batches are the same on all ranks, for models that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create_multi_node_iterator(
 
 
 class MultiNodeIterator:
-    """Created by create_multi_node_iterator. `len()` is the master's; so are epoch, epoch_detail,
+    """Created by create_multi_node_iterator. `len()` is the master's. So are epoch, epoch_detail,
     previous_epoch_detail, current_position and is_new_epoch, as of the last batch, if its iterator has them."""
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
@@ -86,10 +86,10 @@ class MultiNodeIterator:
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """Returns the iterator itself, which from then on shuffles like those of all ranks: they share a seed, drawn from
+    """Returns the iterator itself, which from then on shuffles like those of all ranks, with a common seed drawn from
     torch's generator of rank 0. Collective; its steps do not communicate.
 
-    actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, as torch's have, or
+    actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, like torch's, or
                      does not shuffle
 
     Raises ValueError for an iterator without such a sampler.

@@ -27,12 +27,12 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
     more.
     Collective.
 
-    double_buffering  reduce gradients while the next ones are computed; each step uses the means of the previous step,
-                      so the first step changes nothing and leaves no gradient; a parameter that was frozen since is not
-                      moved, and ranks that freeze different ones since are refused. With any communicator
+    double_buffering  reduce gradients while the next ones are computed. Each step then uses the means of the step before,
+                      so the first step changes nothing and leaves no gradient. A parameter that was frozen since is not
+                      moved; ranks that have frozen different ones since are refused. Works with any communicator
     zero_fill         parameters without a gradient contribute zeros; otherwise they have to be without one on all ranks
     compare_ranks    whether step() raises Mismatch, on all ranks, if an option of the optimizer (such as its learning
-                     rate) differs by rank: checked every twentieth step, or every N steps with N > 20 groups
+                     rate) differs by rank. Checked every twentieth step, or with N > 20 groups every N steps
 
     All parameters become rank 0's, also those of groups added later; there is no first update that only sends them.
     `step()` averages the gradients over all ranks, each counted once, and steps; `update(lossfun, ...)` runs a whole
@@ -59,7 +59,7 @@ def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communi
 
 
 class MultiNodeOptimizer(Wrapped):
-    """Mixed into the optimizer's class: the rest of `self` is the optimizer."""
+    """Mixed into the optimizer's class, so that the rest of `self` is the optimizer."""
 
     communicator: CommunicatorBase
     target: Optional[torch.nn.Module]
@@ -88,9 +88,9 @@ class MultiNodeOptimizer(Wrapped):
     def update(
         self, lossfun: Optional[Callable[..., torch.Tensor]] = None, *args: Any, **kwargs: Any
     ) -> Optional[torch.Tensor]:
-        """Runs one iteration: gradients None, lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
+        """Runs one iteration: zero_grad(), lossfun(*args, **kwargs), its backward, and the step. Returns the loss.
 
-        Without lossfun only makes the step, with the existing gradients.
+        Without lossfun it only steps, with the existing gradients.
         """
         loss = None
         if lossfun is not None:
@@ -125,7 +125,7 @@ class MultiNodeOptimizer(Wrapped):
             self._under_way = self._start(copied=True)
             if before is not None:
                 before.deliver()
-            # Other parameters have this rank's own current gradient: they were unfrozen, added or first used since.
+            # The other parameters, unfrozen, added or first used since, have only this rank's current gradient.
             known = set() if before is None else set(map(id, before.parameters))
             for group in self.param_groups:
                 for tensor in group["params"]:
@@ -139,7 +139,7 @@ class MultiNodeOptimizer(Wrapped):
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs the hooks of users
 
     def _before_scaler(self) -> None:
-        # The scaler checks the means, which are the same on all ranks: all skip a step, or none does.
+        # The scaler checks the means, which are the same on all ranks, so that all skip a step or none does.
         if self._double_buffering:
             raise InvalidArgument(
                 "create_multi_node_optimizer: with double_buffering=True each step takes the gradients of the step before, which "
@@ -169,7 +169,7 @@ class MultiNodeOptimizer(Wrapped):
                 raise Mismatch(f"{difference}, in step {self._steps} of the optimizer: {_comparison.ADVICE}")
 
     def _require_same_frozen(self, before: _gradients.Mean) -> None:
-        # Means of all ranks move what a rank has not frozen since their reduction began.
+        # The means move only parameters that a rank has not frozen since the reduction began, so ranks have to agree.
         comm = self.communicator.communicator
         if comm.size() == 1:
             return
