@@ -1,7 +1,7 @@
-// cohort/_jax_ffi.so: the foreign function by which programs that XLA has compiled ask for operations by name. It links
-// neither JAX nor Cohort: `_core` gives it a table of functions (extensions/horovod/bindings/named_calls.h), XLA one of
-// its own. It returns at once, or within kPatience, and completes a future when the operations are done: no thread of
-// XLA's waits for other ranks, so programs may have any order on each rank. No Python.
+// cohort/_jax_ffi.so: the foreign function by which programs that XLA has compiled request operations by name. It links
+// neither JAX nor Cohort: `_core` gives it a table of functions (extensions/horovod/bindings/named_calls.h), and XLA
+// another. It returns at once, or within kPatience, and completes a future when the operations are done. Thus no thread
+// of XLA waits for other ranks, and programs may run in any order on each rank. No Python.
 #include "horovod/bindings/named_calls.h"
 #include "xla_ffi.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 using xla::Code;
 
-/// Small operations of ranks that are in step are done by then, without a switch of threads.
+/// Time to wait: small operations of ranks that are in step are done in it, without a switch of threads.
 constexpr std::int64_t kPatience = 100'000;  // ns
 
 const NamedCalls* calls = nullptr;
@@ -64,7 +64,7 @@ struct Asked {
   std::int64_t kind = 0, engine = 0, op = 0, root = 0;
   double prescale = 1, postscale = 1;
   std::string_view names;              // "3:abc5:hello": lengths in bytes before each
-  const std::int64_t* rows = nullptr;  // each rank's, for each operand, if its kind has any
+  const std::int64_t* rows = nullptr;  // rows of each rank, for each operand, if the kind has rows
   std::size_t row_count = 0;
 };
 
@@ -77,7 +77,7 @@ bool take(const xla::Attributes& given, std::int64_t at, xla::Type type, T& valu
   return true;
 }
 
-/// False for attributes that are not ours.
+/// Returns false for attributes that are not ours.
 bool read(const xla::Attributes& given, Asked& asked) {
   int found = 0;
   for (std::int64_t i = 0; i < given.size; ++i) {
@@ -113,7 +113,7 @@ bool read(const xla::Attributes& given, Asked& asked) {
   return found == 8;
 }
 
-/// The next of `names`, which is shortened by it. Empty at its end.
+/// Removes the first name from `names` and returns it; empty if there is none.
 std::string_view next_name(std::string_view& names) {
   std::size_t bytes = 0;
   const auto [end, problem] = std::from_chars(names.data(), names.data() + names.size(), bytes);
@@ -130,14 +130,14 @@ struct Place {
   std::vector<std::int64_t> shape;
 };
 
-/// One call under way. It is ended by the second of `done` and the caller that made the future. XLA keeps the memory of
-/// operands, results and attributes until the future is completed, the frame itself not.
+/// One call under way. Whichever comes second, `done` or the caller that makes the future, ends it. XLA keeps memory of
+/// operands, results and attributes until the future is completed, but not the frame itself.
 struct Running {
   const xla::Api* api = nullptr;
   Asked asked;
   std::vector<NamedCall> group;
   std::vector<Place> places;
-  std::vector<std::unique_ptr<std::byte[]>> unfit;  // results of other shapes than the program has place for
+  std::vector<std::unique_ptr<std::byte[]>> unfit;  // results whose shapes are not the program's
   std::string problem;
   Code code = Code::Internal;
   xla::Future* future = nullptr;
@@ -194,7 +194,7 @@ void* Running::place(std::size_t i, const std::int64_t* shape, std::size_t dimen
   const bool fits = std::equal(shape, shape + dimensions, wanted.shape.begin(), wanted.shape.end());
   auto bytes = static_cast<std::int64_t>(size_of(group[i].dtype));
   for (std::size_t d = 0; d < dimensions; ++d) bytes *= shape[d];
-  // An empty result has no memory of XLA's, and needs some.
+  // An empty result gets no memory from XLA, but needs an address.
   if (fits && bytes > 0) return wanted.data;
   unfit[i].reset(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes) + 1]);
   if (!fits && problem.empty()) problem = std::string(name(i)) + ": the result has another shape than the program";
@@ -264,7 +264,7 @@ xla::Error* execute(xla::CallFrame& frame) {
   calls->submit(group);
   if (running->first.load()) {
     xla::FutureCreate made{{sizeof(xla::FutureCreate), nullptr}, nullptr};
-    // Without a future it can only wait until the operation is done.
+    // Without a future, all it can do is wait until the operation is done.
     if (xla::Error* const failed = api.future_create(&made)) {
       while (running->first.load()) std::this_thread::yield();
       return failed;
@@ -303,7 +303,7 @@ xla::Metadata* metadata_of(const xla::CallFrame& frame) {
 
 extern "C" {
 
-/// The table of `_core.named_calls()`. Null, or why it cannot be used.
+/// Uses the table of `_core.named_calls()`. Returns null, or the reason why it cannot be used.
 __attribute__((visibility("default"))) const char* cohort_jax_use(const void* table) {
   using namespace cohort::python;
   const auto* const given = static_cast<const NamedCalls*>(table);
@@ -312,7 +312,7 @@ __attribute__((visibility("default"))) const char* cohort_jax_use(const void* ta
   return nullptr;
 }
 
-/// The handler, of XLA's stage "execute".
+/// The handler for XLA's stage "execute".
 __attribute__((visibility("default"))) cohort::xla::Error* cohort_jax_call(cohort::xla::CallFrame* frame) {
   using namespace cohort::python;
   if (cohort::xla::Metadata* const metadata = metadata_of(*frame)) {

@@ -1,6 +1,6 @@
 // Layouts of the structs that XLA passes to a typed foreign function and takes from it: version 0.1 of its C interface,
 // which later minor versions only add to (compared: jaxlib 0.5.0, 0.7.2, 0.9.0 and 0.10.2, which has 0.3). Written down
-// here, so that nothing of JAX is needed to build. Check the size of a struct of XLA's before reading it.
+// here, so that nothing of JAX is needed to build. Check the size of a struct from XLA before reading it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace cohort::xla {
 
 inline constexpr int kMajor = 0;
 inline constexpr int kLeastMinor = 1;
-inline constexpr int kMostMinor = 3;  // newer ones are answered with this, and XLA decides
+inline constexpr int kMostMinor = 3;  // the answer to newer versions; XLA then decides
 
 /// Every struct begins with its size and a list of extensions.
 struct Extension {
@@ -117,7 +117,7 @@ struct FutureSetAvailable {
 struct FutureSetError {
   Head head;
   Future* future;
-  Error* error;  // XLA's from then on
+  Error* error;  // belongs to XLA from then on
 };
 
 using Unused = void (*)();
@@ -147,7 +147,7 @@ struct CallFrame {
   Future* future;  // out: completed later; until then XLA keeps operands, results and attributes
 };
 
-/// In the list of extensions of a call that only asks what the handler is.
+/// Type of the extension that marks a call that only asks for the handler's metadata.
 inline constexpr std::int32_t kMetadata = 1;
 struct Metadata {
   std::size_t size;

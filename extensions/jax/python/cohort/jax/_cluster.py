@@ -1,5 +1,5 @@
 """Under `cohort run`, `jax.distributed.initialize()` without arguments finds the other processes, at MASTER_ADDR and
-MASTER_PORT, as programs of torch do. For JAX's own communication, besides this package's."""
+MASTER_PORT, as programs of torch do. This is for JAX's own communication, beside this package's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Optional
 
 try:
     from jax._src.clusters.cluster import ClusterEnv
-except ImportError:  # then it needs addresses as arguments, as usual
+except ImportError:  # `initialize` then needs addresses as arguments, as usual
     ClusterEnv = None
 
 _NEEDED = ("COHORT_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def register() -> None:
-    """Called once. JAX tries this class before its own: a job within a Slurm allocation uses the job's ranks."""
+    """Called once. JAX tries this class before its own, so that a job within a Slurm allocation uses the job's ranks."""
     if ClusterEnv is None:
         return
 

@@ -1,8 +1,8 @@
 """The operations: eagerly, under `jit` and JAX's other transformations, with gradients.
 
 Gradients are those that Horovod computes. If all ranks get the same result (allgather, broadcast), ranks average the
-incoming gradients, as is right for each rank's own loss, averaged over ranks. Minimum, maximum and product have true
-gradients: incoming ones are summed, and passed to the ranks whose values made the result.
+incoming gradients, which is right if the loss is the average of the ranks' losses. Minimum, maximum and product have
+true gradients: incoming gradients are summed, and passed to the ranks whose values made the result.
 
 All raise ValueError for arguments that have no meaning (nothing was done then), and HorovodInternalError if there is no
 world, if ranks disagree, or if one is lost; failures in a compiled program are JAX's JaxRuntimeError with that text.
@@ -27,7 +27,7 @@ __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "grouped_allreduce
 
 def _call(kind: str, name: Optional[str], process_set: ProcessSet, arrays: Sequence[Any], op: int = Average,
           prescale: float = 1.0, postscale: float = 1.0, *, group: bool = False, **how: Any) -> Call:  # fmt: skip
-    # Unnamed operations of programs are counted when traced, which is not in step with eager operations.
+    # Counted apart: unnamed operations of programs are counted when traced, at other times than eager ones run.
     shown = f"jit.{kind}" if is_traced(arrays) else kind
     names = group_names(shown, name, process_set, len(arrays)) if group else [named(shown, name, process_set)]
     return Call(kind, tuple(names), process_set, op, prescale, postscale, **how)
@@ -107,7 +107,7 @@ def allreduce(tensor: Any, average: Optional[bool] = None, name: Optional[str] =
 def grouped_allreduce(tensors: Sequence[Any], average: Optional[bool] = None, name: Optional[str] = None,
                       op: Optional[int] = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> List[jax.Array]:  # fmt: skip
-    """Like `allreduce` for several arrays, which travel together: none is reduced before all ranks have all."""
+    """Like `allreduce` for several arrays, which travel together. None is reduced before all ranks have all."""
     arrays = checked_list(tensors, "grouped_allreduce")
     op = resolve(op, average)
     return _reduced(_call("allreduce", name, process_set, arrays, op, prescale_factor, postscale_factor, group=True), arrays)
@@ -123,7 +123,7 @@ def _all_gather(call: Call, array: jax.Array) -> jax.Array:
 
 def _all_gather_forward(call: Call, array: jax.Array) -> Any:
     own = engine_of(call.process_set).rank()
-    # Number of this rank's rows, as a shape, which remains a number under jit.
+    # Keeps the number of this rank's rows as a shape, because a shape remains a number under jit.
     count = jnp.empty((array.shape[0], 0))
     if is_traced([array]):
         return in_program(call, [array])[0], (count, sum(call.rows[0][:own]))
@@ -236,7 +236,7 @@ _all_to_all.defvjp(_all_to_all_forward, _all_to_all_backward)
 def alltoall(tensor: Any, splits: Optional[Iterable[int]] = None, name: Optional[str] = None,
              process_set: ProcessSet = global_process_set) -> Union[jax.Array, Tuple[jax.Array, jax.Array]]:  # fmt: skip
     """Sends rows to all ranks, and returns the rows received, in the order of ranks; with `splits` also an array of
-    int32 with their number by rank.
+    int32 with their numbers by rank.
 
     splits  rows for each rank; rows beyond their sum are not sent. None: equal parts. Not under `jit`, where the shape
             of the result has to be known in advance

@@ -1,4 +1,4 @@
-"""Converts errors that JAX raises when an operation of a compiled program fails: to the operation's own errors."""
+"""Converts errors that JAX raises when an operation of a compiled program fails to the operation's own errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 from cohort.horovod.exceptions import HorovodInternalError, retold
 
-# XLA's name of the kind, then the text of a cohort.Error, which names the rank. If a program calls back into Python,
+# XLA's name for the kind of error, then the text of a cohort.Error. If a program calls back into Python,
 # that text is the last line of a traceback.
 _TOLD = re.compile(r"(?:UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL|UNKNOWN): (.*)", re.DOTALL)
 _CALLED_BACK = re.compile(r"HorovodInternalError: ([^\n]*)")

@@ -61,7 +61,7 @@ def lowered(ctx: Any, operands: Sequence[Any], call: Any) -> Any:
 
 
 def rows_differ(name: str, given: List[int], wanted: Tuple[int, ...]) -> str:
-    """Returns the message for ranks that contribute other rows than those for which a program was compiled."""
+    """Returns the message for ranks whose numbers of rows are not those for which the program was compiled."""
     return (
         f"{name}: the ranks brought {list(given)} rows, and this program was compiled for {list(wanted)} -- results have "
         "one shape under jit -- bring equal rows on all ranks, or call it outside of jit"

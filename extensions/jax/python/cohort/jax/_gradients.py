@@ -22,11 +22,11 @@ def reduce_gradients(gradients: Sequence[Any], names: Sequence[str], *, op: int 
 
     gradients    arrays, the same shapes and types on all ranks
     names        one for each array, all different; ranks match arrays by name
-    op           hvd.Average (default) or another of `allreduce`
+    op           hvd.Average (default) or any other reduction of `allreduce`
     compression  hvd.Compression.fp16 or bf16: floating-point numbers are sent, and added, in this type; the same on all
                  ranks
 
-    Returns the results, in that order. Raises ValueError for arguments that have no meaning, else as `allreduce`.
+    Returns the results, in that order. Raises ValueError for arguments that have no meaning, and the errors of `allreduce`.
     """
     arrays = checked_list(list(gradients), "reduce_gradients")
     if len(arrays) != len(names):
@@ -77,7 +77,7 @@ def value_and_grad(fun: Callable[..., Any], argnums: Union[int, Sequence[int]] =
                    name: Optional[str] = None, op: int = Average, prescale_factor: float = 1.0,
                    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
                    compression: Any = Compression.none, **kwargs: Any) -> Callable[..., Any]:  # fmt: skip
-    """Like `jax.value_and_grad`, with gradients reduced over the set's ranks. The value is this rank's.
+    """Like `jax.value_and_grad`, with gradients reduced over the set's ranks. The value is this rank's own.
 
     name    prefix of the gradients' names, so that two such functions can be under way at the same time; default: the
             name of `fun`. The same on all ranks

@@ -1,4 +1,4 @@
-"""Keeps compiled programs consistent with worlds: when these end, and when a new world has another size."""
+"""Keeps compiled programs consistent with worlds, when a world ends and when the next one has a different size."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _last: Optional[Tuple[int, int]] = None
 
 
 def watch() -> None:
-    """Called once, on this package's import: after `cohort`'s import, so that it runs before the worlds end."""
+    """Called once, when this package is imported; after `cohort`, so that `_finish` runs before the worlds end."""
     atexit.register(_finish)
     basics.when_formed.append(_formed)
 
 
 def _finish() -> None:
-    # Programs run outside of Python, and their operations need a world until they are done. JAX runs a thread's
-    # programs in order, so an additional one waits for all that this thread has started; other threads' are known by
-    # their results. Nobody is left to receive failures. After an exception nothing is waited for: the world's end tells
-    # other ranks.
+    # Programs run outside of Python, and their operations need a world until they are done. JAX runs the programs that a
+    # thread has started in order, so this waits for one more program, which ends after all others of this thread. The
+    # programs of other threads are known by their results. Nobody is left to receive failures. After an exception this
+    # waits for nothing, and the end of the world informs the other ranks.
     if not basics.is_initialized() or getattr(sys, "last_value", None) is not None:
         return
     try:
@@ -35,7 +35,7 @@ def _finish() -> None:
 
 
 def _formed() -> None:
-    # Programs have the world's rank and size in their shapes.
+    # Compiled programs depend on the world's rank and size.
     global _last
     place = basics._place
     now = None if place is None else (place.rank, place.size)

@@ -1,8 +1,8 @@
-"""One JAX primitive for all operations by name: eager if the arrays are computed, else part of a compiled program.
+"""One JAX primitive for all operations by name: eager if the arrays have values, else part of a compiled program.
 
 Compiled programs call the engine through XLA's foreign function interface if its version is supported, else by calling
 back into Python, which copies. Operations have no order: ranks match them by name, wherever XLA places them. JAX drops
-a result that nothing uses together with its operation, on all ranks alike if they run the same program.
+a result that nothing uses together with its operation, on all ranks if they run the same program.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _abstract(*avals: Any, call: Call) -> List[Any]:
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Tuple[Any, Any]:
-    # One operation for the whole batch: by element if rows have no meaning, else with the batch behind the rows.
+    # One operation for the whole batch. If rows have a meaning, the batch becomes the dimension after them.
     at = 1 if call.rows else 0
     moved = [one if dim is None else jnp.moveaxis(one, dim, at) for one, dim in zip(arrays, dims)]
     return _named.bind(*moved, call=call), [None if dim is None else at for dim in dims]

@@ -1,4 +1,4 @@
-"""Types in which gradients travel: less data, with less precision."""
+"""Types in which gradients travel, with less data and less precision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Compression:
-    """For `compression=`: a type in which floating-point arrays are sent, or None. Others are not changed."""
+    """For `compression=`: a type in which floating-point arrays are sent, or None. Other arrays are not changed."""
 
     none = None
     fp16 = jnp.float16
