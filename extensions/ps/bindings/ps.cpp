@@ -1,5 +1,5 @@
 // The parameter server for cohort.ps: options, a server, a worker's client, its tables and variables. Waits without the
-// GIL, until a KeyboardInterrupt at most; the request itself goes on.
+// GIL; a KeyboardInterrupt ends the wait, but not the request.
 #include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
@@ -40,7 +40,7 @@ struct Keys {
   std::span<const std::uint64_t> span;
 };
 
-/// Numbers that a request reads, or writes until it is done.
+/// Numbers that a request reads, or that it writes until it is done.
 struct Floats {
   Floats(const py::object& given, Access access, const Role& role)
       : array(std::make_shared<Array>(given, access, role)) {
@@ -90,7 +90,7 @@ class PyPsWork {
   std::shared_ptr<Held> held_;
 };
 
-/// Starts a request that writes to `written` (null: to no Python array).
+/// Starts a request that writes to the array `written`; null: it writes to no Python array.
 template <class Body>
 PyPsWork start(const Body& body, std::shared_ptr<Array> written = nullptr) {
   return {without_gil(body), std::move(written)};
@@ -203,7 +203,7 @@ ps::TableOptions table_options(std::int64_t dim, const ps::Initializer& initiali
   return options;
 }
 
-/// Options that can be copied and pickled, by the same fields as in messages.
+/// Binds options that can be copied and pickled, by the fields that messages have.
 template <class Kind>
 py::class_<Kind> bind_option(py::module_& module, const char* name) {
   return py::class_<Kind>(module, name)

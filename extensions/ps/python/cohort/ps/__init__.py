@@ -14,8 +14,8 @@ docs/parameter-server.md has the semantics.
 Optimizers, with torch's names, defaults and formulas: Sgd, Adagrad, RowAdagrad (one accumulator per row), Adam, AdamW,
 Ftrl. A row's bias correction uses the row's own number of steps.
 
-Errors are those of cohort.errors: Timeout names the server that does not answer, or the workers that hold the others
-up; NonFinite names the key; Mismatch means that two workers describe a table differently.
+Errors are those of cohort.errors: Timeout names the server that does not answer, or the workers for which the others
+wait; NonFinite names the key; Mismatch means that two workers describe a table differently.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Table:
         return _done(self._table.pull(keys, out), out, async_op, self._ages)
 
     def push(self, keys: Any, gradients: Any, *, lr: Optional[float] = None, async_op: bool = False) -> Any:
-        """Makes a step of the table's optimizer with these gradients; those of a repeated key are added first. `lr`
+        """Makes a step of the table's optimizer with these gradients; gradients of a repeated key are added first. `lr`
         replaces the optimizer's own rate. Raises NonFinite, naming the key; nothing is sent then."""
         keys = _keys("push", keys)
         _fits(gradients, (_count(keys), self.dim), "push: gradients")
@@ -198,7 +198,7 @@ class Table:
         return _done(self._table.push_pull(keys, gradients, out, rate("push_pull", lr)), out, async_op, self._ages)
 
     def assign(self, keys: Any, rows: Any, *, async_op: bool = False) -> Any:
-        """Sets rows, immediately under any consistency, and resets their optimizer. Raises as `push`."""
+        """Sets rows, immediately under any consistency, and resets their optimizer. Raises the errors of `push`."""
         keys = _keys("assign", keys)
         _fits(rows, (_count(keys), self.dim), "assign: rows")
         return _done(self._table.assign(keys, rows), None, async_op)
@@ -270,9 +270,9 @@ class Client:
         """Returns the table of this name, created by the first worker to call; all workers give the same options.
 
         optimizer     default: Sgd()
-        initializer   of rows: a number, constant(v), uniform(low, high), normal(mean, deviation); by seed and key alone
+        initializer   initial rows: a number, constant(v), uniform(low, high), normal(mean, deviation); only seed and key matter
         consistency   Sync() (default), Bounded(staleness), Async(); "sync" and "async" may stand for these
-        admission     a key gets its row with this many steps; earlier gradients are dropped
+        admission     number of steps after which a key gets its row; earlier gradients are dropped
         max_age       seconds after its last push at which a row is removed; 0: never
         max_rows      per server; beyond it the "least_recent" or "least_frequent" (victim) of 64 rows is removed; 0: no
                       limit
@@ -300,7 +300,7 @@ class Client:
     def variable(self, name: str, shape: Union[int, Sequence[int]], *, initial: float = 0.0,
                  optimizer: Optional[Optimizer] = None, consistency: Consistency = None) -> Variable:  # fmt: skip
         """Returns the variable of this name, created by the first worker to call; options as for a table. RowAdagrad is
-        refused: it is for rows."""
+        refused, since it is for rows."""
         text("variable", "name", name)
         what = f"variable {name!r}"
         lengths = _lengths(what, shape)
@@ -314,12 +314,12 @@ class Client:
         return Variable(made, lengths)
 
     def clock(self) -> int:
-        """Ends this worker's clock, on all servers or on none; its pushes take effect. Returns the new clock. A worker
+        """Ends this worker's clock, on all servers or on none; then its pushes take effect. Returns the new clock. A worker
         that is 16 clocks ahead of the slowest, such as one that never pulls, waits for the slowest."""
         return self._client.clock()
 
     def barrier(self) -> None:
-        """Waits until all workers have called it as often. After Timeout, call again to wait for the same barrier."""
+        """Waits until all workers have called it equally often. After Timeout, call again to wait for the same barrier."""
         self._client.barrier()
 
     def snapshot(self, folder: Union[str, os.PathLike[str]], keep: int = 0) -> str:
@@ -337,8 +337,8 @@ class Client:
         return self._client.restore(path("restore", "folder", folder))
 
     def leave(self) -> None:
-        """Leaves: the others no longer wait for this worker. Pushes after the last clock are dropped, except with
-        Async. All later calls except this one, of its tables and variables too, raise InvalidArgument."""
+        """Leaves, so that the others no longer wait for this worker. Pushes after the last clock are dropped, except with
+        Async. All later calls, also of its tables and variables, raise InvalidArgument; only `leave` may be called again."""
         self._client.leave()
 
     def __enter__(self) -> Client:
@@ -348,7 +348,7 @@ class Client:
         try:
             self.leave()
         except Error:
-            if kind is None:  # else the error that ends the block has said what is lost
+            if kind is None:  # otherwise the error that ends the block is the one to raise
                 raise
 
 
@@ -362,7 +362,7 @@ class Server:
                   pushes are refused; 0: nine tenths of the free memory
     patience      seconds, above 0, after which a worker without a connection counts as lost
     journal       a file of all changes: a server restarted with it continues where the killed one had stopped
-    replicas      for a server of `cohort run`, the same on all: how many other servers hold a copy of its rows and
+    replicas      for a server of `cohort run`, the same on all servers: how many others hold a copy of its rows and
                   replace it if it dies, 0 or 1; None: 1 if the job survives a server's death (--server-restarts,
                   --lost-servers) and there is no journal, else 0
     """
@@ -412,9 +412,9 @@ def connect(servers: Union[Sequence[str], str, None] = None, worker: Optional[in
             connect_timeout: float = 60.0, timeout: float = 60.0) -> Client:  # fmt: skip
     """Connects a worker to all servers.
 
-    servers           their endpoints, in the same order on all workers, or that of the only server; default: those of
+    servers           their endpoints, in the same order on all workers, or the only server's; default: the servers of
                       this job, when all `serve`
-    worker, workers   this worker's number, and of how many; default: `cohort.role_number`, `cohort.num_workers`
+    worker, workers   this worker's number, and the number of workers; default: `cohort.role_number`, `cohort.num_workers`
     connect_timeout   seconds to wait for all servers
     timeout           seconds of a request, including reconnection
 

@@ -1,4 +1,4 @@
-"""Checks options and arguments of cohort.ps before the core gets them: an error names the parameter, the value given,
+"""Checks options and arguments of cohort.ps before the core gets them. An error names the parameter, the value given,
 and what to pass."""
 
 from __future__ import annotations

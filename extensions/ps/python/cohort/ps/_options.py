@@ -75,7 +75,7 @@ class AdamW(_core.PsAdamW):
 
 
 class Ftrl(_core.PsFtrl):
-    """FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`, and fixed: other rates are refused."""
+    """FTRL-Proximal (McMahan et al. 2013, algorithm 1): `alpha` is `lr`. It is fixed, so other rates are refused."""
 
     def __init__(self, lr: float = 0.1, beta: float = 1.0, l1: float = 0.0, l2: float = 0.0) -> None:
         super().__init__(*_numbers("Ftrl", lr=lr, beta=beta, l1=l1, l2=l2))

@@ -42,11 +42,11 @@ from cohort.errors import Aborted, Error, Internal, InvalidArgument, Timeout, Un
 from cohort.ps._checks import refuse
 
 UNBOUNDED = 2**40  # for Bounded: pushes take effect with the clock, but no worker waits for another
-_STORE = 30.0  # seconds for the job's store, which usually answers immediately
+_STORE = 30.0  # timeout, in seconds, of the job's store, which usually answers immediately
 _BEAT = 0.5  # seconds between heartbeats
 _SLICE = 0.5  # seconds after which a waiting thread checks whether to go on
 _MOST_QUEUED = 262_144
-_MARKS = "cohort/functions"  # the table of functions that have run: 1 by number
+_MARKS = "cohort/functions"  # the table of functions that have run: 1 for each function's number
 
 
 def _place(*parts: Any) -> str:
@@ -115,9 +115,9 @@ class _Call:
 
 
 class ClusterCoordinator:
-    """Schedules functions on the job's other workers. One for each job, in worker 0's process.
+    """Schedules functions on the job's other workers. Create one for each job, in worker 0's process.
 
-    client          of worker 0; None: creates one if the job has servers. Without servers, all effects of a function
+    client          worker 0's client; None: creates one if the job has servers. Without servers, all effects of a function
                     may happen twice
     patience        seconds without a heartbeat after which a worker is lost
     worker_timeout  seconds that functions wait without any worker before an error (Unavailable)
@@ -142,7 +142,7 @@ class ClusterCoordinator:
         self._queue: deque[_Call] = deque()
         self._running: dict[int, _Call] = {}  # by worker
         self._present: set[int] = set()
-        self._somebody = time.monotonic()  # when there was last a worker
+        self._somebody = time.monotonic()  # the last time at which there was a worker
         self._failure: Optional[BaseException] = None
         self._closing = False
         self._numbers = itertools.count()
@@ -157,7 +157,7 @@ class ClusterCoordinator:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> RemoteValue:
         """Queues a call of `fn` on some worker, and returns immediately, unless 262,144 calls are waiting. Raises the
-        error of an earlier function."""
+        error of an earlier function that failed."""
         call = _Call(next(self._numbers), _pickling.dump_call(fn, args, dict(kwargs or {})), getattr(fn, "__name__", "?"))
         with self._changed:
             self._wait(lambda: len(self._queue) < _MOST_QUEUED)
@@ -166,13 +166,13 @@ class ClusterCoordinator:
         return call.value
 
     def join(self) -> None:
-        """Waits until all scheduled functions have run. Raises a function's error: functions that had not begun are
-        cancelled then, none runs any more, and more can be scheduled."""
+        """Waits until all scheduled functions have run. Raises a function's error. Functions that had not begun are then
+        cancelled, no function is running any more, and new ones can be scheduled."""
         with self._changed:
             self._wait(lambda: not self._queue and not self._running)
 
     def done(self) -> bool:
-        """Returns True if all functions have run. Raises as `join`."""
+        """Returns True if all functions have run. Raises like `join`."""
         with self._changed:
             if self._failure is not None:
                 self._wait(lambda: False)
@@ -301,7 +301,7 @@ class ClusterCoordinator:
             while outcome is None and signs.alive():
                 with contextlib.suppress(Timeout):
                     outcome = store.wait(answer, _SLICE)
-            outcome = outcome or store.get(answer, _STORE)  # the last function that it ran
+            outcome = outcome or store.get(answer, _STORE)  # the worker may have answered before it was lost
             if outcome is None:
                 self._give_up(store, worker, life, call)
                 return False
@@ -312,7 +312,7 @@ class ClusterCoordinator:
 
     def _finish(self, worker: int, call: _Call, value: Any, error: Optional[BaseException],
                 lost: Optional[BaseException] = None) -> None:  # fmt: skip
-        """`lost`: the reason for a missing value that is not a failure."""
+        """`lost`: the reason why the value is missing, if the function has not failed."""
         call.value._set(value, error or lost)
         with self._changed:
             self._running.pop(worker, None)

@@ -3,7 +3,7 @@ and a checkpoint for models with both kinds of parts.
 
     client = cohort.ps.connect()
     users = client.table("users", 64, optimizer=cohort.ps.RowAdagrad(lr=0.02), initializer=cohort.ps.normal(0, 0.1))
-    embedding = cohort.ps.torch.Embedding(users)               # any 64-bit id, of a table of any size
+    embedding = cohort.ps.torch.Embedding(users)               # any 64-bit id; the table may have any size
     model = DistributedDataParallel(Dense())                   # the rest, on every rank
     optimizer = cohort.ps.torch.HybridOptimizer(torch.optim.Adam(model.parameters()), [embedding])
     loss = model(embedding(ids)).sum()

@@ -35,7 +35,7 @@ _NAME = "step-"
 class CheckpointFolder(checkpoint.CheckpointFolder):
     """Like cohort.checkpoint.CheckpointFolder, with all tables and variables of the servers in each checkpoint.
 
-    client   of this rank; each rank of `comm` has one. All servers have to see the folder at the same path
+    client   this rank's client; each rank of `comm` has one. All servers have to see the folder at the same path
     place    "rank0" or "shared"
 
     A save first writes the tables, below FOLDER/tables, and then the dense part, which names them. The checkpoint
@@ -105,7 +105,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
             return None
 
         def restore() -> None:
-            # The dense part of the newest checkpoint may have been damaged, so this may be another one.
+            # If the dense part of the newest checkpoint is damaged, this is an older checkpoint.
             self._require_whole(info)
             self._client.restore(self._path(info))
 
@@ -167,8 +167,8 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         stored[-1].require_whole()
 
     def _newest_whole(self) -> int:
-        """Returns the newest generation on this rank's disk whose tables are undamaged, or the newest of all if there
-        is none: the base class reports problems of the dense parts. 0: there are no checkpoints."""
+        """Returns the newest generation on this rank's disk whose tables are undamaged, or the newest of all if there is
+        none, because the base class reports problems of the dense parts. 0: there are no checkpoints."""
         infos = self.list()
         for info in reversed(infos):
             try:
@@ -179,7 +179,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
         return infos[-1].generation if infos else 0
 
     def _hold_tables(self) -> None:
-        """Keeps others from removing tables until both parts exist: no checkpoint names these tables yet."""
+        """Keeps others from removing these tables until both parts exist, since no checkpoint names the tables yet."""
         if self._lock is None:
             os.makedirs(os.path.join(self.folder, _TABLES), exist_ok=True)
             self._lock = _locked(os.path.join(self.folder, _TABLES), fcntl.LOCK_SH)
@@ -214,7 +214,7 @@ class CheckpointFolder(checkpoint.CheckpointFolder):
 
 
 def _locked(folder: str, how: int) -> int:
-    """Returns a descriptor that holds the folder's lock while open; without a lock if the file system has none."""
+    """Returns a descriptor that holds the folder's lock while open; without a lock if the file system does not support any."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, how)

@@ -1,4 +1,4 @@
-"""A module's parameters on parameter servers: every worker reads them, and pushes its gradients."""
+"""A module's parameters on parameter servers. Every worker reads them, and pushes its gradients."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DistributedOptimizer:
     client            this worker's client
     named_parameters  `module.named_parameters()`: float32, contiguous, on the CPU, the same names and shapes on all
                       workers
-    optimizer         of cohort.ps; default: Sgd()
+    optimizer         an optimizer of cohort.ps; default: Sgd()
     consistency       Sync() (default), Bounded(staleness), Async(); "sync" and "async" may stand for these
-    prefix            of the variables' names on the servers
+    prefix            prefix of the variables' names on the servers
 
     All workers create it. The parameters become worker 0's or, if training is under way, the servers'. With Sync the
     gradients of all workers are averaged into one step; otherwise each worker's gradients are a separate step.

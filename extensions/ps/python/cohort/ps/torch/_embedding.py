@@ -20,7 +20,7 @@ Gradients = list[tuple[torch.Tensor, torch.Tensor]]  # keys [n] without duplicat
 
 
 class Rows(torch.nn.Module):
-    """The rows of ids: each is fetched once, and its gradient pushed once."""
+    """The rows of ids. Each row is fetched once, and its gradient is pushed once."""
 
     def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:
         what = type(self).__name__
@@ -66,7 +66,7 @@ class Rows(torch.nn.Module):
 
 
 class Embedding(Rows):
-    """Like torch.nn.Embedding, over any 64-bit ids: there is no `num_embeddings`. The row of `padding_idx` keeps its
+    """Like torch.nn.Embedding, over any 64-bit ids, without `num_embeddings`. The row of `padding_idx` keeps its
     initial value and is never trained. Raises the errors of `Table.pull` and, in backward, of `Table.push`."""
 
     def __init__(self, table: Table, padding_idx: Optional[int] = None) -> None:

@@ -47,17 +47,17 @@ class _TableStep:
 class HybridOptimizer(torch.optim.Optimizer):
     """Steps the dense part and the tables together.
 
-    dense    the dense part's optimizer: one of torch's under DistributedDataParallel, or cohort.horovod.torch.DistributedOptimizer
+    dense    the dense part's optimizer: a torch one under DistributedDataParallel, or cohort.horovod.torch.DistributedOptimizer
     tables   the modules (Embedding, EmbeddingBag) whose rows are to be stepped. From now on their backward keeps
              gradients, which `step` pushes and `zero_grad` drops
     average  gradients of tables with Sync are divided by the number of workers, as DistributedDataParallel divides its
              own; with Bounded and Async each worker's push is a separate step and is not divided
 
     `step` pushes the tables' gradients, steps the dense part, and ends this worker's clock. Pushes take effect only
-    with the clock, so a process that dies in between leaves nothing of its step on the servers (tables with Async: it
+    with the clock, so a process that dies in between leaves nothing of its step on the servers (with Async tables it
     may). Its steps of the dense part are lost as well, and the training continues from a CheckpointFolder.
 
-    `param_groups` are the dense optimizer's and one for each table (with "lr", and its name as "table"), so
+    `param_groups` are the dense optimizer's groups and one for each table (with "lr", and its name as "table"), so
     learning-rate schedules work on both; with Sync the lowest worker's rate counts. A closure is called once.
     """
 
@@ -129,7 +129,7 @@ class HybridOptimizer(torch.optim.Optimizer):
     def step(self, closure: Optional[Callable[[], Any]] = None, *, grad_scaler: Any = None) -> Any:
         """Returns the closure's result. Before changing anything, raises NonFinite for a table's gradient, naming the
         key, and InvalidArgument if a table refuses its learning rate (Ftrl keeps its own). After any other error the
-        two parts may be inconsistent: further steps are refused."""
+        two parts may be inconsistent: then further steps are refused."""
         if grad_scaler is not None:
             raise InvalidArgument("HybridOptimizer: gradients of tables are not unscaled -- use autocast to bfloat16, without GradScaler")
         if self._half:
@@ -146,7 +146,7 @@ class HybridOptimizer(torch.optim.Optimizer):
             if not gradients.isfinite().all():
                 step.push(keys, gradients)  # raises NonFinite, naming the key, and sends nothing
         for step, (keys, gradients) in pushes:
-            step.push(keys[:0], gradients[:0]).wait()  # sends nothing: raises if the table refuses its rate
+            step.push(keys[:0], gradients[:0]).wait()  # sends nothing, but raises if the table refuses its rate
         self._half = True
         works = [step.push(*gathered) for step, gathered in pushes]
         self.dense.step()
