@@ -1,4 +1,4 @@
-"""Ray: makes the workers of Ray Train and the actors of `RayExecutor` ranks of Cohort.
+"""Makes the workers of Ray Train, and the actors of `RayExecutor`, ranks of Cohort.
 
     from ray.train.torch import TorchTrainer
     TorchTrainer(train_loop, torch_config=cohort.ray.CohortConfig(), scaling_config=ScalingConfig(num_workers=4)).fit()
@@ -25,7 +25,7 @@ _VARIABLE = "COHORT_SECRET_FILE"
 
 
 def keep_secret(digits: str) -> None:
-    """In a worker: stores the secret where ranks look for it, in a file that only this user can read."""
+    """Called in a worker; stores the secret where ranks look for it, in a file that only this user can read."""
     descriptor, path = tempfile.mkstemp(prefix="cohort-secret-")  # 0600
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(digits + "\n")
@@ -41,7 +41,7 @@ def forget_secret() -> None:
 
 class _CohortBackend(_TorchBackend):
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        # By Ray's own calls: torch's store has no authentication, so the secret does not go through it.
+        # The secret goes by Ray's own calls, because torch's store has no authentication.
         worker_group.execute(keep_secret, secrets.token_hex(32))
         super().on_start(worker_group, backend_config)
 
@@ -57,7 +57,7 @@ class CohortConfig(TorchConfig):
     """A TorchConfig whose process group is Cohort's, with a new secret for each run.
 
     backend    for init_process_group: "cohort", or "cpu:cohort,cuda:nccl" if the ranks have GPUs
-    timeout_s  of the process group, as TorchConfig's
+    timeout_s  timeout of the process group, as in TorchConfig
     """
 
     backend: Optional[str] = "cohort"
