@@ -18,8 +18,8 @@ _SECONDS_TO_MEET = 600.0
 class Rows:
     """A rank's rows of a DataFrame, as Arrow record batches in mapped memory. Each iteration starts from the beginning.
 
-    counts   the number of rows of each rank: all ranks know it before the first step
-    schema   of the batches, even if there are none
+    counts   the number of rows of each rank, which all ranks know before the first step
+    schema   the batches' schema, even if there are no batches
     """
 
     def __init__(self, batches: list[Any], schema: Any, counts: tuple[int, ...], rank: int) -> None:
@@ -46,7 +46,7 @@ class Rows:
         return pyarrow.Table.from_batches(self._batches, schema=self.schema)
 
     def steps(self, batch_size: int) -> Iterator[Any]:
-        """Yields tables of at most `batch_size` rows, the same number of tables on every rank: a rank without further
+        """Yields tables of at most `batch_size` rows, the same number of tables on every rank. A rank without further
         rows gets empty ones, so that collectives match. An average over all rows is the sum over ranks divided by the
         sum of counts."""
         table = self.table()
@@ -55,18 +55,18 @@ class Rows:
 
 
 def call_with_rows(function: Callable[..., Any], schema: bytes, *args: Any, **kwargs: Any) -> Any:
-    """On a rank: calls the function with its Rows before the arguments."""
+    """Called on a rank; calls the function with the rank's Rows before the arguments."""
     return function(_own_rows(schema), *args, **kwargs)
 
 
 def _own_rows(usual_schema: bytes) -> Rows:
-    """Returns this rank's rows. `usual_schema`: for a DataFrame without any row."""
+    """Returns this rank's rows. `usual_schema`: the schema for a DataFrame without any row."""
     import pyarrow
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     path = os.environ["COHORT_SPARK_BATCHES"]
     batches = _read(path)
-    partition = int(os.path.basename(path).partition(".")[0])  # as the task has named the file
+    partition = int(os.path.basename(path).partition(".")[0])  # the task has named the file by it
     mine = (partition, sum(batch.num_rows for batch in batches), batches[0].schema.serialize().to_pybytes() if batches else None)
     everybody = _exchange(rank, size, mine)
     peers = [other for other, (its, _, _) in enumerate(everybody) if its == partition]  # ranks of one task
@@ -104,7 +104,7 @@ def _cut(batches: list[Any], begin: int, end: int) -> list[Any]:
 
 
 def _exchange(rank: int, size: int, mine: Any) -> list[Any]:
-    """Exchanges values through the job's store, before a world exists. Rank 0 collects: two accesses for each rank."""
+    """Exchanges values through the job's store, before a world exists. Rank 0 collects them, with two accesses per rank."""
     place = f"rows/{os.environ.get('COHORT_RESTART', '0')}"
     store = _core.JobStore(_SECONDS_TO_MEET)
     if rank != 0:

@@ -1,4 +1,4 @@
-"""Cohort for executors that lack it: the driver's package and command in one file, which Spark copies to each."""
+"""Sends Cohort to executors that lack it: the driver's package and command in one file, which Spark copies to each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# By application: an executor that joins it later needs the file, too.
+# By application, because an executor that joins it later needs the file, too.
 _sent: dict[str, str] = {}
 
 
@@ -26,7 +26,7 @@ def sent(context: Any) -> str | None:
 
 
 def send(context: Any) -> str:
-    """Sends the file: executors fetch it with their next task. Returns its name in SparkFiles."""
+    """Sends the file, which executors fetch with their next task. Returns its name in SparkFiles."""
     import cohort
 
     package = pathlib.Path(cohort.__file__ or "").absolute().parent
@@ -34,7 +34,7 @@ def send(context: Any) -> str:
     name = f"cohort-{secrets.token_hex(6)}.zip"
     # Spark serves the file from here, and removes this folder with the application.
     path = pathlib.Path(tempfile.mkdtemp(prefix="cohort-", dir=context._temp_dir), name)
-    # As after `pip install`: the command finds its libraries by its own path.
+    # Laid out as by `pip install`, because the command finds its libraries by its own path.
     modules = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     # Uncompressed: sending the file is faster than compressing it.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as files:

@@ -1,8 +1,8 @@
 """The driver's side: one barrier job whose tasks start the agents of a `cohort run` here, which waits for them.
 
 As in any job, the command has the secret, meets the agents, numbers the ranks by host, shows output and handles
-failures. Spark only places the tasks. Either side's end ends the other: the command's ends the agents, and so the
-tasks; the Spark job's ends the command. A separate thread waits for the Spark job; the caller's shows the output."""
+failures. Spark only places the tasks. The end of either side ends the other: if the command ends, so do the agents and
+the tasks; if the Spark job ends, so does the command. A thread waits for the Spark job; the caller's shows the output."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SECONDS_FOR_THE_FIRST = 60.0
 _SECONDS_BETWEEN_LINES = 5.0
 # Time for the tasks to end after the job's processes have ended; then they are cancelled.
 _SECONDS_TO_END = 5.0
-# Prefixes of the driver's variables that belong to the job; the others are each host's own.
+# Prefixes of the driver's variables that belong to the job; the ranks take other variables from their own host.
 _TRAVELS = ("COHORT_", "MLFLOW_", "NCCL_", "GLOO_", "TORCH_", "HOROVOD_")
 _FOR_THE_COMMAND = ("HOME", "USER", "LOGNAME", "TMPDIR", "TMP", "TEMP", "TERM", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _BOOTSTRAP = """\
 from cohort._launch.rank_call import end, main_elsewhere
 end(main_elsewhere({name!r}))
 """
-# Runs the executor's Python, whose path only its task knows.
+# Runs the executor's Python; only the task knows its path.
 _SHELL = 'exec "$PYSPARK_PYTHON" -c "$0"'
 
 
@@ -80,7 +80,7 @@ class Stage:
         self.processes = auto * self._per_task if processes == "auto" else int(processes)
         self._tasks = -(-self.processes // self._per_task)
         self._trouble = ""
-        self._ended_it = False  # the command ended the Spark job for this failure: Spark's reason is then no news
+        self._ended_it = False  # the command ended the Spark job because of this failure, so Spark's reason is no news
         self._needs_cohort = False
         self._over = threading.Event()
 
@@ -109,7 +109,7 @@ class Stage:
 
     @staticmethod
     def environment(environment: Mapping[str, str], more: Mapping[str, str] | None) -> dict[str, str]:
-        """Returns the command's environment: the variables that it passes to the ranks override each host's own."""
+        """Returns the command's environment: the variables that it passes to the ranks override the hosts' variables."""
         chosen = {
             name: value
             for name, value in environment.items()
@@ -121,7 +121,7 @@ class Stage:
     # Slots.
 
     def _slots(self) -> int | None:
-        """Returns the number of tasks that can run at a time in a barrier job; None if Spark does not tell."""
+        """Returns the number of tasks that can run at a time in a barrier job; None if Spark does not say."""
         try:
             context = self._context._jsc.sc()
             return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
@@ -192,7 +192,7 @@ class Stage:
             shipment.send(self._context)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Returns the exception for a failure of the job: with Spark's reason, if no rank has given any."""
+        """Returns the exception for a failure of the job, with Spark's reason if no rank has given one."""
         if isinstance(error, Unavailable) and "no sign of running ranks" in str(error):
             return Unavailable(f"{error}{self._trouble and f' -- {self._trouble}'} -- do other jobs of this cluster hold its slots?")
         if not self._trouble or not isinstance(error, Error) or error.rank is not None:
@@ -225,7 +225,7 @@ class Stage:
                 frame = self._session.range(0, self._tasks, 1, self._tasks)
             else:
                 frame = frame.repartition(self._tasks) if frame.rdd.getNumPartitions() != self._tasks else frame
-            cloudpickle.register_pickle_by_value(task)  # (permanently: another thread may be about to send it)
+            cloudpickle.register_pickle_by_value(task)  # (permanently, because another thread may be about to send it)
             frame.mapInArrow(task.attending(order), "nothing int", barrier=True).collect()
         except Exception as error:
             text = str(error)

@@ -1,6 +1,6 @@
 """One task of the barrier job: starts `cohort agent` as a child, gives it its invitation and watches it until its end.
 
-This module is sent to the executors by value: it may not use other modules of Cohort, and otherwise only those that
+This module is sent to the executors by value: it must not use other modules of Cohort, and only those other modules that
 Spark itself needs. Spark reuses the task's process for other tasks, so nothing of the job happens in it: ranks are
 processes below the agent. The pipe to the agent's stdin is its lifeline: if this process ends, all processes below the
 agent end.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     class Order(TypedDict):
         """The driver's instructions for each task."""
 
-        announcement: str  # the driver's; the agent's has to be of the same version, protocol and build
+        announcement: str  # the driver's version, protocol and build; the agent's have to be the same
         invitation: str
         processes: int
         per_task: int  # ranks per task; the last task may have fewer
@@ -35,7 +35,7 @@ NOT_HERE = "[cohort is not here]"
 
 _SECONDS_TO_ANNOUNCE = 30.0
 _LONGEST_TAIL = 4000
-# Spark's variables, for this worker only.
+# Variables that Spark gives to this worker only.
 _SECRETS = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
 
@@ -133,7 +133,7 @@ def _unpacked(name: str) -> tuple[str, str]:
 
 
 def _environment(order: Order, package: str, command: str) -> dict[str, str]:
-    """Returns the environment of the agent and its ranks: this worker's, as Spark's settings have made it."""
+    """Returns the environment of the agent and its ranks: this worker's environment, which Spark's settings have made."""
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     path = [package, *(entry for entry in sys.path if entry and entry != package)]
     if order["as_horovod"]:
@@ -154,7 +154,7 @@ def _local_folder() -> str | None:
 
 
 def _keep(batches: Iterator[Any], path: str) -> str:
-    """Writes the batches to a file that ranks map into memory; without batches an empty one: no schema is known."""
+    """Writes the batches to a file that ranks map into memory; without batches an empty file, since no schema is known then."""
     import pyarrow
 
     writer = None
@@ -186,7 +186,7 @@ def _watch(words: list[str], environment: dict[str, str], invitation: str, order
         for pipe in (agent.stdin, agent.stdout, agent.stderr):
             if pipe is not None:
                 pipe.close()
-        if agent.poll() is None:  # interrupted: the lifeline has ended, and the agent ends, too
+        if agent.poll() is None:  # interrupted: the pipe is closed, which ends the agent
             agent.wait()
     if status != 0:
         raise RuntimeError(f"cohort: the agent of {host} ended with status {status}" + (f": {tail}" if tail else ""))
