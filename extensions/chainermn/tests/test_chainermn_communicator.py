@@ -49,7 +49,7 @@ class Case(Ranks):
 
 
 def arrays_of(rank):
-    """Yields arrays of every kind, with other values and shapes on every rank."""
+    """Yields arrays of every kind, with values and shapes that differ by rank."""
     yield "torch", torch.arange(6, dtype=torch.float32).reshape(2, 3) + rank
     yield "torch, another shape on each rank", torch.full((rank + 1, 2), float(rank))
     yield "torch, nothing on rank 0", torch.full((rank,), rank)
@@ -79,7 +79,7 @@ class Places(Case):
         self.assertEqual((self.comm.rank, self.comm.size), (cohort.rank(), cohort.size()))
         self.assertEqual(self.comm.inter_size, len(numbers))
         self.assertEqual(self.comm.intra_size, numbers[self.comm.inter_rank])
-        # Hosts are numbered by their lowest ranks, ranks of a host in order.
+        # Hosts are numbered by their lowest ranks, and the ranks of a host in order.
         lowest = [min(rank for rank, (host, _) in enumerate(seen) if host == number) for number in range(len(numbers))]
         self.assertEqual(lowest, sorted(lowest))
         mates = [rank for rank, (host, _) in enumerate(seen) if host == self.comm.inter_rank]
@@ -242,7 +242,7 @@ class Arrays(Case):
             self.same(result, numpy.ones(2))
 
     def test_large(self):
-        """Larger than what is buffered."""
+        """Messages that are larger than the buffers."""
         value = torch.arange(1 << 21, dtype=torch.float32) + self.rank
         self.assertTrue(torch.equal(self.comm.allgather(value)[self.before], value - self.rank + self.before))
         if self.size > 1:

@@ -1,4 +1,4 @@
-"""The digits in ChainerMN's shape: as good with one process as with eight, on one host and on two."""
+"""The digits program in ChainerMN's form is as accurate with eight processes as with one, on one host and on two."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
 @unittest.skipUnless(support.torch, "needs torch")
 class Digits(unittest.TestCase):
     def train(self, ranks, hosts):
-        """The accuracy after 2 epochs."""
+        """Returns the accuracy after 2 epochs."""
         done = subprocess.run(
             [COMMAND, "run", "-q", "-np", str(ranks), "--timeout", "200", "--no-logs", "--prefix", "none", "--env", "OMP_NUM_THREADS=1",
              "--", sys.executable, str(PROGRAM), "--epochs", "2", "--same-batches"],
@@ -30,7 +30,7 @@ class Digits(unittest.TestCase):
         alone = self.train(1, 1)
         self.assertGreater(alone, 0.9)
         for hosts in (1, 2):
-            # Sums are rounded in another order: an image or two of 359.
+            # Sums are rounded in a different order, which may change one or two of 359 images.
             self.assertAlmostEqual(self.train(8, hosts), alone, delta=0.006)
 
 

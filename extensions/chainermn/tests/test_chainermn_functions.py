@@ -25,7 +25,7 @@ class FunctionCase(Case):
 
 
 def loss_on(rank, *tensors):
-    """Another one on each rank."""
+    """Returns a loss that differs by rank."""
     return sum(((rank + 1 + i) * tensor**2).sum() for i, tensor in enumerate(tensors))
 
 
@@ -35,7 +35,7 @@ class FromRankToRank(FunctionCase):
         self.in_world_of_two()
 
     def test_round(self):
-        """Everybody sends first, more than is buffered, and receives then."""
+        """All ranks first send, more than is buffered, and then receive."""
         for size in (3, 1 << 18):
             x = self.leaf(self.rank, size)
             delegate = functions.send(x * 2, self.comm, self.next, tag=4)
@@ -81,7 +81,7 @@ class FromRankToRank(FunctionCase):
         self.assertEqual(len(functions.recv(self.comm, self.before, force_tuple=True)), 1)
 
     def test_backward_in_another_order_than_forward(self):
-        """Gradients find their messages by number, whatever their tag."""
+        """Gradients are matched with their messages by number, whatever the tag."""
         xs = [self.leaf(10 * i + self.rank, 2 + i) for i in range(3)]
         delegates = [functions.send(x, self.comm, self.next) for x in xs]
         came = [functions.recv(self.comm, self.before) for _ in xs]
@@ -141,7 +141,7 @@ class Connections(FunctionCase):
 
 
 class Collectives(FunctionCase):
-    """loss_on(rank, ...) on each rank; the expected gradients are those of the sum of all ranks' losses, in one process."""
+    """loss_on(rank, ...) on each rank. The expected gradients are those of the sum of all ranks' losses, in one process."""
 
     def test_bcast(self):
         for root in range(self.size):
@@ -211,7 +211,7 @@ class Collectives(FunctionCase):
         self.assertFalse(functions.scatter(self.comm, [self.values(0, 1)] * self.size).requires_grad)
 
     def test_what_is_given_in_vain_is_connected(self):
-        for requires in (True, False):  # on the root
+        for requires in (True, False):  # whether the root's tensor requires a gradient
             x, mine = self.values(0, 2).requires_grad_(requires), self.leaf(self.rank, 3)
             for call in (lambda given: functions.bcast(self.comm, x if self.rank == 0 else given),
                          lambda given: functions.scatter(self.comm, [x] * self.size if self.rank == 0 else (given, given))):
@@ -229,14 +229,14 @@ class Collectives(FunctionCase):
             self.same(x.grad, torch.full((2,), float(self.size), dtype=dtype))
 
     def test_together(self):
-        """Several of them in one graph, twice."""
+        """Several functions in one graph, twice."""
         for _ in range(2):
             x = self.leaf(self.rank, 3)
             mixed = functions.alltoall(self.comm, list(functions.allgather(self.comm, torch.tanh(x))))
             total = functions.bcast(self.comm, sum(mixed))
             loss_on(self.rank, total).backward()
             alone = [self.leaf(rank, 3) for rank in range(self.size)]
-            # Rank 0 gets everybody's first part: rank 0's.
+            # Rank 0 gets the first part of every rank, which is rank 0's tensor.
             everybody = sum(torch.tanh(alone[0]) for _ in range(self.size))
             sum(loss_on(rank, everybody) for rank in range(self.size)).backward()
             self.close(x.grad, alone[self.rank].grad if self.rank == 0 else torch.zeros(3, dtype=torch.float64))
@@ -262,7 +262,7 @@ class ChainLists(FunctionCase):
         return torch.nn.Sequential(torch.nn.Linear(*sizes), torch.nn.Tanh()).double()
 
     def check(self, model, parts, alone, compute, inputs, result_on):
-        """parts: number to this rank's; alone: number to all of them; compute(alone): the result in one process."""
+        """parts: this rank's parts by number; alone: all parts by number; compute(alone): the result in one process."""
         for _ in range(2):
             model.zero_grad()
             result = model(*inputs)
@@ -318,7 +318,7 @@ class ChainLists(FunctionCase):
         self.check(model, parts, alone, compute, (x,), 0)
 
     def test_branches(self):
-        """Rank 0 sends to all, itself too, and joins what they return."""
+        """Rank 0 sends to all ranks, also to itself, and joins the results."""
 
         class Joined(torch.nn.Module):
             def __init__(self, part):
@@ -348,7 +348,7 @@ class ChainLists(FunctionCase):
         self.check(model, parts, alone, compute, (x,), 0)
 
     def test_crossing_with_tuples(self):
-        """Ranks 0 and 1 exchange what they have made, pairs of tensors, and go on with both."""
+        """Ranks 0 and 1 exchange their results, pairs of tensors, and continue with both."""
         self.in_world_of_two()
 
         class Twice(torch.nn.Module):

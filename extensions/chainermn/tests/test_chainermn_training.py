@@ -26,7 +26,7 @@ def make_model(seed=1):
 
 
 class Training(Case):
-    """Batches of the same size on all ranks against one process with all of them."""
+    """Batches of the same size on all ranks, compared with one process that has all of them."""
 
     def batch(self, step):
         generator = torch.Generator()
@@ -42,7 +42,7 @@ class Training(Case):
         return torch.nn.functional.mse_loss(model(x), y)
 
     def alone(self, make_optimizer, steps, stale=0):
-        """stale: as many steps late comes each gradient."""
+        """stale: the number of steps by which each gradient is late."""
         model = make_model()
         optimizer = make_optimizer(model)
         waiting = []
@@ -68,7 +68,7 @@ class Training(Case):
     def test_update(self):
         for name, make in self.MAKERS.items():
             with self.subTest(optimizer=name):
-                model = make_model(seed=1 + self.rank)  # rank 0's is everybody's
+                model = make_model(seed=1 + self.rank)  # all ranks get rank 0's
                 optimizer = chainermn.create_multi_node_optimizer(make(model), self.comm).setup(model)
                 self.assertIs(optimizer.target, model)
                 self.assertIsInstance(optimizer, getattr(torch.optim, name))
@@ -126,13 +126,13 @@ class Training(Case):
                 optimizer.update(self.loss, model, *self.mine_of(self.batch(step)))
                 if step == 0:
                     self.assert_trained(model, before)
-                self.comm.allreduce_obj(step)  # other operations go on beside
+                self.comm.allreduce_obj(step)  # other operations run at the same time
             self.assert_trained(model, self.alone(make, 5, stale=1))
             with self.assertRaisesRegex(ValueError, "closure"):
                 optimizer.step(lambda: None)
 
     def test_double_buffering_of_what_is_trained_later(self):
-        """A parameter that the step before did not have stays as it is in this one, on all ranks."""
+        """A step does not change a parameter that the step before did not have, on all ranks."""
         for how in "unfrozen", "added":
             model = make_model()
             weight = next(model.parameters())
@@ -155,7 +155,7 @@ class Training(Case):
                 self.assertTrue(all(one == everyone[0] for one in everyone), (how, step))
 
     def test_frozen_before_the_step(self):
-        """A parameter that is frozen after its backward is stepped by the mean; with double buffering it is moved no more."""
+        """A parameter frozen after its backward is stepped by the mean; with double buffering it is not moved any more."""
         for doubled in False, True:
             model = make_model()
             weight = next(model.parameters())
@@ -176,7 +176,7 @@ class Training(Case):
         if self.size == 1:
             return
         for how in "zero_fill", "gaps", "double", "communicator":
-            for when in "before", "after":  # the backward
+            for when in "before", "after":  # freezes before or after the backward
                 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).double()
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
                 optimizer = chainermn.create_multi_node_optimizer(
@@ -191,7 +191,7 @@ class Training(Case):
                         self.comm.multi_node_mean_grad(model)
                     else:
                         optimizer.step()
-                        optimizer.step()  # of double buffering the first result
+                        optimizer.step()  # with double buffering, the first step that uses gradients
 
     def test_double_buffering_refuses_ranks_that_freeze_different_layers_since(self):
         if self.size == 1:
@@ -247,7 +247,7 @@ class Training(Case):
 
     @unittest.skipUnless(hasattr(getattr(torch, "amp", None), "GradScaler"), "no GradScaler for CPU")
     def test_grad_scaler(self):
-        """A step that overflows on one rank is left out on all."""
+        """All ranks leave out a step that overflows on one rank."""
         make = self.MAKERS["SGD"]
         for unscale in False, True:
             model, alone = make_model(), make_model()
@@ -405,7 +405,7 @@ class Data(Case):
 
 
 class Counting:
-    """An iterator as Chainer has them."""
+    """An iterator like Chainer's."""
 
     def __init__(self, count):
         self.count, self.current_position, self.epoch, self.is_new_epoch = count, 0, 0, False
@@ -474,7 +474,7 @@ class Iterators(Case):
                 self.assertIs(iterator, loader)
                 return [torch.cat(list(iterator)).tolist() for _ in range(2)]
 
-            epochs = epochs_of_seed(self.rank)  # rank 0's counts
+            epochs = epochs_of_seed(self.rank)  # rank 0's seed is used
             self.assertEqual(epochs_of_seed(0), epochs)
             self.assertNotEqual(*epochs)
             self.assertEqual(sorted(epochs[0]), data.tolist())
@@ -535,7 +535,7 @@ class Checkpoints(Case):
         return chainermn.create_multi_node_checkpointer("digits", self.comm, path=self.path, **options)
 
     def target(self):
-        """Another model on each rank, as they are where a model is spread over them."""
+        """Returns a model that differs by rank, as in a model that is spread over ranks."""
         model = torch.nn.Linear(2 + self.rank, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, betas=(0.8, 0.9))
         return {"model": model, "optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 4])}
@@ -576,7 +576,7 @@ class Checkpoints(Case):
     def test_an_optimizer_s_state_is_as_it_was_and_where_it_was(self):
         model = make_model()
         base = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # it holds `base`
+        scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # the scheduler refers to `base`
         optimizer = chainermn.create_multi_node_optimizer(base, self.comm)
         optimizer.update(lambda: model(torch.ones(2, 3).double()).sum())
         group, state, weight = optimizer.param_groups[0], optimizer.state, model[0].weight
@@ -685,7 +685,7 @@ class BatchNormalization(Case):
         return torch.randn(rank + 2, channels, 4, dtype=torch.float64, generator=generator) + rank
 
     def check(self, layer, alone, call=lambda layer, x: layer(x)):
-        """Against torch's, over all ranks' rows in one process."""
+        """Compares with torch's layer over all ranks' rows in one process."""
         x = self.rows(self.rank).requires_grad_()
         everything = torch.cat([self.rows(rank) for rank in range(self.size)]).requires_grad_()
         factors = torch.linspace(1, 2, 4, dtype=torch.float64)
