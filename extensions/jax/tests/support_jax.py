@@ -1,4 +1,4 @@
-"""Shared by the tests of `cohort.jax`: JAX, from build/jax (tools/setup --for all) or COHORT_TEST_JAX or as it is
+"""Common to the tests of `cohort.jax`: JAX, from build/jax (tools/setup --for all) or COHORT_TEST_JAX or as
 installed, and the world (`from support_jax import setUpModule, tearDownModule`)."""
 
 import os
@@ -8,7 +8,7 @@ import unittest
 
 JAX = os.environ.get("COHORT_TEST_JAX", str(pathlib.Path(__file__).resolve().parents[3] / "build" / "jax"))
 if os.path.isdir(JAX):
-    sys.path.insert(0, JAX)  # before NumPy is imported, which JAX brings along
+    sys.path.insert(0, JAX)  # before NumPy is imported, because JAX's folder has its own
 
 from support import SECONDS  # noqa: E402
 
@@ -52,7 +52,7 @@ class Case(unittest.TestCase):
         np.testing.assert_allclose(np.asarray(array), np.asarray(expected), rtol=tolerance, atol=tolerance)
 
     def of_rank(self, rank, shape, dtype="float32"):
-        """Returns that rank's input: any rank can compute those of all. Values with all their bits in use."""
+        """Returns the input of that rank, which any rank can compute. The values use all their bits."""
         values = np.random.default_rng(17 * rank + sum(shape)).normal(size=shape) * 100
         return values.astype(dtype)
 

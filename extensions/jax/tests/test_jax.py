@@ -1,6 +1,6 @@
-"""Peculiarities of `cohort.jax`'s operations, at once and in compiled programs: bits, gradients by differences, JAX's
-transformations of functions. Needs ranks, at least two. test_hvd_shared.py has what they share with other frameworks'
-ones."""
+"""Peculiarities of `cohort.jax`'s operations, eagerly and in compiled programs: bits, gradients compared with differences,
+JAX's transformations of functions. Needs at least two ranks. test_hvd_shared.py has the tests common to all
+frameworks."""
 
 import functools
 import unittest
@@ -12,7 +12,7 @@ if jax is not None:
 
 
 def both(test):
-    """Runs a test with functions as they are, and compiled."""
+    """Runs a test with plain functions and with compiled ones."""
 
     @functools.wraps(test)
     def run(self):
@@ -82,7 +82,7 @@ class Values(Case):
 
 class Programs(Case):
     def test_names_and_not_order(self):
-        """Each rank has its operations in another order, in one program and over programs."""
+        """Each rank has its operations in a different order, within a program and between programs."""
 
         def one(x, first, second):
             a = hvd.allreduce(x, name=f"order.{first}", op=hvd.Sum)
@@ -91,7 +91,7 @@ class Programs(Case):
 
         turned = ("b", "a") if self.rank == 0 else ("a", "b")
         for size in (4, 100_000):
-            # a and b are added up as a rank names them: 1 x of some ranks and 2 x of others.
+            # a and b are summed by the names that ranks gave them: 1 x of some ranks and 2 x of the others.
             result = jax.jit(lambda x: one(x, *turned))(jnp.ones(size))
             self.same(result["b"], np.full(size, 1 + 2 * (self.size - 1), "f4"))
             self.same(result["a"], np.full(size, 2 + (self.size - 1), "f4"))
@@ -101,7 +101,7 @@ class Programs(Case):
         x = jnp.ones(1000)
         for _ in range(50):
             x = add(x) / self.size
-        results = [add(jnp.full(1000, i, "float32")) for i in range(50)]  # nobody waits in between
+        results = [add(jnp.full(1000, i, "float32")) for i in range(50)]  # without waiting in between
         self.same(x, np.ones(1000, "f4"))
         for i, result in enumerate(results):
             self.same(result, np.full(1000, i * self.size, "f4"))
@@ -155,10 +155,10 @@ class Programs(Case):
 
 
 class Gradients(Case):
-    """Against differences: the sum over ranks of losses, or their mean where the convention says so."""
+    """Compares with differences of the ranks' losses: of their sum, or by Horovod's convention of their mean."""
 
     def differences(self, total, values, step=1e-2):
-        """By one's own values: `total(values of all ranks)`, in double."""
+        """Returns the differences of `total(values of all ranks)` by this rank's own values, in double."""
         values = [np.asarray(one, np.float64) for one in values]
         gradient = np.zeros_like(values[self.rank])
         for at in np.ndindex(gradient.shape):
@@ -174,7 +174,7 @@ class Gradients(Case):
         return np.asarray(self.of_rank(rank + 50, shape) / 100, np.float64)
 
     def check(self, name, operation, shape, results, scale=1.0):
-        """`results(values)`: what each rank gets, in NumPy. The loss of a rank: its weights times its result, squared."""
+        """`results(values)`: each rank's result, in NumPy. A rank's loss is its weights times its result, squared."""
         every = [one / 100 for one in self.of_all(shape)]
 
         def total(values):
@@ -214,7 +214,7 @@ class Gradients(Case):
         self.check("broadcast", lambda x: hvd.broadcast(x, 1, name="g.cast"), (3,), lambda v: [v[1]] * n, 1 / n)
         self.check("all to all", lambda x: hvd.alltoall(x, name="g.all"), (n, 2),
                    lambda v: [np.stack([one[r] for one in v]) for r in range(n)])  # fmt: skip
-        # Horovod's convention for sums has the number of ranks as a factor.
+        # Horovod's gradients of sums have the number of ranks as a factor.
         self.check("scatter", lambda x: hvd.reducescatter(x, name="g.scatter", op=hvd.Sum), (n + 1, 2),
                    lambda v: np.array_split(sum(v), n), n)  # fmt: skip
 
@@ -275,7 +275,7 @@ class Training(Case):
             self.assertEqual(other, [np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(got)])
 
     def test_without_reduction_they_differ(self):
-        """The test above can fail."""
+        """Shows that the test above can fail."""
         got, _ = self.train(jax.value_and_grad(self.loss), self.batches[self.rank])
         every = hvd.allgather_object([np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(got)])
         self.assertNotEqual(every[0], every[1])
@@ -313,7 +313,7 @@ class Training(Case):
             np.testing.assert_allclose(a, b, rtol=5e-3, atol=1e-3)
 
     def test_names_come_from_paths(self):
-        """Ranks whose trees have another order of insertion still meet leaf by leaf."""
+        """Ranks whose trees have a different order of insertion still match leaf by leaf."""
         tree = {"b": jnp.ones(3) * self.rank, "a": jnp.full(3, 10.0)}
         if self.rank == 0:
             tree = dict(reversed(tree.items()))

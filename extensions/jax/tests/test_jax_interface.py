@@ -11,7 +11,7 @@ from support_jax import NEEDED, jax
 
 OURS = pathlib.Path(__file__).resolve().parents[1] / "ffi"
 
-# Theirs, ours; and of structs the fields of both, in that order.
+# (XLA's struct, ours): the fields of both, in their order.
 STRUCTS = {
     ("XLA_FFI_Extension_Base", "Extension"): [("struct_size", "size"), ("type", "type"), ("next", "next")],
     ("XLA_FFI_Buffer", "Buffer"): [("struct_size", "head"), ("dtype", "dtype"), ("data", "data"), ("rank", "rank"), ("dims", "dims")],
@@ -31,7 +31,7 @@ STRUCTS = {
     ] + [("ctx", "context"), ("args", "operands"), ("rets", "results"), ("attrs", "attributes")],
     ("XLA_FFI_Metadata_Extension", "MetadataExtension"): [("metadata", "metadata")],
 }  # fmt: skip
-# These grow, or are used in part: what we know of them has to be where it was.
+# These structs grow, or are used in part. The fields that we use have to be at the same offsets.
 GROWING = {
     ("XLA_FFI_Metadata", "Metadata"): [("struct_size", "size"), ("api_version", "version"), ("traits", "traits")],
     ("XLA_FFI_Api", "Api"): [

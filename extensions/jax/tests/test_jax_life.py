@@ -1,5 +1,5 @@
-"""Life and end of `cohort.jax`: exits with programs under way, deaths, worlds after worlds, several devices, other ways
-to compile, JAX's own processes. Starts its processes itself."""
+"""Life and end of `cohort.jax`: exits with programs under way, deaths, one world after another, several devices, other ways
+to compile, JAX's own process groups. Starts its processes itself."""
 
 import os
 import pathlib
@@ -38,7 +38,7 @@ class Life(unittest.TestCase):
             self.assertIn("good", output, f"rank {rank}: {output}")
 
     def test_exit_without_waiting(self):
-        """Nobody waits for the last programs, and their operations are carried out: other ranks get their results."""
+        """The last programs' operations are carried out though nothing waits for them, so other ranks get results."""
         self.all_good(
             """
 step = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="last", op=hvd.Sum))
@@ -67,7 +67,7 @@ print("good")
         )
 
     def test_an_exception_waits_for_nothing(self):
-        """The rank with the exception ends at once, and the other one learns of it though it is in a program."""
+        """The rank with the exception ends at once, and the other rank is informed even within a program."""
         failed, told = self.ends(
             """
 step = jax.jit(lambda x: hvd.allreduce(jnp.sin(x) @ jnp.cos(x), name="step", op=hvd.Sum))
@@ -120,7 +120,7 @@ except Exception as error:
                 self.assertLess(float(output.split("took ")[1].split()[0]), 15)
 
     def test_programs_in_another_order_on_each_rank(self):
-        """JAX runs them one after the other, so these wait for each other: both ranks learn of it, with the names."""
+        """JAX runs programs one after the other, so these wait for each other. Both ranks get an error with the names."""
         for status, output in self.ends(
             """
 one = jax.jit(lambda x: hvd.allreduce(x, name="one", op=hvd.Sum))
@@ -139,7 +139,7 @@ except Exception as error:
             self.assertRegex(output, r"'jit.allreduce.(one|two)' timed out.*did not ask for it")
 
     def test_a_world_after_a_world(self):
-        """Programs that were compiled in one work in the next, or are compiled anew where it has another size."""
+        """Programs compiled in one world work in the next, or are compiled again if its size differs."""
         self.all_good(
             """
 gather = jax.jit(lambda x: hvd.allgather(x, name="gather"))
@@ -184,7 +184,7 @@ print("good")
         )
 
     def test_without_the_library(self):
-        """Without a known interface of XLA's: the same results, and a warning."""
+        """Without a known XLA interface, results are the same, with a warning."""
         self.all_good(
             """
 import warnings
@@ -202,7 +202,7 @@ print("good")
         )
 
     def test_no_lock_of_python_s(self):
-        """While programs wait for others, Python runs."""
+        """While programs wait for other ranks, Python runs."""
         self.all_good(
             """
 step = jax.jit(lambda x: hvd.allreduce(x, name="late", op=hvd.Sum))
@@ -236,7 +236,7 @@ print("good")
 
 @unittest.skipIf(jax is None, NEEDED)
 class Command(unittest.TestCase):
-    """Under `cohort run`."""
+    """Tests under `cohort run`."""
 
     def run_job(self, text, *options, **environment):
         command = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
@@ -253,7 +253,7 @@ class Command(unittest.TestCase):
             )
 
     def test_jax_s_own_processes_find_each_other(self):
-        """A bare jax.distributed.initialize(), also within what looks like an allocation of Slurm's; beside hvd."""
+        """jax.distributed.initialize() without arguments works beside hvd, also in what looks like a Slurm allocation."""
         done = self.run_job(
             """
 import cohort.jax as hvd, jax, jax.numpy as jnp
