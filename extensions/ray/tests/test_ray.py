@@ -1,5 +1,5 @@
-"""Cohort under Ray Train, and Horovod's RayExecutor, on a Ray of this test's own. Left out where Ray is not installed: here, in
-build/ray (tools/setup --for all) or in COHORT_TEST_RAY."""
+"""Cohort under Ray Train, and Horovod's RayExecutor, on a Ray that this test starts. Skipped if Ray is neither installed nor
+in build/ray (tools/setup --for all) or in COHORT_TEST_RAY."""
 
 import json
 import os
@@ -75,11 +75,11 @@ def fail():
 class Ray(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        # This file is not where workers look.
+        # Sent by value, because workers cannot import this file.
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        folder = tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp")  # its sockets' names are long
+        folder = tempfile.TemporaryDirectory(prefix="cr-", dir="/tmp")  # a short path, because its sockets' names are long
         cls.addClassCleanup(folder.cleanup)
         cls.folder = folder.name
         # The entry point of an installed package, by which torch finds the backend.
