@@ -1,6 +1,6 @@
-"""A Spark of its own for tests: the one that COHORT_TEST_SPARK names (a folder with the package pyspark, as `pip install
---target` makes it), or that of this Python, or of build/spark (tools/setup --for all). Its JVM starts once for a process and
-ends with it. A missing part is reported, and the tests are left out."""
+"""A Spark for tests: the one that COHORT_TEST_SPARK names (a folder with the package pyspark, as made by `pip install
+--target`), or this Python's, or the one in build/spark (tools/setup --for all). Its JVM starts once per process and ends
+with it. A missing part is reported, and the tests are skipped."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def without_cohort(path):
 
 
 def find():
-    """Puts pyspark on the path of this process. SkipTest where there is none, or no Java."""
+    """Puts pyspark on the path of this process. Raises SkipTest if there is no pyspark or no Java."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise unittest.SkipTest("Spark needs Java 17: Debian's openjdk-17-jre-headless")
     folder = _folder()
@@ -51,7 +51,7 @@ def _path(folder, executors_have_cohort=True, path=None):
 
 
 def start(master, executors_have_cohort=True, host="127.0.0.1", **settings):
-    """A session, whose driver is reached as `host`. Settings have _ for the dot: spark_task_cpus=1."""
+    """Returns a session whose driver is reached as `host`. Settings have _ instead of dots: spark_task_cpus=1."""
     folder = find()
     os.environ["PYTHONPATH"] = _path(folder, executors_have_cohort)
     os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP=host)
@@ -86,7 +86,7 @@ def stop(session):
 
 
 class Standalone:
-    """A standalone cluster: a master and workers, each with fake GPUs. `on`: (host, words that run a command there)."""
+    """A standalone cluster: a master and workers, each with fake GPUs. `on`: (host, prefix of commands that run there)."""
 
     def __init__(self, workers, folder, gpus=0, cores=2, environment=None, master=("127.0.0.1", [])):
         self._processes = []

@@ -1,5 +1,5 @@
-"""cohort.run and cohort.Distributor on a Spark cluster with executors that are processes of their own. They have no Cohort: the
-first job brings it."""
+"""cohort.run and cohort.Distributor on a Spark cluster whose executors are separate processes without Cohort; the first job
+sends it to them."""
 
 import importlib.util
 import io
@@ -128,7 +128,7 @@ def processes(mark):
 
 
 def descendants(words):
-    """Processes of this test's Spark whose command line has these words."""
+    """Returns the processes of this test's Spark whose command line contains these words."""
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -159,7 +159,7 @@ class Spark(unittest.TestCase):
             self.assertEqual(cohort.run(total, (2.0,), np="auto", on="spark"), [6.0, 6.0])
         self.assertEqual([one for one, _ in places], [(0, 0, 2, 2, 0, 1), (1, 1, 2, 2, 0, 1)])
         for _, file in places:
-            self.assertNotEqual(file, cohort.__file__)  # it was sent
+            self.assertNotEqual(file, cohort.__file__)  # the executors use the copy that was sent
 
     def test_results_of_any_size_come_from_all_ranks(self):
         with captured() as (out, _):
@@ -201,7 +201,7 @@ class Spark(unittest.TestCase):
     def test_scripts_run_though_executors_do_not_have_them(self):
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder, "train.py")
-            # As the executors' hosts would: the file is gone when they look.
+            # As on the executors' hosts, the file is missing when the ranks run.
             script.write_text("import os, sys; print('script', sys.argv[1:], os.environ['RANK'], __name__)\n")
             source = script.read_bytes()
             with captured() as (out, _):
@@ -297,7 +297,7 @@ class Spark(unittest.TestCase):
             self.assertNotIn(secret, log)
 
     def struck(self, strike, expected, seconds=5.0):
-        """Runs a job, strikes once all ranks run, and looks at what it raises and what it leaves."""
+        """Runs a job, calls `strike` when all ranks run, and checks the exception and that no process is left."""
         with tempfile.TemporaryDirectory() as folder:
             there = [pathlib.Path(f"{folder}/up-{rank}") for rank in range(2)]
             at = []
@@ -339,7 +339,7 @@ class Spark(unittest.TestCase):
         self.assertRegex(self.struck(strike, cohort.RankFailed), "(?i)python worker|agent|way to")
 
     def test_zz_an_executor_is_killed(self):
-        """The last one: another executor takes its place, in a while."""
+        """The last test, because it takes a while until another executor replaces this one."""
         text = self.struck(
             lambda: os.kill(descendants("CoarseGrainedExecutorBackend")[0], signal.SIGKILL), cohort.RankFailed, 15.0
         )
@@ -390,8 +390,8 @@ cohort.run(wait, (sys.argv[1],), np=2, on="spark")
                     time.sleep(0.05)
                 driver.kill()
                 driver.wait(10)
-                # Ours first. The JVM sees it at the end of its stdin, and has its shutdown to do: its Python workers wait
-                # for that.
+                # First Cohort's processes. The JVM notices at the end of its stdin, and its shutdown takes time: its Python
+                # workers wait for that.
                 for ours, seconds in (("cohort agent|rank_call", 2), ("", 20)):
                     end = time.monotonic() + seconds
                     while self.left(folder, ours) and time.monotonic() < end:

@@ -23,7 +23,7 @@ class Article(Folder):
         edits = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(edits)
         edits.put_into(self.folder, on_spark=True)
-        # The program's modules are where executors find them, as in a folder of the workspace.
+        # Executors find the program's modules, as in a folder of the workspace.
         path = os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])
         with unittest.mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
             session = spark_support.start("local-cluster[2,2,1024]")

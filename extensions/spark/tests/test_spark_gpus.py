@@ -54,7 +54,7 @@ class Gpus(unittest.TestCase):
             ranks = cohort.run(seen, np=4, on="spark", start_timeout=200)
             self.assertEqual(sorted(four.run(seen)[3].split(",")), ["0", "1", "2", "3"])
         self.assertEqual([rank[:3] for rank in ranks], [(str(i), str(i), "4") for i in range(4)])
-        self.assertEqual({rank[3] for rank in ranks}, {ranks[0][3]})  # all of them, for each
+        self.assertEqual({rank[3] for rank in ranks}, {ranks[0][3]})  # each rank sees all GPUs
         self.assertEqual(sorted(ranks[0][3].split(",")), ["0", "1", "2", "3"])
         self.assertEqual({rank[4] for rank in ranks}, {"1"})
 
