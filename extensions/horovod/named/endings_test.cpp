@@ -1,6 +1,6 @@
-// Engines on worlds of threads: ranks that have no more data, names that wait too long, and how engines end.
-// Random programs: all ranks ask for the same names in orders of their own, with shapes that change, disagreements in
-// between, small caches and ranks that run out of data at different steps. Each seed is the same program again.
+// Engines on worlds of threads: ranks that have no more data, names that wait too long, and how engines end. Random
+// programs: all ranks request the same names, each in its own order, with shapes that change, disagreements, small
+// caches and ranks that run out of data at different steps. Each seed gives the same program every time.
 
 #include "horovod/named/engine.h"
 #include "horovod/named/testing.h"
@@ -88,7 +88,7 @@ TEST(NamedJoin, AveragesOverActiveRanksIfToldTo) {
 TEST(NamedJoin, CarriesOutWhatWasAskedForBefore) {
   with_engines(2, [](Engine& engine) {
     for (int i = 0; i < 3; ++i) {
-      // Each rank has something that the other never asks for; the second time it has a slot.
+      // Each rank has an operation that the other never requests; the second time the operation has a slot.
       std::vector<float> common(1, 1.0f), own(1, 7.0f);
       engine.submit(all_reduce("0", common)).wait();
       engine.submit(all_reduce("1", common)).wait();
@@ -111,7 +111,7 @@ TEST(NamedJoin, RefusesWhatNeedsEveryRank) {
       std::vector<float> data(4, 1.0f);
       Request gather = by_rows(Kind::AllGather, "d", data);
       Request from_here = broadcast("e", data, 0);
-      engine.submit(gather).wait();  // what can be done without rank 1
+      engine.submit(gather).wait();  // these work without rank 1
       engine.submit(from_here).wait();
       gather.needs_all_ranks = from_here.needs_all_ranks = true;
       for (Request request : {by_rows(Kind::ReduceScatter, "a", data), by_rows(Kind::AllToAll, "b", data),
@@ -154,7 +154,7 @@ TEST(NamedStall, IsReportedWithTheRanksThatLackIt) {
         std::vector<float> known(1, 1.0f), fresh(1, 1.0f);
         engine.submit(all_reduce("known", known)).wait();
         if (engine.rank() == 2) {
-          // Nobody else can make progress before both have been reported.
+          // The other ranks make no progress before both names have been reported.
           for (int i = 0; i < 3000 && !(reported("known") && reported("fresh")); ++i) {
             std::this_thread::sleep_for(milliseconds(10));
           }
@@ -177,14 +177,14 @@ TEST(NamedStall, EndsInTimeoutOfThatNameAlone) {
       2,
       [](Engine& engine) {
         std::vector<float> data(1, 1.0f);
-        for (int i = 0; i < 2; ++i) {  // without and with a slot
+        for (int i = 0; i < 2; ++i) {  // first without a slot, then with one
           if (engine.rank() == 0) {
             const Error error = error_of(engine.submit(all_reduce("x", data)));
             EXPECT_EQ(error.code(), ErrorCode::Timeout);
             EXPECT_TRUE(contains(error.what(), "rank 1 did not ask for it")) << error.what();
             data[0] = 1.0f;
           }
-          // The other one is not waited for with a deadline of its own: it comes once this rank is through.
+          // Retried after each Timeout, because rank 0 comes only when its operation has failed.
           Handle go = engine.submit(barrier("go" + std::to_string(i)));
           while (true) {
             try {
@@ -214,7 +214,7 @@ TEST(NamedShutdown, FailsWhatIsOutstandingEverywhereAndSaysWho) {
         engine.shutdown();
       } else {
         try {
-          engine.submit(all_reduce("x", data)).wait();  // the word of rank 1 may be here before it is submitted
+          engine.submit(all_reduce("x", data)).wait();  // rank 1's shutdown may arrive before this is submitted
           ADD_FAILURE() << "carried out";
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ErrorCode::Aborted);
@@ -229,7 +229,7 @@ TEST(NamedShutdown, FailsWhatIsOutstandingEverywhereAndSaysWho) {
           Error);
       EXPECT_THROW(engine.join(), Error);
     }
-    comm.barrier().wait();  // the communicator is as good as before
+    comm.barrier().wait();  // the communicator can still be used
     Engine again(comm);
     std::vector<float> data(1, 1.0f);
     again.submit(all_reduce("x", data)).wait();
@@ -247,7 +247,7 @@ TEST(NamedShutdown, NeedsNoOperationAndNoOrder) {
 }
 
 TEST(NamedShutdown, DoesNotWaitForRanksThatNeverCome) {
-  // Rank 1 makes no engine: rank 0 gives up, which ends the communicator.
+  // Rank 1 makes no engine, so rank 0 gives up, which ends the communicator.
   std::atomic<bool> over{false};
   EXPECT_THROW(run_on_threads(2,
                               [&](Communicator comm) {
@@ -328,7 +328,7 @@ std::vector<Planned> plan_step(std::mt19937& random, int size) {
   const int count = 1 + static_cast<int>(random() % 20);
   for (int i = 0; i < count; ++i) {
     Planned one;
-    // Mostly the same under the same name, so that slots are used; sometimes something else.
+    // A name mostly has the same operation, so that slots are used, and sometimes a different one.
     one.name = "n" + std::to_string(i);
     const unsigned character = random() % 10 == 0 ? static_cast<unsigned>(random()) : static_cast<unsigned>(i) * 7u;
     constexpr Kind kKinds[] = {Kind::AllReduce, Kind::AllGather, Kind::Broadcast, Kind::AllReduce, Kind::Barrier};

@@ -1,4 +1,4 @@
-// Engines on worlds of threads: any order, all kinds, the same bits, cache, disagreement.
+// Engines on worlds of threads: operations in any order and of all kinds, equal bits, the cache, disagreements.
 #include "horovod/named/engine.h"
 #include "horovod/named/table.h"
 #include "horovod/named/testing.h"
@@ -41,7 +41,7 @@ TEST(NamedEngine, AThousandTensorsInAnOrderOfEachRanksOwn) {
           const int sum = size * (i + step) + size * (size - 1) / 2;
           ASSERT_EQ(tensors[static_cast<std::size_t>(i)], std::vector<float>(256, static_cast<float>(sum)));
         }
-        // Before the last step ends nobody asks for anything new.
+        // No rank requests anything new before the last step ends.
         if (step == kSteps - 1) {
           EXPECT_EQ(engine.statistics().exchanges, exchanges) << "a repeated step was described again";
         }
@@ -56,7 +56,7 @@ TEST(NamedEngine, CarriesOutAllKinds) {
   for (const int size : {1, 2, 3}) {
     with_engines(size, [&](Engine& engine) {
       const int rank = engine.rank();
-      for (int step = 0; step < 3; ++step) {  // the second time from the cache, the third with other counts
+      for (int step = 0; step < 3; ++step) {  // the second step uses the cache, the third has other counts
         const int more = step == 2 ? 1 : 0;
         std::vector<std::int32_t> mine(static_cast<std::size_t>(2 * (rank + more)), rank);  // rank 0 has no data
         std::vector<double> root_data(5, rank == size - 1 ? 3.5 : 0.0);
@@ -138,7 +138,7 @@ TEST(NamedEngine, LeavesInputsAloneAndGivesTheBitsOfTheCommunicator) {
     std::vector<std::vector<float>> inputs;
     std::vector<std::vector<float>> expected;
     for (int i = 0; i < kTensors; ++i) {
-      std::vector<float> values(static_cast<std::size_t>(i % 8 == 7 ? 50000 : 1 + 37 * i));  // some beyond fusion
+      std::vector<float> values(static_cast<std::size_t>(i % 8 == 7 ? 50000 : 1 + 37 * i));  // some too large to fuse
       std::normal_distribution<float> normal;
       for (float& value : values) value = normal(random);
       inputs.push_back(values);
@@ -178,7 +178,7 @@ TEST(NamedEngine, ReportsDisagreementByNameOnAllRanksAndGoesOn) {
     std::vector<float> longer(5, 1.0f);
     std::vector<double> wide(4, 1.0);
     std::vector<float> good(2, 1.0f);
-    for (int step = 0; step < 2; ++step) {  // what was refused was not remembered
+    for (int step = 0; step < 2; ++step) {  // a refused operation is not remembered
       Handle fine = engine.submit(all_reduce("fine", good));
       std::vector<std::pair<Handle, std::pair<std::string, std::string>>> bad;
       const auto submit = [&](Request most, Request one, std::string say, std::string and_say) {
@@ -209,7 +209,7 @@ TEST(NamedEngine, NoticesThatACachedNameHasChanged) {
     std::vector<float> data(4, 1.0f);
     for (int i = 0; i < 2; ++i) engine.submit(all_reduce("x", data)).wait();
     std::vector<float> longer(6, 1.0f);
-    engine.submit(all_reduce("x", longer)).wait();  // on both
+    engine.submit(all_reduce("x", longer)).wait();  // on both ranks
     EXPECT_EQ(longer, std::vector<float>(6, 2.0f));
     const Error error = error_of(engine.submit(engine.rank() == 0 ? all_reduce("x", data) : all_reduce("x", longer)));
     EXPECT_EQ(error.code(), ErrorCode::Mismatch);
@@ -224,7 +224,7 @@ TEST(NamedEngine, RefusesANameThatIsUnderWay) {
     std::vector<float> data(1, 1.0f);
     std::vector<float> other(1, 1.0f);
     if (engine.rank() == 0) {
-      Handle first = engine.submit(all_reduce("x", data));  // rank 1 has not come, and waits for "go"
+      Handle first = engine.submit(all_reduce("x", data));  // rank 1 has not requested it, and waits for "go"
       EXPECT_THROW(engine.submit(all_reduce("x", other)), Error);
       std::vector<Request> pair;
       pair.push_back(all_reduce("y", other));
@@ -313,7 +313,7 @@ TEST(NamedEngine, FormsGroupsThatProgressIndependently) {
     if (comm) {
       Engine group(comm);
       EXPECT_EQ(group.rank(), world.rank() == 2 ? 0 : 1);
-      Handle waits = world.submit(all_reduce("x", everyones));  // rank 1 comes only after the group is done
+      Handle waits = world.submit(all_reduce("x", everyones));  // rank 1 requests it only after the group is done
       for (int i = 0; i < 3; ++i) group.submit(all_reduce("x", data)).wait();
       EXPECT_EQ(data, std::vector<float>(3, 8.0f));
       EXPECT_FALSE(waits.done());
@@ -347,7 +347,7 @@ TEST(NamedEngine, TellsWhenAnOperationIsDone) {
 TEST(NamedEngine, WakesPeersThatSleep) {
   with_engines(2, [](Engine& engine) {
     for (int i = 0; i < 3; ++i) {
-      // Only rank 0 comes, to a rank that has been asleep for long enough.
+      // Only rank 0 makes a request; rank 1's engine has been asleep for some time.
       std::vector<float> data(1, 1.0f);
       if (engine.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
       engine.submit(all_reduce("x", data)).wait();

@@ -1,5 +1,5 @@
-// Engines on GPU memory of the fake driver, over the fake NCCL: cases that Python's tests do not cover. Python's:
-// python.torch_on_gpus, python.torch_training_on_gpus.
+// Engines on GPU memory of the fake driver, over the fake NCCL: cases that the tests in Python do not cover. Those are
+// python.torch_on_gpus and python.torch_training_on_gpus.
 #include "comm/testing/gpus.h"
 #include "horovod/named/engine.h"
 #include "horovod/named/testing.h"
@@ -98,14 +98,14 @@ TEST(NamedOnGpus, RanksThatHaveJoinedAreServedByTheHost) {
   EXPECT_EQ(operations_of_nccl() - before, 0);
 }
 
-// By staging: the ranks share a GPU; rank 1's program gives up, while rank 0's stream hangs.
+// With staging, since the ranks share a GPU. Rank 1's program gives up while rank 0's stream hangs.
 void expect_that_a_hanging_rank_hears(bool other_has_joined) {
   using Clock = std::chrono::steady_clock;
   std::atomic<bool> go{false};
   std::atomic<Clock::time_point> aborted{};
   run_on_threads(2, [&](Communicator comm) {
     const Floats mine(comm, {1, 5});
-    Communicator own = comm;  // the test's, which aborts with it
+    Communicator own = comm;  // the test's own, with which it aborts
     Engine engine(std::move(comm));
     Request sum = request_of(Kind::AllReduce, "sum", mine);
     sum.output = mine.buffer();

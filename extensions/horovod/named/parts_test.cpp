@@ -1,4 +1,4 @@
-// The pure parts: what is asked for, matching, table, cache, fusion, neutral elements.
+// The pure parts: requests, matching, table, cache, fusion, neutral elements.
 #include "horovod/named/execution.h"
 #include "horovod/named/request.h"
 #include "horovod/named/rounds.h"
@@ -52,7 +52,7 @@ TEST(NamedRequest, SurvivesTheWire) {
   one.device = DeviceType::CUDA;
   const std::string bytes = codec::encode(one);
   EXPECT_EQ(value_or_throw(codec::decode<Signature>(bytes)), one);
-  for (std::size_t length = 0; length < bytes.size(); ++length) {  // cut anywhere, it is refused
+  for (std::size_t length = 0; length < bytes.size(); ++length) {  // refused wherever it is cut
     const auto got = codec::decode<Signature>(std::string_view(bytes).substr(0, length));
     ASSERT_FALSE(got) << length;
     EXPECT_EQ(got.error().code(), ErrorCode::Corrupt);
@@ -303,7 +303,7 @@ TEST(NamedFusion, KeepsTheThreshold) {
 
 // --- rings ---
 
-// A peer looks at its announcer between rounds only, and may be in a round that needs this rank before it looks again.
+// A peer reads its announcer only between rounds, and may be in a round that needs this rank before it reads again.
 TEST(NamedDoorbell, RingsAPeerThatDoesNotLook) {
   run_on_threads(2, [](Communicator comm) {
     constexpr std::uint64_t kRounds = 400;
@@ -331,7 +331,7 @@ TEST(NamedNeutral, ChangesNoBitOfAnyReduction) {
       for (int number = 0; number < kReduceOpCount; ++number) {
         const auto op = static_cast<ReduceOp>(number);
         if (op == ReduceOp::Average || !supports(dtype, op)) continue;
-        if (is_complex(dtype) && op == ReduceOp::Product) continue;  // zeros may change their sign
+        if (is_complex(dtype) && op == ReduceOp::Product) continue;  // zeros may change sign
         for (const double prescale : {1.0, -0.5}) {
           if (prescale != 1 && (!is_scalable(dtype) || op == ReduceOp::Product)) continue;
           constexpr std::int64_t kCount = 64;
@@ -349,7 +349,7 @@ TEST(NamedNeutral, ChangesNoBitOfAnyReduction) {
           options.op = op;
           options.prescale = prescale;
           comm.all_reduce(buffer, options).wait();
-          // The same reduction over this rank's data alone: a world of one.
+          // The same reduction over only this rank's data, in a world of one rank.
           static thread_local std::vector<Communicator> alone = form_thread_world(1);
           std::vector<std::byte> expected = data;
           alone.front().all_reduce(Buffer(expected.data(), kCount, dtype), options).wait();
@@ -392,7 +392,7 @@ TEST(NamedIntegers, ScalesTowardZeroAndIntoTheRange) {
 
 constexpr auto kLong = std::chrono::seconds(20);
 
-/// Time for which `wakeup` lingers while `disturb` is called again and again.
+/// Returns how long `wakeup` lingers while `disturb` is called again and again.
 template <class Disturb>
 std::chrono::nanoseconds lingers(Wakeup& wakeup, std::chrono::nanoseconds moment, const Disturb& disturb) {
   std::atomic<bool> over{false};
@@ -418,7 +418,7 @@ TEST(NamedWakeup, LingersUntilSomebodyIsInAHurry) {
   EXPECT_LT(lingers(wakeup, kLong, [&] { wakeup.notify(); }), kLong);
   wakeup.wait_until(std::chrono::steady_clock::now() + kLong);
   EXPECT_LT(lingers(wakeup, kLong, [&] { wakeup.urge(); }), kLong);
-  EXPECT_LT(lingers(wakeup, kLong, [] {}), kLong);  // still
+  EXPECT_LT(lingers(wakeup, kLong, [] {}), kLong);  // the urge still counts
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-"""Cases of the tests of `cohort.keras` for two ranks, one after the other: each is printed as it is done. Keras is that
-of the interpreter, its backend that of KERAS_BACKEND or TF_USE_LEGACY_KERAS."""
+"""Cases of the tests of `cohort.keras` for two ranks, one after the other. Each is printed when it is done. Keras is the
+interpreter's; KERAS_BACKEND or TF_USE_LEGACY_KERAS selects the backend."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def close(model, other, limit=1e-6):
 
 
 def together(parts):
-    """The batches of all ranks, side by side, step by step; a rank that has no more leaves the rest to the others."""
+    """Yields, for each step, the batches of all ranks that still have one, joined to one batch."""
     for step in range(max(map(len, parts))):
         ours = [part[step] for part in parts if step < len(part)]
         yield np.concatenate([x for x, _ in ours]), np.concatenate([y for _, y in ours])
@@ -87,7 +87,7 @@ def batches(x, y, batch):
 
 
 def expected(seed, optimizer, parts, epochs=1, loss="mse", model=None):
-    """One process on all batches."""
+    """Trains one process on all batches, and returns its model."""
     model = model or network(seed)
     model.compile(optimizer=optimizer, loss=loss)
     for _ in range(epochs):
@@ -118,7 +118,7 @@ def equal_parts(x, y, batch=8):
 
 
 def raises(kind, words, call):
-    """Raises unless the call does, with these words."""
+    """Raises unless the call raises an error of this kind with these words."""
     try:
         call()
     except kind as error:
@@ -127,7 +127,7 @@ def raises(kind, words, call):
     raise AssertionError(f"no {kind.__name__}")
 
 
-# --- the heart of it ---
+# --- equal to one process ---
 
 
 @scenario
@@ -165,7 +165,7 @@ def legacy_optimizers_too():
 
 @scenario
 def without_the_hook_it_is_seen():
-    """The first test, with the hook taken away: refused at once, refused by fit, and if nobody looked, wrong."""
+    """The first test without the hook: refused at once, else refused by fit, and without these checks wrong."""
     mixin = _hooks._Keras2 if LEGACY else _hooks._Keras3
     name = "aggregate_gradients" if LEGACY else "_clip_gradients"
     hook = getattr(mixin, name)
@@ -202,7 +202,7 @@ def unequal_weights_are_refused():
 
 @scenario
 def in_an_elastic_job_they_become_the_first_ranks():
-    """As in Horovod's own example, whose first `fit` makes variables for KerasState, and meets ranks that are new."""
+    """As in Horovod's own example, whose first `fit` makes variables for KerasState, and may meet new ranks."""
     if LEGACY:
         return "builds the model in its own time"
     x, y = data(64)
@@ -210,7 +210,7 @@ def in_an_elastic_job_they_become_the_first_ranks():
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01 * (1 + rank))), loss="mse")
     other = network(seed=31)
     other.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
-    if rank == 0:  # it has been there for longer
+    if rank == 0:  # rank 0 has trained before
         for one in model, other:
             one.optimizer.build(one.trainable_variables)
             one.optimizer.iterations.assign(3)
@@ -261,7 +261,7 @@ def what_ranks_come_to_do_differently_is_seen():
         (4, weights, ["different weights at the end of fit", "rank 1"]),
     ):
         if BACKEND == "jax" and change is weights:
-            continue  # they go back to what the step has
+            continue  # the weights go back to those of the compiled step
         one = OnOneRank(epoch, change)
         told.append(raises(ValueError, words, lambda: fit(
             network(seed=31), *half(x, y), hvd.DistributedOptimizer(sgd()), callbacks=[broadcast(), one], epochs=5)))  # fmt: skip
@@ -292,7 +292,7 @@ def unequal_epochs_are_refused():
 
 @scenario
 def uneven_data():
-    """Rank 0 has 29 samples, rank 1 has 16: three whole batches and one of 5, against two."""
+    """Rank 0 has 29 samples, rank 1 has 16: so rank 0 has three whole batches and one of 5, and rank 1 has two."""
     x, y = data(45)
     ranges = [(0, 29), (29, 45)]
     begin, end = ranges[rank]
@@ -312,7 +312,7 @@ def uneven_data():
 
 @scenario
 def uneven_steps_of_generators():
-    """Nobody knows how many batches there are: rank 0 has one, rank 1 four."""
+    """No rank knows how many batches there are; rank 0 has one, rank 1 four."""
     x, y = data(5 * 8)
     ours = [(0, 8), (8, 40)][rank]
     parts = [batches(x[:8], y[:8], 8), batches(x[8:], y[8:], 8)]
@@ -323,7 +323,7 @@ def uneven_steps_of_generators():
     model = network(seed=50 + rank)
     model.compile(optimizer=hvd.DistributedOptimizer(sgd()), loss="mse")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it ran out of data
+        warnings.simplefilter("ignore")  # the warning that it ran out of data
         model.fit(generate(), epochs=1, verbose=0, callbacks=[broadcast()])
     same_bits(model)
     return close(model, expected(50, sgd(), parts))
@@ -331,7 +331,7 @@ def uneven_steps_of_generators():
 
 @scenario
 def average_by_ranks():
-    """As Horovod: every rank counts alike, whatever its batch."""
+    """Like Horovod: every rank counts equally, whatever its batch."""
     x, y = data(12)
     ours = slice(0, 8) if rank == 0 else slice(8, 12)
     model = network(seed=55)
@@ -491,7 +491,7 @@ def embeddings():
 
 @scenario
 def embeddings_and_a_rank_without_any_batch():
-    """Rank 1 has nothing: it cannot know by itself that gradients are sparse."""
+    """Rank 1 has no data, and so cannot know by itself that gradients are sparse."""
     if not ON_TF or LEGACY:
         return "only TensorFlow has sparse ones; Keras 2 refuses a fit without batches"
     words = np.random.default_rng(1).integers(0, 50, size=(32, 4))
@@ -503,9 +503,9 @@ def embeddings_and_a_rank_without_any_batch():
         model = embedder(seed=77 + rank)
         optimizer = hvd.DistributedOptimizer(sgd(), sparse_as_dense=dense)
         model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
-        for _ in range(2):  # the second time they know
+        for _ in range(2):  # the second time all ranks know
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it ran out of data
+                warnings.simplefilter("ignore")  # the warning that it ran out of data
                 model.fit(mine, epochs=1, verbose=0, callbacks=[broadcast()])
         same_bits(model)
         worst = close(model, expected(0, sgd(), [batches(words, y, 8)], epochs=2, model=embedder(77)))
@@ -544,7 +544,7 @@ def no_gradient_on_one_rank():
 @scenario
 def an_overflow_on_one_rank():
     x, y = data(64)
-    mine_x, mine_y = half(x * 0.1, y * 0.1)  # no others overflow
+    mine_x, mine_y = half(x * 0.1, y * 0.1)  # so that no other values overflow
     if rank == 1:
         mine_x[8] = 3e38  # in the second batch
     policy = keras.mixed_precision.set_global_policy if LEGACY else keras.config.set_dtype_policy
@@ -631,7 +631,7 @@ def two_optimizers_in_one_step():
 
 @scenario
 def two_models_of_equal_paths_in_one_graph():
-    """Twins of one function, each with an optimizer, at work at the same time."""
+    """Two models made by one function, each with an optimizer, train at the same time."""
     if not ON_TF or LEGACY:
         return "of TensorFlow's graphs"
     import tensorflow as tf
@@ -726,7 +726,7 @@ def learning_rates():
     warm = hvd.callbacks.LearningRateWarmupCallback(0.2, warmup_epochs=2, momentum_correction=False, verbose=1)
     later = hvd.callbacks.LearningRateScheduleCallback(0.2, 0.5, start_epoch=2, momentum_correction=False)
     history = fit(model, *half(x, y), hvd.DistributedOptimizer(sgd()), callbacks=[broadcast(), warm, later, Look()], epochs=4)
-    # 4 steps an epoch: from half the rate to all of it within 8 steps.
+    # An epoch has 4 steps; the rate rises from half to all of it within 8 steps.
     assert seen[:8] == [round(0.1 + 0.1 * (i + 1) / 8, 6) for i in range(8)], seen
     assert seen[8:] == [0.2] * 4 + [0.1] * 4, seen
     assert np.allclose(history.history["lr"], [0.15, 0.2, 0.2, 0.1]), history.history
@@ -739,7 +739,7 @@ def learning_rates():
     told = [str(one.message) for one in caught if "momentum" in str(one.message)]
     assert len(told) == (0 if BACKEND == "torch" else 1), told
     assert abs(model.optimizer.momentum - 0.9) < 1e-9
-    # Rank 1 has fewer steps: it follows the rates of those it has not.
+    # Rank 1 has fewer steps, and follows the rates of the steps that it lacks.
     ours = slice(0, 40) if rank == 0 else slice(40, 64)
     model = network(seed=82)
     fit(model, x[ours], y[ours], hvd.DistributedOptimizer(sgd()), callbacks=[
@@ -756,10 +756,10 @@ def learning_rates():
 
 @scenario
 def files():
-    """Saved here; the test loads them where Cohort is not."""
+    """Saved here; the test loads the files in a process without Cohort."""
     x, y = data(64)
     model = network(seed=83 + rank)
-    # By a name a file in HDF5 would not know the loss again, which is Keras's own doing.
+    # An object, because Keras does not recognize a loss by its name again in an HDF5 file.
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), keras.losses.MeanSquaredError())
     fit(model, *half(x, y), epochs=2)
     names = [f"{FOLDER}/model.keras", f"{FOLDER}/model.h5"]
@@ -840,14 +840,14 @@ def elastic():
         calls.append((state.epoch, flat(model)))
         callbacks = [hvd.elastic.CommitStateCallback(state, batches_per_commit=100), Fail(),
                      hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.UpdateEpochStateCallback(state)]  # fmt: skip
-        # An epoch's end commits the state before it is updated, unless that callback comes first.
+        # The end of an epoch commits the state before the update, unless the updating callback comes first.
         fit(model, *half(x, y), callbacks=callbacks[::-1], epochs=3 - state.epoch)
 
     train(state)
     assert [epoch for epoch, _ in calls] == [0, 1], calls
     assert state.epoch == 3 and state.batch == 0
     same_bits(model)
-    # Epoch 0, epoch 1 anew from its beginning, epoch 2.
+    # The steps of epoch 0, of epoch 1 once more from its beginning, and of epoch 2.
     return close(model, expected(90, keras.optimizers.Adam(0.01), equal_parts(x, y), epochs=3), 1e-5)
 
 

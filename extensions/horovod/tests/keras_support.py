@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 BUILD = pathlib.Path(__file__).resolve().parents[3] / "build"
-# For each: environment of its programs, modules that have to be there, and folders to look into.
+# By backend: its programs' environment, the modules that they need, and the folders to search.
 BACKENDS = {
     "tensorflow": ({"KERAS_BACKEND": "tensorflow"}, ["keras", "tensorflow"], ["tensorflow/2.21"]),
     "torch": ({"KERAS_BACKEND": "torch"}, ["keras", "torch"], ["keras"]),
@@ -40,7 +40,7 @@ print("TRAINED", os.environ["RANK"], strategy.num_replicas_in_sync, len({one.rsp
 
 @functools.lru_cache(maxsize=None)
 def place_of(backend):
-    """(interpreter, folders for PYTHONPATH) that have Keras with this backend, or None."""
+    """Returns (interpreter, folders for PYTHONPATH) that have Keras with this backend, or None."""
     _, modules, below = BACKENDS[backend]
     named = dict(one.split("=", 1) for one in os.environ.get("COHORT_TEST_KERAS", "").split())
     folders = [str(BUILD / one) for one in below if (BUILD / one).is_dir()]
@@ -51,7 +51,7 @@ def place_of(backend):
 
 
 def _has(python, folders, modules):
-    """True if the modules are there, for the same Python as the compiled module's."""
+    """Returns True if the interpreter has the modules, and is the Python that the compiled module is for."""
     looks = (
         "import sys, importlib.util as u; "
         "sys.exit(sys.implementation.cache_tag != sys.argv[1] or any(u.find_spec(m) is None for m in sys.argv[2:]))"
@@ -62,20 +62,20 @@ def _has(python, folders, modules):
 
 
 def environment(backend, with_cohort=True, **more):
-    """For a program of that Keras's."""
+    """Returns the environment for a program that uses that Keras."""
     path = [*place_of(backend)[1], *([os.environ.get("PYTHONPATH", "")] if with_cohort else [])]
     return dict(os.environ, **BACKENDS[backend][0], PYTHONPATH=os.pathsep.join(path), TF_CPP_MIN_LOG_LEVEL="3",
                 OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", **more)  # fmt: skip
 
 
 def ranks(backend, folder, script, *options, count=2, seconds=400):
-    """The command that runs a script on some ranks."""
+    """Returns the command that runs a script on `count` ranks."""
     return [os.environ.get("COHORT_COMMAND", "cohort"), "run", "-q", "-np", str(count), "--prefix", "none", "--run-dir",
             f"{folder}/run", "--timeout", str(seconds), *options, "--", place_of(backend)[0], str(script)]  # fmt: skip
 
 
 def finish(words, folder, env, seconds):
-    """Runs a command; its exit status, and what it and its children printed. Processes left after `seconds` are
+    """Runs a command. Returns its exit status, and what it and its children printed. Processes left after `seconds` are
     killed."""
     process = subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip

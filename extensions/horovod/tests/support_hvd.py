@@ -1,4 +1,4 @@
-"""Shared by the tests of `cohort.horovod.torch`: its world (`from support_hvd import setUpModule, tearDownModule`), and
+"""Common to the tests of `cohort.horovod.torch`: their world (`from support_hvd import setUpModule, tearDownModule`), and
 comparisons."""
 
 import os

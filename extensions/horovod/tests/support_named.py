@@ -1,4 +1,4 @@
-"""Shared by the tests of operations by name: the engine, and values of every kind."""
+"""Common to the tests of operations by name: the engine, and values of every kind."""
 
 import unittest
 
@@ -28,7 +28,7 @@ class WithEngine(unittest.TestCase):
         self.rank, self.size = self.engine.rank(), self.engine.size()
 
     def tearDown(self):
-        # A rank that failed must not leave the others waiting; one that is done must not end those that are not.
+        # A failed rank must not leave the others waiting, and a rank that is done must not end the others' engines.
         self.engine.barrier("the test is over").wait(timeout=SECONDS)
         self.engine.shutdown()
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of `cohort.tensorflow`: its world (`from support_tensorflow import setUpModule, tearDownModule`),
+"""Common to the tests of `cohort.tensorflow`: their world (`from support_tensorflow import setUpModule, tearDownModule`),
 and comparisons. with_tensorflow.py runs them."""
 
 import os
@@ -12,7 +12,7 @@ import cohort.tensorflow as hvd
 
 
 def setUpModule():
-    tf.get_logger().setLevel("ERROR")  # tests make many small graphs, which it warns of
+    tf.get_logger().setLevel("ERROR")  # it warns of many small graphs, which tests make
     os.environ["COHORT_TIMEOUT"] = str(int(SECONDS))
     hvd.init()
 

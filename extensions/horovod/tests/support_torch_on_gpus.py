@@ -1,4 +1,4 @@
-"""Shared by the tests of cohort.horovod.torch on tensors of "cuda": what is done on both devices, and what NCCL is given."""
+"""Common to the tests of cohort.horovod.torch on "cuda" tensors: runs on both devices, and counts of NCCL's operations."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ def flat(results):
 
 class Gpus(Case):
     def on_both(self, program, within=0.0):
-        """`program(device)` gives tensors, the same on "cuda" as on "cpu", and there they are on the GPU."""
+        """Asserts that `program(device)` returns equal tensors for "cuda" and "cpu", on the GPU for "cuda"."""
         on_cpu, on_gpu = flat(program("cpu")), flat(program("cuda"))
         self.assertEqual(len(on_cpu), len(on_gpu))
         for plain, result in zip(on_cpu, on_gpu):
             self.assertEqual((plain.device.type, result.device.type), ("cpu", "cuda"))
             self.assertEqual((plain.dtype, plain.shape), (result.dtype, result.shape))
             if within:
-                # Kernels of a real GPU sum in other orders.
+                # A real GPU's kernels sum in a different order.
                 within = within if cuda_support.FAKE else max(within, 1e-4)
                 torch.testing.assert_close(result.cpu(), plain, rtol=within, atol=within)
             else:
@@ -35,7 +35,7 @@ class Gpus(Case):
 
     @contextlib.contextmanager
     def by_nccl(self, count):
-        """It gives NCCL so many operations."""
+        """Asserts that the code within passes `count` operations to NCCL."""
         before = cuda_support.operations_of_nccl()
         yield
         if cuda_support.FAKE:

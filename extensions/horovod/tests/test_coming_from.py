@@ -1,4 +1,4 @@
-"""`cohort doctor --horovod` and `--torchrun`: what a program uses of them, looked up in what is here."""
+"""`cohort doctor --horovod` and `--torchrun`: a program's uses of these, looked up in Cohort."""
 
 import importlib
 import json
@@ -20,7 +20,7 @@ mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built d
 add_process_set remove_process_set ProcessSet global_process_set Average Sum Adasum Min Max Product Compression.none
 Compression.fp16 DistributedOptimizer broadcast_object allgather_object HorovodInternalError""".split()
 OPERATIONS = "allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter grouped_reducescatter".split()
-# Horovod 0.28's public names, as its documentation has them.
+# Public names of Horovod 0.28, from its documentation.
 NAMES = {
     "horovod.torch": [
         *HVD, "SyncBatchNorm", "sparse_allreduce_async", "join", "barrier", "poll", "synchronize", "broadcast_parameters",
@@ -74,7 +74,7 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def doctor(self, kind, *programs, status=0, python=sys.executable):
-        """The uses by name, and the whole answer."""
+        """Returns the uses by name, and the whole report."""
         environment = {**os.environ, "PATH": f"{os.path.dirname(python)}:{os.environ['PATH']}"}
         environment.pop("VIRTUAL_ENV", None)
         command = [_command.find(), "doctor", f"--{kind}", *map(str, programs), "--json"]
@@ -102,7 +102,7 @@ class Horovod(Case):
         self.assertEqual([name for name in NOT_HERE if "no such name" in uses[name]["note"] or not uses[name]["note"]], [])
 
     def test_names_are_those_of_an_import(self):
-        """Names looked up beside made-up frameworks are those of the real ones."""
+        """A look-up with made-up frameworks finds the same names as one with the real frameworks."""
         sys.path.insert(0, str(ROOT / "extensions/horovod/package"))
         self.addCleanup(sys.path.remove, str(ROOT / "extensions/horovod/package"))
         for name in NAMES["horovod.torch"]:
@@ -170,7 +170,7 @@ class Horovod(Case):
                          f"--as-horovod {path}$")  # fmt: skip
 
     def test_names_are_followed_or_said_not_to_be(self):
-        """Each file uses, in its own way, a name that is not here: it is found there, or the line is "not seen"."""
+        """Each file uses a missing name in a different way. The name is reported, or its line is "not seen"."""
         found = {
             "tried": "try:\n    import horovod.torch as hvd\nexcept ImportError:\n    hvd = None\nhvd.bad_1()",
             "branch": "import sys\nif sys.argv:\n    import horovod.torch as hvd\nelse:\n    hvd = None\nhvd and hvd.bad_2()",
@@ -226,7 +226,7 @@ class Horovod(Case):
             mpirun -np 4 -x HOROVOD_HIERARCHICAL_ALLREDUCE=1 python train.py
             """, "job.sbatch")  # fmt: skip
         self.program('import os\nos.system("horovodrun -np 2 --autotune python other.py")\n')
-        self.program("horovodrun\n", "notes.txt")  # not looked at
+        self.program("horovodrun\n", "notes.txt")  # not read
         uses, report = self.doctor("horovod", self.folder, status=1)
         self.assertEqual(self.states(uses, "missing"), ["horovodrun --no-such"])
         self.assertEqual(self.states(uses, "differs"), [

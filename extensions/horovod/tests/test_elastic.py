@@ -1,5 +1,5 @@
-"""Elastic jobs as their ranks see them: hvd.elastic.run where workers are killed, removed and come. The launcher's part is
-played by the test."""
+"""Elastic jobs as their ranks see them: hvd.elastic.run while workers are killed, removed and added. The test plays the
+launcher's part."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ train(state)
 """
 
 
-# Each says "in EPOCH" once it has formed a world, and waits for the file "go-EPOCH" before it takes the state.
+# Each worker prints "in EPOCH" when it has formed a world, and waits for the file "go-EPOCH" before it takes the state.
 WAITING = """
 import os, time
 import cohort
@@ -166,7 +166,7 @@ class WhoHasTheState(unittest.TestCase):
 @needs_torch
 class AllThatHadTheStateAreLost(unittest.TestCase):
     def lose(self, job, reached, **environment):
-        """Two train and are killed while two that have come have no state yet: these cannot begin."""
+        """Two workers train and are killed while two new ones have no state yet, so the new ones cannot begin."""
         job.begin(0, 1)
         job.start(0, 1, **environment)
         (job.path / "go-0").touch()
@@ -203,8 +203,8 @@ class AllThatHadTheStateAreLost(unittest.TestCase):
     def test_of_cohort_elastic(self):
         with ElasticJob(WAITING + BY_STATE) as job:
             self.lose(job, r" to step \d+ in this attempt .* with the state after step 0 -- go on from the last checkpoint: ")
-            self.begins(job, 4, 3, 1150, LOADED="1000")  # a checkpoint of a later step,
-            self.refused(job, 5, LOADED="1000")  # which is an earlier one by now
+            self.begins(job, 4, 3, 1150, LOADED="1000")  # a checkpoint of a later step
+            self.refused(job, 5, LOADED="1000")  # by now the same checkpoint is of an earlier step
             self.begins(job, 6, 5, 1, COHORT_RESTART="1")
 
     def test_of_hvd(self):
@@ -225,7 +225,7 @@ class AllThatHadTheStateAreLost(unittest.TestCase):
 @needs_torch
 class Training(unittest.TestCase):
     def check(self, job, *workers):
-        """All trained alike: one digest for each step of an epoch, and no step is skipped; one may be done again."""
+        """Asserts that all trained alike: one digest per step of an epoch, no step left out, at most one repeated."""
         digests = {}
         for worker in workers:
             before = None
@@ -246,7 +246,7 @@ class Training(unittest.TestCase):
             began = time.monotonic_ns()
             for worker, rank in ((0, 0), (2, 1)):
                 self.assertLess((job.wait_for_step(worker, 1, rank, 2) - began) / 1e9, 5)
-            # It comes by a commit: nobody fails.
+            # The next worker joins at a commit, so nothing fails.
             job.begin(0, 2, 3)
             job.start(3)
             for rank, worker in enumerate((0, 2, 3)):
@@ -270,7 +270,7 @@ class Training(unittest.TestCase):
                 job.wait_for_step(worker, 0, worker, 4)
             job.kill(3)
             job.wait_for(0, ".")
-            # Worker 4 of this epoch never comes, and worker 2 dies in it.
+            # In this epoch worker 4 never appears, and worker 2 dies.
             job.begin(0, 1, 2, 4)
             time.sleep(0.3)
             job.kill(2)
@@ -297,7 +297,7 @@ class Training(unittest.TestCase):
             job.wait_for_step(0, 0, 0, 1)
             job.start(1)
             job.begin(0, 1)
-            # Long enough for what is done every 20 steps.
+            # Long enough for checks that run every 20 steps.
             job.wait_for_step(1, 1, 1, 2)
             for worker in range(2):
                 job.wait_for(worker, rf"^step \d+ 1 {job.steps(1)[0][2] + 45} ")
@@ -356,7 +356,7 @@ KERAS_PLACE = keras_support.place_of("torch")
 @unittest.skipUnless(KERAS_PLACE and KERAS_PLACE[0] == sys.executable, "no Keras with torch -- tools/setup --for all")
 class Keras(unittest.TestCase):
     def test_workers_go_and_come(self):
-        # Ranks that wait for different things would take the 30 s of the operations' deadline.
+        # Ranks that waited for different operations would wait until the operations' deadline of 30 s.
         with ElasticJob(KERAS, KERAS_BACKEND="torch", PYTHONPATH=os.pathsep.join([*KERAS_PLACE[1], os.environ["PYTHONPATH"]])) as job:
             job.begin(0, 1, 2)
             job.start(0, 1, 2)

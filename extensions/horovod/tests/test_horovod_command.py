@@ -1,4 +1,4 @@
-"""horovodrun: Horovod's options as `cohort run`; --as-horovod: what a program finds."""
+"""horovodrun, which passes Horovod's options to `cohort run`; and --as-horovod, for what a program finds."""
 
 import contextlib
 import importlib.util
@@ -70,7 +70,7 @@ class Options(Folder):
         _, environment, notes = launch.command_of(["-np", "1", *given, "a"])
         self.assertEqual(environment, {})
         spelled = {note.split(" has no meaning here -- ")[0] for note in notes}
-        # "no" to what does not exist is no wish.
+        # A "--no-..." for a feature that does not exist needs no note.
         wanted = {word.split("=")[0] for word in given if word.startswith("-")} - {"--no-hierarchical-allreduce"}
         self.assertEqual(spelled, wanted)
 
@@ -91,7 +91,7 @@ class Options(Folder):
             --prefix-output-with-timestamp --log-hide-timestamp --no-log-hide-timestamp -H --hosts -hostfile --hostfile
             --gloo --mpi --jsrun""".split()
         self.assertEqual(set(wanted) - known, set())
-        # Each means something, or has words.
+        # Each option has an effect, or a note.
         wishes = {action.dest for action in parser._actions} - {"help", "version", "check_build", "command", "config_file"}
         heeded = {"num_proc", "disable_cache", "start_timeout", "output_filename", "verbose", "gloo", "hosts", "hostfile",
                   "prefix_output_with_timestamp", "fusion_threshold_mb", "cache_capacity", "timeline_filename",
@@ -141,7 +141,7 @@ class Options(Folder):
             self.assertEqual(ended.exception.code, 2)
 
     def ways(self, *given):
-        """The options of `cohort run` behind --start-timeout, which say where and how."""
+        """Returns the options of `cohort run` after --start-timeout, which say where and how to start ranks."""
         arguments, _, notes = launch.command_of(["-np", "4", *given, "a"])
         self.assertEqual(notes, [])
         return arguments[arguments.index("--start-timeout") + 2 : -2]
@@ -165,12 +165,12 @@ class Options(Folder):
             self.assertEqual(
                 self.ways("--network-interface", "eth0", "--network-interface", "ib0"), ["--network", "eth0,ib0"]
             )
-        # Settings of ssh in the environment count, too.
+        # Settings of ssh in the environment are kept, too.
         with unittest.mock.patch.dict(os.environ, COHORT_RUN_SSH="ssh -F there", COHORT_RUN_STARTER="mpirun"):
             self.assertEqual(
                 self.ways("-H", "a:4", "--ssh-port", "7"), ["-H", "a:4", "--ssh", "ssh -F there -p 7"]
             )
-        # Hosts need not be in the arguments.
+        # Hosts may also come from the environment.
         with unittest.mock.patch.dict(os.environ, quiet, SLURM_JOB_ID="7", SLURM_NNODES="2"):
             self.assertEqual(self.ways("-p", "7"), ["--ssh", "ssh -p 7", "--starter", "ssh"])
 
@@ -238,7 +238,7 @@ class Commands(Folder):
         self.assertEqual(status, 4, err)
 
     def test_hosts(self):
-        """Each of them is this machine."""
+        """All of the hosts are this machine."""
         program = self.script(ENVIRONMENT)
         hosts = self.folder / "hosts"
         hosts.write_text("# ours\n\na slots=1  # one\nb slots=2\n")

@@ -105,7 +105,7 @@ class Package(Folder):
                 horovod.run(place, num_proc=1, **given)
 
     def test_run_over_hosts(self):
-        """Each of them is this machine; what is another one: tests/cluster."""
+        """All of the hosts are this machine; tests/cluster has several machines."""
         hostfile = self.folder / "hosts"
         hostfile.write_text("a slots=1\nb slots=2\n")
         os.environ["COHORT_RUN_STARTER"] = "local"

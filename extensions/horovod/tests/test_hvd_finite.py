@@ -29,7 +29,7 @@ class Finite(unittest.TestCase):
         return net, hvd.DistributedOptimizer(optimizer, **options)
 
     def backward(self, net, poison=None):
-        """poison: what element 5 of the first weight's gradient becomes."""
+        """poison: the value that element 5 of the first weight's gradient gets."""
 
         def spoil(gradient):
             changed = gradient.clone()

@@ -21,7 +21,7 @@ def setUpModule():
         raise unittest.SkipTest("torch is not installed")
 
 
-# Names, order of arguments and defaults that programs count on.
+# Names, order of arguments and defaults on which programs rely.
 _SET = "process_set=GLOBAL"
 _REDUCE = "average=None, name=None, {}op=None, prescale_factor=1.0, postscale_factor=1.0, " + _SET
 _SCATTER = "op=0, " + _SET + ", prescale_factor=1.0, postscale_factor=1.0"
@@ -97,7 +97,7 @@ class Surface(unittest.TestCase):
             wanted = expected.split(", ") if expected else []
             self.assertEqual(got[: len(wanted)], wanted, name)
             self.assertTrue(all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters[: len(wanted)]), name)
-            # Arguments beyond Horovod's come after its own.
+            # Arguments that Horovod lacks come after Horovod's.
             more = {"process_set=GLOBAL", "non_finite='ignore'", "average_by='ranks'", "compare_ranks=True",
                     "wire_format=None"}
             self.assertLessEqual(set(got[len(wanted) :]), more, name)
@@ -145,7 +145,7 @@ class Alone(unittest.TestCase):
         self.assertRaises(ValueError, hvd.start_timeline, "/nowhere")
         vector = torch.ones(1, requires_grad=True)
         optimizer = torch.optim.SGD([vector], lr=0.1)
-        # Calls for which Horovod's Python asks for the size of the world, and others whose core says that there is
+        # Calls for which Horovod's Python needs the world's size, and then others, whose core reports that there is
         # none.
         self.assertRaises(ValueError, hvd.DistributedOptimizer, optimizer)
         self.assertRaises(ValueError, hvd.alltoall, vector)
@@ -229,7 +229,7 @@ class Alone(unittest.TestCase):
         other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
         other.load_state_dict(sampler.state_dict())
         self.assertEqual(list(other), list(range(4, 10)))
-        other.num_replicas, other.rank = 4, 3  # shared out anew by reset only
+        other.num_replicas, other.rank = 4, 3  # takes effect only with reset()
         other.reset()
         self.assertEqual(other.num_replicas, 1)
         shuffled = hvd.elastic.ElasticSampler(range(10), seed=3)

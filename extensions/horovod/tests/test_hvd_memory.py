@@ -45,7 +45,7 @@ class Case(unittest.TestCase):
         return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), named, **options)
 
     def backward(self, *models, passes=1):
-        """Adds the same gradients to all of these models: others on each rank and at each time."""
+        """Adds the same gradients to all of these models; they differ by rank and by call."""
         for _ in range(passes):
             self.steps += 1
             generator = torch.Generator().manual_seed(100 * self.steps + self.rank)
@@ -54,7 +54,7 @@ class Case(unittest.TestCase):
                 model(x).square().sum().backward()
 
     def reduced(self, model, op=None, process_set=None, prescale=1.0, postscale=1.0):
-        """Returns the plain operation's results for the gradients of a model that no optimizer knows."""
+        """Returns the results of plain allreduces for the gradients of a model without an optimizer."""
         return [
             hvd.allreduce(
                 parameter.grad,
@@ -71,7 +71,7 @@ class Case(unittest.TestCase):
             self.assertTrue(torch.equal(parameter.grad, value), name)
 
     def train(self, optimizer, model, steps, set_to_none=False, passes=1, reduce=None):
-        """Yields after each step's reduction, of which the bits have been compared. One parameter is the model's first."""
+        """Yields the model's first parameter after each step's reduction, whose bits have been compared."""
         for _ in range(steps):
             twin = copy.deepcopy(model)
             twin.zero_grad(set_to_none=True)
@@ -277,7 +277,7 @@ class Sharing(Case):
         for settled in (False, True):
             for share in (whole, alias, parts):
                 with self.subTest(settled=settled, share=share.__name__):
-                    # Also where it makes little sense: as without places.
+                    # Also in cases where places make little sense, the results are those without places.
                     pair = network(), network()
                     both = [self.wrap(model, prefix, op=hvd.Sum, groups=1) for model, prefix in zip(pair, "ab")]
                     both[1]._reducer._places = None
@@ -305,7 +305,7 @@ class Sharing(Case):
             model[2].weight.grad = None
             with self.assertRaisesRegex(ValueError, r"gradient of '\d.weight' was changed"):
                 optimizer.synchronize()
-            self.assertIs(model[0].weight.grad, mine)  # gradients under way have come all the same
+            self.assertIs(model[0].weight.grad, mine)  # gradients under way have arrived nevertheless
             self.same_bits(model, self.reduced(twin))
 
     def test_unused_and_frozen(self):
@@ -348,7 +348,7 @@ class Sharing(Case):
 
 class Ends(Case):
     def test_a_reduction_that_fails_leaves_the_gradient(self):
-        size = 40000 if self.rank == 0 else 30000  # each brings another
+        size = 40000 if self.rank == 0 else 30000  # ranks have different sizes
         weight = torch.nn.Parameter(torch.zeros(size))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("differs", weight)])
         for step in range(3):
@@ -389,7 +389,7 @@ class Ends(Case):
                 for weight in self.train(optimizer, model, 2):
                     pass
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # it is not said again
+                warnings.simplefilter("error")  # the warning is not repeated
                 for weight in self.train(optimizer, model, 2):
                     pass
         finally:

@@ -1,5 +1,5 @@
 """Peculiarities of `cohort.horovod.torch`'s operations (handles, in place, sparse tensors), on all ranks of `cohort run -np N`:
-each rank runs this. test_hvd_shared.py has what they share with those of other frameworks."""
+each rank runs this. test_hvd_shared.py has the tests common to all frameworks."""
 
 import random
 import time
@@ -64,7 +64,7 @@ class Reductions(Case):
             self.assertEqual([one.dtype for one in got], [one.dtype for one in given])
             for one, total in zip(got, totals):
                 self.same(one, total)
-        # Between hosts float32 alone is rounded: the rest of the group, and other reductions, are exact.
+        # Between hosts only float32 is rounded. The rest of the group, and other reductions, are exact.
         got = hvd.grouped_allreduce(given, op=hvd.Sum, compression=hvd.Compression.int8)
         self.assertEqual([one.dtype for one in got], [one.dtype for one in given])
         for one, total in zip(got, totals):

@@ -1,4 +1,4 @@
-"""hvd.DistributedOptimizer with what programs do around it: clipping, GradScaler, frozen layers, several optimizers, schedules.
+"""hvd.DistributedOptimizer together with clipping, GradScaler, frozen layers, several optimizers, schedules.
 
 Each rank of `cohort run -np N` runs this.
 """
@@ -68,7 +68,7 @@ class Touched(Case):
                         self.assertIn(name, str(got.exception))
                     self.assertTrue(all(torch.equal(one, before[key]) for key, one in model.state_dict().items()))
                     optimizer.zero_grad()
-                loss_of(model(torch.ones(2, 6).double()), torch.tensor([0, 1])).backward()  # all goes on
+                loss_of(model(torch.ones(2, 6).double()), torch.tensor([0, 1])).backward()  # training continues
                 optimizer.synchronize()
                 clip(list(model.parameters()))
                 with optimizer.skip_synchronize():
@@ -92,7 +92,7 @@ class Touched(Case):
                 optimizer.synchronize()
 
     def test_through_the_groups_all_have_to_be_there(self):
-        """Gradients read through the groups are the averages of those that this rank has."""
+        """Gradients read through the groups are averages, as far as this rank has gradients."""
         for skips in False, True:
             if skips and self.size == 1:
                 continue
@@ -113,7 +113,7 @@ class Touched(Case):
 @unittest.skipUnless(has_scaler, "no GradScaler for CPU")
 class Scaled(Case):
     def loop(self, model, optimizer, steps, both, inputs=lambda step: 1.0, unscale=False, clear=None):
-        """The gradients after each step, as a GradScaler has left them, and its scales."""
+        """Returns the gradients after each step, as a GradScaler has left them, with its scales."""
         scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000), []
         for step in range(steps):
             (clear or optimizer.zero_grad)()
@@ -139,7 +139,7 @@ class Scaled(Case):
                     seen = self.loop(model, optimizer, 4, lambda step: step != first or self.rank > 0, unscale=unscale)
                     for step, (gradient, scale) in enumerate(seen):
                         self.assertEqual(scale, 1024.0)
-                        if not fused or unscale:  # else the step unscales, and not the gradient
+                        if not fused or unscale:  # otherwise the step unscales, and the gradient stays scaled
                             self.assertAlmostEqual(gradient, 2.0 * (1 - (step == first) / self.size), places=5)
                     self.on_all_ranks(model)
 
@@ -196,7 +196,7 @@ class Adasum(Case):
             self.on_all_ranks(model)
 
     def test_layers_frozen_before_the_step(self):
-        """A parameter with a gradient is stepped alike on all ranks, wherever it was frozen since."""
+        """A parameter with a gradient is stepped on all ranks, even if some have frozen it since."""
         for where in ({1}, set(range(self.size))):
             model = network()
             weight = model[0].weight
@@ -246,7 +246,7 @@ class Adasum(Case):
 
 
 class Several(Case):
-    """Optimizers whose parameters have equal names, at work at the same time."""
+    """Several optimizers, whose parameters have equal names, work at the same time."""
 
     def test_two_halves_of_a_model(self):
         for options in ({}, {"op": hvd.Adasum}, {"average_by": "samples"}):
@@ -396,7 +396,7 @@ class Schedules(Case):
                 early.step()
 
     def test_in_an_elastic_state(self):
-        """They stay the objects that they are, and go on with the optimizer that they have."""
+        """Schedules stay the same objects, and keep their optimizer."""
         for early in True, False:
             model = network()
             plain = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -13,7 +13,7 @@ if torch is not None:
 
 class Sets(Case):
     def test_a_set(self):
-        if self.size == 2:  # the set of both is there already
+        if self.size == 2:  # the set of both ranks exists already
             return
         last = self.size - 1
         ours = hvd.add_process_set(hvd.ProcessSet([last, 0]) if self.rank else [0, last])
@@ -71,7 +71,7 @@ class Sets(Case):
         self.same(hvd.synchronize(pending), [4.0])
         self.assertTrue(hvd.remove_process_set(high))
         again = hvd.add_process_set([1, 2])
-        self.assertEqual(again.process_set_id, 2)  # numbers come back
+        self.assertEqual(again.process_set_id, 2)  # numbers are reused
         hvd.remove_process_set(again)
         hvd.remove_process_set(low)
 
@@ -90,7 +90,7 @@ class Sets(Case):
 class Joining(Case):
     def test_ranks_without_data_change_nothing(self):
         values = torch.tensor([-3.0, 4.0])
-        for turn in range(2):  # the second time all is remembered
+        for turn in range(2):  # the second time all operations are cached
             for step in range(self.rank + 1):
                 active = self.size - step
                 for op, expected in (
@@ -107,7 +107,7 @@ class Joining(Case):
 
     def test_names_after_a_join(self):
         for step in range(self.rank + 1):
-            hvd.allreduce(torch.ones(1))  # without a name: ranks count to different numbers
+            hvd.allreduce(torch.ones(1))  # without a name, so that ranks count to different numbers
         hvd.join()
         self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [self.size])
 
@@ -124,7 +124,7 @@ class Joining(Case):
             "reducescatter": lambda name: hvd.reducescatter(torch.ones(self.size), name=name),
             "grouped_reducescatter": lambda name: hvd.grouped_reducescatter([torch.ones(self.size)], name=name),
         }
-        for known in (False, True):  # the second time all is remembered
+        for known in (False, True):  # the second time all operations are cached
             hvd.barrier()
             if known:
                 for name, call in moving.items():
@@ -139,7 +139,7 @@ class Joining(Case):
                     hvd.broadcast_(mine, last, name="in place")
                 self.same(mine, [float(self.rank)] * 2)
                 self.same(hvd.allreduce(torch.ones(1), op=hvd.Sum), [last])
-                hvd.barrier()  # rank 0 alone has joined until here
+                hvd.barrier()  # until here only rank 0 has joined
             hvd.join()
             self.same(hvd.allgather(torch.tensor([self.rank]), name="allgather"), list(range(self.size)))
 
@@ -149,7 +149,7 @@ class Joining(Case):
             table = hvd.sparse_allreduce_async(torch.eye(self.size)[self.rank].to_sparse(), "join.sparse", hvd.Sum)()
             self.same(table.to_dense(), [0.0] + [1.0] * active)
             self.close(hvd.allreduce(torch.tensor([1.0, 2.0]), op=hvd.Adasum, name="join.adasum"), [1.0, 2.0])
-            # As over the ranks that are left.
+            # The result is that of the remaining ranks.
             x = torch.full((2, 3), float(self.rank))
             x[0] += 1
             got = hvd.SyncBatchNorm(3)(x)

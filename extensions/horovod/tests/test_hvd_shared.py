@@ -1,5 +1,5 @@
-"""Common tests of the operations of `cohort.horovod.torch`, `cohort.tensorflow` and `cohort.jax`: a class for each, whose tests
-each rank of `cohort run -np N` runs. Values are NumPy's in double, which a framework casts to each type and back."""
+"""Tests common to the operations of `cohort.horovod.torch`, `cohort.tensorflow` and `cohort.jax`. Each has a class, whose tests
+each rank of `cohort run -np N` runs. Values are NumPy's, in double, and are cast to a framework's types and back."""
 
 import functools
 import itertools
@@ -11,12 +11,12 @@ from support import SECONDS
 
 import cohort
 
-np = None  # NumPy, once a framework is there: JAX's comes first, if it is wanted
+np = None  # NumPy, imported after the framework, since JAX may bring its own
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
 class Unpicklable(Exception):
-    """Exceptions are made again of one argument."""
+    """Unpickling makes an exception from one argument, which this class refuses."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
@@ -48,11 +48,11 @@ class OfTorch:
         return str(tensor.dtype)[6:]
 
     def ways(self, function, *tensors):
-        """Yields a function's results: at once, and as a part of a program."""
+        """Yields a function's results, first eagerly, then as part of a program."""
         yield function(*tensors)
 
     def gradients(self, function, weight, *tensors):
-        """Yields gradients of the sum of the result, times a weight; as `ways`."""
+        """Like `ways`, but yields the gradients of the sum of the result times a weight."""
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         (function(*leaves) * weight).sum().backward()
         yield [leaf.grad for leaf in leaves]
@@ -67,7 +67,7 @@ class OfTensorflow(OfTorch):
         import cohort.tensorflow as hvd
 
         self.tf, self.hvd = tf, hvd
-        tf.get_logger().setLevel("ERROR")  # these make many small graphs, which it warns of
+        tf.get_logger().setLevel("ERROR")  # it warns of many small graphs, which these tests make
 
     def make(self, values, dtype="float32"):
         return self.tf.cast(self.tf.constant(values), dtype)
@@ -99,7 +99,7 @@ class OfJax(OfTorch):
     integer, twice = "int32", "float32"
     compresses = has_adasum = scatters_groups = gathers_groups = False
     no_scatter = ValueError
-    has_uneven_programs = False  # shapes are known before
+    has_uneven_programs = False  # shapes are known in advance
 
     def __init__(self):
         from support_jax import NEEDED, jax
@@ -166,7 +166,7 @@ class Shared:
         return self.of.make(numbered(self.rank, shape), dtype)
 
     def same(self, tensor, expected, dtype=None):
-        """Exactly, as far as the type goes; `dtype`: what that has to be."""
+        """Asserts equality, up to the precision of the type; `dtype`: the type expected."""
         self.assertEqual(self.of.type_of(tensor), dtype or self.of.type_of(tensor))
         expected = np.asarray(expected, np.complex128 if np.iscomplexobj(expected) else np.float64)
         self.assertEqual(tuple(tensor.shape), expected.shape)
@@ -268,10 +268,10 @@ class Shared:
             level = [pair(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
         for got in self.of.ways(lambda x: hvd.allreduce(x, op=hvd.Adasum), mine):
             self.close(got, level[0])
-        for dtype in ("float32", "float16"):  # alike: averaged
+        for dtype in ("float32", "float16"):  # equal vectors are averaged
             for got in self.of.ways(lambda x: hvd.allreduce(x, op=hvd.Adasum), self.of.make([3.0, 4.0], dtype)):
                 self.close(got, [3.0, 4.0])
-        alone = self.of.make(np.eye(self.size)[self.rank] * 2)  # orthogonal: added
+        alone = self.of.make(np.eye(self.size)[self.rank] * 2)  # orthogonal vectors are added
         for got in self.of.ways(lambda x: hvd.grouped_allreduce([x], op=hvd.Adasum)[0], alone):
             self.close(got, [2.0] * self.size)
         with self.assertRaises(ValueError):
@@ -308,7 +308,7 @@ class Shared:
 
     def test_broadcast(self):
         for root in (0, self.size - 1):
-            # A program for each type takes its time.
+            # Compiling a program for each type takes long.
             for dtype in self.each((*self.of.types, "bool") if root or self.of.has_uneven_programs else ["float32"], root=root):
                 wanted = [numbered(rank) % 2 if dtype == "bool" else numbered(rank) for rank in (root, self.rank)]
                 mine = self.of.make(wanted[1], dtype)
@@ -423,13 +423,13 @@ class Shared:
 
     def test_gradients_of_minimum_maximum_product(self):
         hvd, total = self.hvd, self.weights.sum()
-        value = np.array([self.rank + 1.0, -self.rank - 1.0, 5.0])  # the last ones share
+        value = np.array([self.rank + 1.0, -self.rank - 1.0, 5.0])  # the last values are equal, and share the gradient
         last, first = self.rank == self.size - 1, self.rank == 0
         for op, factor, won in ((hvd.Max, 1.0, [last, first]), (hvd.Min, 1.0, [first, last]), (hvd.Max, -1.0, [first, last])):
             reduce = functools.partial(hvd.allreduce, op=op, prescale_factor=factor)
             for (got,) in self.weighted(lambda x, f=reduce: f(x), value):
                 self.close(got, np.array([*won, 1 / self.size]) * total * factor)
-        every = np.array([[rank + 2.0, rank] for rank in range(self.size)])  # dividing by one's own would fail
+        every = np.array([[rank + 2.0, rank] for rank in range(self.size)])  # dividing by the own value would fail
         others = np.delete(every, self.rank, 0).prod(0)
         for name in (None, "product"):
             for (got,) in self.weighted(lambda x, n=name: hvd.allreduce(x, op=hvd.Product, name=n), every[self.rank]):
@@ -450,7 +450,7 @@ class Shared:
                 self.close(got, np.array([1.0, *weights]) * factor / 2)
 
     def test_gradients_of_unequal_rows(self):
-        """Weights say which row of the result each gradient comes from."""
+        """Weights tell from which row of the result each gradient comes."""
         begin, rows = sum(range(1, self.rank + 1)), sum(range(1, self.size + 1))
         each = self.of.make(np.arange(1.0, rows + 1)[:, None])
         gathered = self.of.gradients(lambda x: self.hvd.allgather(x) * each, 1.0, self.of.make(np.ones((self.rank + 1, 2))))
@@ -459,7 +459,7 @@ class Shared:
         splits = [to + 1 for to in range(self.size)]
         if self.of.has_uneven_programs:
             for (got,) in self.weighted(lambda x: self.hvd.alltoall(x, splits)[0], np.ones(sum(splits) + 2)):
-                self.close(got, [*np.repeat(self.weights, splits), 0.0, 0.0])  # two rows stay
+                self.close(got, [*np.repeat(self.weights, splits), 0.0, 0.0])  # two rows are not sent
 
     # --- ranks that differ, sets, ends of data ---
 
@@ -478,7 +478,7 @@ class Shared:
             with self.subTest(what), self.assertRaisesRegex(hvd.HorovodInternalError, f"differ.{what}") as caught:
                 makers[self.rank % 2](f"differ.{what}")
             self.assertIsInstance(caught.exception.__cause__, cohort.Mismatch)
-            self.same(hvd.allreduce(two, op=hvd.Sum), [self.size] * 2)  # all goes on
+            self.same(hvd.allreduce(two, op=hvd.Sum), [self.size] * 2)  # the world continues
 
     def test_a_process_set(self):
         hvd, mine = self.hvd, self.of.make([float(self.rank)])

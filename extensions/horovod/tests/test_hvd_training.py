@@ -23,7 +23,7 @@ def network(seed=1):
 
 
 def batches(steps, size):
-    """The whole batches, and the part of each that a rank has."""
+    """Returns whole batches, and for each rank its parts of them."""
     generator = torch.Generator().manual_seed(7)
     whole = [
         (torch.randn(4 * size, 6, generator=generator).double(), torch.randint(0, 3, (4 * size,), generator=generator))
@@ -60,7 +60,7 @@ OPTIMIZERS = {
 
 
 class BySamples(Case):
-    """The measure is one process that trains on all samples, of which ranks have different numbers, and one may have none."""
+    """The reference is one process that trains on all samples. Ranks have different numbers of them, and one may have none."""
 
     def train(self, **options):
         alone, model = network(), network()
@@ -132,7 +132,7 @@ class BySamples(Case):
 
 class Training(Case):
     def train(self, options=None, make=OPTIMIZERS["SGD"], steps=3, passes=1, step=None, tolerance=None):
-        """Trains N ranks on parts and one process on the whole: the results are to be alike."""
+        """Trains N ranks on parts and one process on the whole, and asserts that the results are alike."""
         whole, parts = batches(steps * passes, self.size)
         alone = network()
         single = make(alone.parameters())
@@ -269,7 +269,7 @@ class Training(Case):
                 optimizer.zero_grad()
                 loss = scaler.scale(loss_of(model(px), py))
                 if i == 1 and self.rank == 0:
-                    loss = loss * float("inf")  # one rank overflows: all skip
+                    loss = loss * float("inf")  # one rank overflows, so all skip the step
                 loss.backward()
                 if unscale:
                     scaler.unscale_(optimizer)
@@ -292,13 +292,13 @@ class Training(Case):
         if self.rank == 0:
             weight.sum().backward()
             began = time.monotonic()
-            optimizer.load_state_dict(state)  # as elastic.run does after a failure
+            optimizer.load_state_dict(state)  # like elastic.run after a failure
             self.assertLess(time.monotonic() - began, SECONDS / 2)
             optimizer.zero_grad()
             hvd.barrier()
         else:
             hvd.barrier()
-            weight.sum().backward()  # now it comes, for the next test's sake
+            weight.sum().backward()  # contributes now, for the next test's sake
             optimizer.step()
 
     def test_parameters_that_ranks_do_not_use(self):
@@ -352,7 +352,7 @@ class Training(Case):
                 for step in range(3):
                     optimizer.zero_grad(), single.zero_grad()
                     for _ in range(passes):
-                        if step < 2 or self.rank == 0:  # in the end one rank alone has a gradient
+                        if step < 2 or self.rank == 0:  # in the end only one rank has a gradient
                             table(torch.tensor([0, self.rank + 1])).sum().backward()
                         active = range(self.size if step < 2 else 1)
                         indices = [i for rank in active for i in (0, rank + 1)]
@@ -384,7 +384,7 @@ class Training(Case):
             single = make(whole.parameters())
             optimizer = make(tables.parameters())
             optimizer = hvd.DistributedOptimizer(optimizer, tables.named_parameters(), sparse_as_dense=as_dense)
-            # At first nobody uses the second one, then one rank alone does, which no other could know.
+            # First no rank uses the second table, then only one rank, which the others cannot know.
             for step, users in enumerate(((0,), (self.size - 1,), range(self.size))):
                 optimizer.zero_grad(), single.zero_grad()
                 for rank in users:
@@ -419,7 +419,7 @@ class Training(Case):
                             loss(table).backward()
                             mine = sparse
                     optimizer.step(), single.step()
-                    self.assertEqual(table.weight.grad.is_sparse, mine)  # as this rank's own was
+                    self.assertEqual(table.weight.grad.is_sparse, mine)  # like this rank's own gradient
                 self.alike(table, whole)
                 self.on_all_ranks(table)
 
@@ -429,7 +429,7 @@ class Training(Case):
         optimizer = torch.optim.SparseAdam(list(table.parameters()))
         optimizer = hvd.DistributedOptimizer(optimizer, table.named_parameters())
         for epoch in range(2):
-            if self.rank == epoch:  # the others have no batch, and know nothing of this one's gradients
+            if self.rank == epoch:  # the others have no batch, and do not know the kind of this rank's gradients
                 optimizer.zero_grad()
                 table(torch.tensor([1])).sum().backward()
                 optimizer.step()
@@ -437,7 +437,7 @@ class Training(Case):
         hvd.broadcast_parameters(table.state_dict(), 1)
 
     def test_parameters_that_come_to_be_trained(self):
-        for at in ("zero_grad", "step"):  # the optimizer sees it then
+        for at in ("zero_grad", "step"):  # when the optimizer notices
             for options in ({}, {"groups": 1}, {"backward_passes_per_step": 2}):
                 model = network(seed=1)
                 for parameter in model[0].parameters():
@@ -460,7 +460,7 @@ class Training(Case):
                     single.step(), optimizer.step()
                 self.alike(model, alone)
                 self.on_all_ranks(model)
-        frozen = network().requires_grad_(False)  # all of it at first
+        frozen = network().requires_grad_(False)  # the whole model is frozen at first
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(frozen.parameters(), lr=0.1), frozen.named_parameters())
         optimizer.step()
         frozen.requires_grad_(True)
@@ -497,7 +497,7 @@ class Training(Case):
                     d(g(inputs).detach()).square().mean().backward()
                     optimizers[1].step()
                     optimizers[0].zero_grad()
-                    d(g(inputs)).mean().backward()  # gives the judge gradients that nobody wants
+                    d(g(inputs)).mean().backward()  # gives the discriminator unwanted gradients
                     optimizers[0].step()
                     if optimizers is both:
                         with self.assertRaisesRegex(AssertionError, r"this optimizer's synchronize\(\) before its zero_grad"):
@@ -549,7 +549,7 @@ class Training(Case):
         for change in rate, weights:
             self.assertIsNone(train(change, compare_ranks=False))
         self.assertIsNone(train(lambda *_: None))
-        # Rounding, and changes that each rank makes by itself, are no differences.
+        # Rounding does not count as a difference.
         self.assertIsNone(train(lambda _, model: model[0].weight.data.mul_(1 + 1e-6)))
         self.assertIsNone(train(lambda optimizer, _: optimizer.param_groups[0].update(lr=0.5 * (1 + 1e-12))))
 
@@ -583,7 +583,7 @@ class Training(Case):
 
     def test_wrapped_anew(self):
         model = network()
-        for _ in range(3):  # as in a notebook: the earlier ones must not reduce any more
+        for _ in range(3):  # as in a notebook; earlier optimizers must not reduce any more
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
             gc.collect()
             loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
@@ -613,7 +613,7 @@ class Training(Case):
         optimizer.step()
         torch.testing.assert_close(weight.detach(), torch.full((self.size,), -0.5))
         optimizer.zero_grad(set_to_none=True)
-        weight.sum().backward()  # alike on all ranks: one step
+        weight.sum().backward()  # equal on all ranks, so it is one step
         optimizer.step()
         torch.testing.assert_close(weight.detach(), torch.full((self.size,), -1.0))
 
@@ -666,7 +666,7 @@ class Misuse(Case):
             optimizer.register_step_post_hook(lambda *_: calls.append(1))
         for step in range(2):
             loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # operations under way are forgotten
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # forgets operations under way
             optimizer.zero_grad()
             loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
             optimizer.step()
@@ -683,7 +683,7 @@ class States(Case):
                 with self.subTest(optimizer=name, wrapped=wrapped):
                     model = network()
                     optimizer = make(model.parameters())
-                    if self.rank == 0:  # the others have none yet
+                    if self.rank == 0:  # the others have no state yet
                         loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
                         optimizer.step()
                         optimizer.param_groups[0]["lr"] = 0.123
@@ -707,7 +707,7 @@ class States(Case):
                 with self.subTest(wrap=wrap, door=door):
                     model = network(seed=3)
                     base = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-                    scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # it holds `base`
+                    scheduler = torch.optim.lr_scheduler.StepLR(base, 1, 0.5)  # the scheduler refers to `base`
                     optimizer = base
                     if wrap is not None:
                         optimizer = hvd.DistributedOptimizer(base, model.named_parameters(), op=wrap)
@@ -727,7 +727,7 @@ class States(Case):
                         group["lr"], expected = 7.0, 1.0
                         buffer.fill_(9)
                         if door == "load_state_dict" and wrap is None:
-                            continue  # torch's own
+                            continue  # torch's own load_state_dict
                         optimizer.load_state_dict(kept) if door == "load_state_dict" else elastic.restore()
                         self.assertNotEqual(float(buffer.max()), 9)
                     self.assertIs(optimizer.param_groups, groups)
@@ -743,7 +743,7 @@ class States(Case):
 
     def test_wrappers_around_optimizers(self):
         class Within(torch.optim.Optimizer):
-            """Such as SAM: its own step around another optimizer's, with whose groups it works."""
+            """Like SAM: its step calls the step of another optimizer, with which it shares the groups."""
 
             def __init__(self, parameters):
                 super().__init__(parameters, {"rho": 0.5})
@@ -758,7 +758,7 @@ class States(Case):
                 self.base.param_groups = self.param_groups
 
         class Around(torch.optim.Optimizer):
-            """Such as Lookahead: it is given the other one."""
+            """Like Lookahead: it is given another optimizer."""
 
             def __init__(self, base):
                 self.base, self.defaults, self.state, self.slow = base, base.defaults, defaultdict(dict), 0
@@ -812,7 +812,7 @@ class States(Case):
 
     def test_any_state_comes_as_it_is(self):
         class Odd(torch.optim.Optimizer):
-            """A state of all sorts, some of it on one rank only."""
+            """An optimizer with a state of many kinds, some of it on only one rank."""
 
             def __init__(self, parameters):
                 super().__init__(parameters, {"lr": 1, "rate": torch.tensor(0.5), "flags": (True, None)})
@@ -831,7 +831,7 @@ class States(Case):
                 self.state["global"] = {"n": count}
 
         class Own(Odd):
-            """With more in its state_dict than torch's."""
+            """An optimizer whose state_dict holds more than torch's."""
 
             extra = 0
 
@@ -904,7 +904,7 @@ class States(Case):
                 else:
                     self.assertIsNone(parameter.grad, name)
                 self.assertTrue(torch.equal(parameter, before[name]))
-        # Sparse, where backward makes such, so that it can add to them.
+        # Gradients are sparse where backward makes sparse ones, so that it can add to them.
         for make in (
             lambda: torch.optim.SparseAdam(list(table.parameters())),
             lambda: torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9),
@@ -913,7 +913,7 @@ class States(Case):
             self.assertTrue(table.weight.grad.is_sparse)
             table(torch.tensor([1, 1])).sum().backward()
             self.assertEqual(table.weight.grad.to_dense()[1].tolist(), [2.0, 2.0])
-        # One that has a state keeps its gradients.
+        # An optimizer that has a state keeps its gradients.
         loss_of(model(torch.randn(2, 6).double()), torch.tensor([0, 1])).backward()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         optimizer.step()
@@ -924,7 +924,7 @@ class States(Case):
 
 class BatchNorm(Case):
     def check(self, shapes, dtype, momentum=0.1, affine=True, tolerance=None):
-        """Against torch's own on the whole batch. `shapes`: of each rank's part."""
+        """Compares with torch's own on the whole batch. `shapes`: the shape of each rank's part."""
         channels = shapes[0][1]
         generator = torch.Generator().manual_seed(5)
         parts = [(torch.randn(shape, generator=generator) * 3 + 100).to(dtype) for shape in shapes]

@@ -148,7 +148,7 @@ print("EACH", start["rank"], start["size"], sum(e["name"] == "ALLREDUCE" for e i
         mine = [e for e in events if e["pid"] == rows["allreduce.weights"] and e["ph"] == "X"]
         self.assertEqual([e["name"] for e in mine], ["NEGOTIATE_ALLREDUCE", "ALLREDUCE"] * 3)
         self.assertEqual([e["ts"] for e in mine], sorted(e["ts"] for e in mine))
-        for waiting, moving in zip(mine[::2], mine[1::2]):  # rank 1 comes 100 ms late: that is negotiation
+        for waiting, moving in zip(mine[::2], mine[1::2]):  # rank 1 is 100 ms late, which counts as negotiation
             self.assertGreater(waiting["dur"], 50_000)
             self.assertLess(moving["dur"], waiting["dur"])
             self.assertAlmostEqual(waiting["ts"] + waiting["dur"], moving["ts"], delta=0.01)

@@ -1,4 +1,4 @@
-"""`cohort.keras` on two ranks, with each backend that is there (keras_support.py): keras_program.py, which a real Keras runs,
+"""`cohort.keras` on two ranks, with each backend that is found (keras_support.py): runs keras_program.py with a real Keras,
 scenario by scenario."""
 
 import atexit
@@ -44,7 +44,7 @@ print("LOADED")
 
 @functools.lru_cache(maxsize=None)
 def run_of(name):
-    """Runs all scenarios on two ranks, once: ({scenario: {rank: (state, result)}}, all that was printed, the folder)."""
+    """Runs all scenarios on two ranks, once. Returns ({scenario: {rank: (state, result)}}, all output, the folder)."""
     folder = tempfile.mkdtemp(prefix="cohort-keras-test-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     words = ranks(name, folder, PROGRAM, seconds=SECONDS - 20)

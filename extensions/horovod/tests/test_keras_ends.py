@@ -1,5 +1,5 @@
-"""Ends of `fit` of `cohort.keras` with the end of a rank: killed, by an exception, by a program that goes on elsewhere.
-Named, by all, in seconds; with each backend that is there."""
+"""`fit` of `cohort.keras` when a rank is killed, raises, or leaves the world. The others name it within seconds; with each
+backend that is found."""
 
 import pathlib
 import tempfile
@@ -59,7 +59,7 @@ def fail():
 fit(fail)
 """
 
-# The layer fails on one rank alone, which prints so as it meets the exception, in the middle of its step.
+# The layer fails on only one rank, in the middle of its step; that rank prints a line when it raises.
 IN_A_LAYER = """
 class Bad(keras.layers.Layer):
     def call(self, x):
@@ -92,7 +92,7 @@ else:
 
 class Ends:
     backend = ""
-    LIMIT = 30.0  # seconds until all know, and the job is over; a loaded machine
+    LIMIT = 30.0  # seconds until all ranks know and the job is over, on a loaded machine
 
     def setUp(self):
         if place_of(self.backend) is None:

@@ -54,7 +54,7 @@ class Operations(WithEngine):
         columns = [[int(value * 0.5) for value in column] for column in zip(*before)]
         for kind in KINDS:
             for dtype in ("int16", "int32", "int64"):
-                for size in (1, 40_000):  # fused with others, and alone
+                for size in (1, 40_000):  # the small one is fused, the large one runs alone
                     with self.subTest(kind=kind.name, dtype=dtype, size=size):
                         given = kind.make(before[self.rank] * size, dtype)
                         out, other = kind.make([0] * 3 * size, dtype), kind.make([1] * 3, dtype)
@@ -109,7 +109,7 @@ class Operations(WithEngine):
             for work in self.engine.all_reduce_group(names, data, op="sum"):
                 work.wait()
             described.append(self.engine.statistics()["exchanges"])
-            cohort.world().barrier()  # nobody begins the next test's descriptions before all have looked
+            cohort.world().barrier()  # no rank describes the next test's operations before all have read the count
         self.assertEqual(described, described[:1] * 4)
         self.assertEqual(sorted(self.engine.statistics()), ["batches", "exchanges", "rings", "rounds"])
 
@@ -136,7 +136,7 @@ class Operations(WithEngine):
         for work in self.engine.broadcast_group(["a", "b"], data, root=root):
             work.wait()
         self.assertEqual([list(one) for one in data], [[root], [root + 1]])
-        # The root's is only read.
+        # The root's buffer is only read.
         data = bytes([7]) if self.rank == root else bytearray(1)
         self.engine.broadcast_group(["bytes"], [data], root=root)[0].wait()
         self.assertEqual(data, b"\7")
@@ -184,7 +184,7 @@ class Operations(WithEngine):
         (work,) = self.engine.all_gather_group(["nothing"], [torch.empty(0, 3)])
         work.wait()
         self.assertEqual(tuple(work.result.as_torch().shape), (0, 3))
-        # A tensor outlives everything that it came from.
+        # A tensor outlives the objects that it came from.
         (work,) = self.engine.all_gather_group(["kept"], [torch.full((1000,), float(self.rank))])
         work.wait()
         tensor = work.result.as_torch()
@@ -193,7 +193,7 @@ class Operations(WithEngine):
 
     def test_reduce_scatter(self):
         for kind, dtype in self.each(unless=("bool",)):
-            rows = self.size + 1  # the first rank has one more
+            rows = self.size + 1  # the first rank gets one row more
             (work,) = self.engine.reduce_scatter_group(["parts"], [self.make(kind, dtype, *range(rows))])
             work.wait()
             mine = [0, 1] if self.rank == 0 else [self.rank + 1]
@@ -206,7 +206,7 @@ class Operations(WithEngine):
 
     def test_all_to_all(self):
         for kind, dtype in self.each(unless=("bool",)):
-            # Rank r sends r + 1 elements to each, then s elements to rank s.
+            # Sends 2 elements to each rank, then s + 1 elements to rank s.
             work = self.engine.all_to_all("equal", self.make(kind, dtype, *[self.rank] * self.size * 2))
             work.wait()
             self.assertEqual(work.received_splits, [2] * self.size)
@@ -223,7 +223,7 @@ class Operations(WithEngine):
     def test_barrier_and_callbacks(self):
         told, events = [], [threading.Event(), threading.Event()]
         work = self.engine.barrier("all")
-        for event in events:  # either may be called first: one at once, by this thread, while the other's thread begins
+        for event in events:  # either may be called first, one of them at once by this thread
             work.add_done_callback(lambda one, event=event: (told.append(one), event.set()))
         for event in events:
             self.assertTrue(event.wait(SECONDS))

@@ -25,7 +25,7 @@ class Life(unittest.TestCase):
             self.assertNotIn("warning", output)
 
     def test_a_program_s_end(self):
-        # Nothing is shut down, and the last operation not waited for: it is carried out nevertheless.
+        # Nothing is shut down, and nothing waits for the last operation, which is carried out nevertheless.
         self.all_good(
             """
 import threading
@@ -78,7 +78,7 @@ print("good")
         self.assertLess(time.monotonic() - began, SECONDS)
 
     def test_an_unfinished_operation_at_the_end(self):
-        # Nobody waits for it, and nobody else asks for it: given up after the grace.
+        # No rank waits for it, and no other rank requests it, so it is given up after the grace period.
         began = time.monotonic()
         self.all_good(
             """
@@ -218,7 +218,7 @@ except (cohort.PeerLost, cohort.Aborted):
         )
         began = time.monotonic()
         for rank in world.ranks:
-            while (line := rank.stdout.readline().strip()) != "ready":  # the log comes here, too
+            while (line := rank.stdout.readline().strip()) != "ready":  # the log is in this output, too
                 self.assertIn("cohort info", line)
         world.ranks[1].kill()
         (status, output), _ = world.ends()
@@ -240,7 +240,7 @@ engine.barrier("y").wait()
             self.assertIn("nobody waited for it: 'differs' refused on all ranks", text)
 
     def test_callbacks(self):
-        # They may use Python as they like, and raise; the others go on.
+        # Callbacks may use Python freely, and raise; later callbacks are still called.
         ((status, output),) = run_world(
             START
             + """
@@ -288,7 +288,7 @@ assert sorted(began_all)[2] < 0.5 and sorted(ended_all)[2] < 0.5
         )
 
     def test_many_that_nobody_holds(self):
-        # Their threads end: an engine and its communicator have several each.
+        # Their threads end; an engine and its communicator have several each.
         self.all_good(
             """
 def threads():

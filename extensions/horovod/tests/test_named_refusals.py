@@ -1,4 +1,4 @@
-"""Operations by name: what is refused, on all ranks of `cohort run -np N`, and who has joined: each rank runs this."""
+"""Refused operations by name, and ranks that have joined, on all ranks of `cohort run -np N`. Each rank runs this."""
 
 import unittest
 
@@ -83,7 +83,7 @@ class Refusals(WithEngine):
             first = self.engine.all_reduce("twice", data, op="sum")
         first.wait()
         self.assertEqual(data[0], self.size)
-        # Nothing of the group was accepted.
+        # No operation of the group was accepted.
         self.engine.all_reduce("other", bytearray(1)).wait()
 
     def test_a_name_that_some_lack(self):

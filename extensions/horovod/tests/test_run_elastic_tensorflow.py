@@ -1,5 +1,5 @@
-"""Elastic jobs of programs that train by horovod.tensorflow and horovod.keras: a rank is killed within a step, and others come;
-what they have compiled goes on in the next world."""
+"""Elastic jobs of programs that train by horovod.tensorflow and horovod.keras. A rank is killed within a step, others join,
+and compiled functions continue in the next world."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import unittest
 
 from test_run_elastic import Job
 
-# A file "kill N" makes worker N end within a step, while the others wait for its gradients. `tell` is called after each.
+# A file "kill N" ends worker N within a step, while the others wait for its gradients. `tell` is called after each step.
 COMMON = """
 import hashlib, os, signal, sys, time
 import numpy as np
@@ -72,7 +72,7 @@ def loop(state, by_optimizer=False):
     return COMMON + f"BY_OPTIMIZER = {by_optimizer}" + LOOP.replace("STATE", state)
 
 
-# Epochs are 20 steps.
+# An epoch has 20 steps.
 FIT = (
     COMMON
     + """
@@ -132,7 +132,7 @@ class Elastic(unittest.TestCase):
         job.check(self, *workers)
 
     def killed_and_refilled(self, script):
-        """The logs of workers 0 to 3; 1 is the one that is killed, and 3 the one that comes."""
+        """Returns the logs of workers 0 to 3; worker 1 is killed, and worker 3 joins."""
         self.listed("a:3")
         with self.job(script, "--min-np", "2", "-np", "3", "--blacklist-cooldown-range", "1", "2") as job:
             for worker in range(3):
@@ -146,7 +146,7 @@ class Elastic(unittest.TestCase):
             return [job.log(worker) for worker in range(4)]
 
     def grown_from_one(self, script):
-        """Graphs compiled for one rank reduce when others come."""
+        """Graphs compiled for one rank reduce when other ranks join."""
         self.listed("a")
         with self.job(script, "--min-np", "1") as job:
             job.wait_for_step(0, 0, 0, 1)
@@ -165,7 +165,7 @@ class Elastic(unittest.TestCase):
 
     def test_fit_goes_on(self):
         for log in self.killed_and_refilled(FIT):
-            # Epochs are counted on, and by all alike: also by a rank that has come in the middle.
+            # All ranks count epochs alike and without a break, also a rank that joined later.
             found = re.findall(r"^(begin|epoch) (\d+)(?: (\d+))?$", log, re.MULTILINE)
             self.assertEqual(found[0][0], "begin")
             for (_, before, _), (what, epoch, done) in zip(found, found[1:]):

@@ -35,7 +35,7 @@ class Library(Case):
             self.assertGreaterEqual(batches() - before, 3)
 
     def test_ranks_differ_in_order(self):
-        """In graphs that are called differently, too."""
+        """Ranks call graphs in different orders, too."""
         order = range(8) if self.rank % 2 else range(7, -1, -1)
 
         @tf.function
@@ -48,7 +48,7 @@ class Library(Case):
                 self.same(got, [i * self.size])
 
     def test_threads_of_tensorflow_do_not_wait(self):
-        """More operations than threads wait for another rank, and what computes goes on."""
+        """More operations than threads wait for another rank, and computations continue."""
         count = 4 * (tf.config.threading.get_inter_op_parallelism_threads() or 16)
         done = tf.Variable(0)
 
@@ -65,7 +65,7 @@ class Library(Case):
             self.same(step(tf.constant([1.0])), [expected])
             return
         hvd.broadcast_object(None, 0, name="go")
-        time.sleep(0.3)  # rank 0 waits for this one meanwhile; nothing depends on how long
+        time.sleep(0.3)  # rank 0 waits for this rank meanwhile; the duration does not matter
         self.same(step(tf.constant([1.0])), [expected])
         self.same(done, 2)
 
@@ -88,7 +88,7 @@ class Library(Case):
             thread.join()
 
     def test_a_loop_uses_its_names_again(self):
-        """Also where its iterations do not wait for each other."""
+        """This also holds if its iterations do not wait for each other."""
 
         @tf.function
         def steps(x):
@@ -112,7 +112,7 @@ class Library(Case):
             self.close(steps(tf.fill([16], 3.0)), np.full(16, 3.0))
 
     def test_large_ones_do_not_change_what_others_hold(self):
-        """The result may lie where the input was, but only if nobody else looks at that."""
+        """The result may use the input's memory, but only if nothing else reads the input."""
 
         @tf.function
         def step(x):

@@ -1,4 +1,4 @@
-"""The names of cohort.tensorflow, worlds of one, and ranks that end: programs of their own, under `cohort run`."""
+"""The names of cohort.tensorflow, worlds of one, and ranks that end. Runs programs of its own under `cohort run`."""
 
 import inspect
 import json
@@ -21,7 +21,7 @@ from cohort.tensorflow import _library
 SECONDS = 120
 COMMAND = os.environ.get("COHORT_COMMAND", "cohort")
 
-# Order of arguments that programs count on.
+# Order of arguments on which programs rely.
 _REDUCE = "average device_dense device_sparse compression op prescale_factor postscale_factor"
 SIGNATURES = {
     "allreduce": f"tensor {_REDUCE} name process_set ignore_name_scope",
@@ -92,7 +92,7 @@ class Alone(unittest.TestCase):
     @unittest.skipIf("LD_PRELOAD" in os.environ, "a sanitizer's library comes first")
     @unittest.skipUnless(shutil.which("cc"), "no C compiler")
     def test_another_standard_library_is_refused(self):
-        """`dladdr` that finds nothing stands for it: the op library cannot tell whose function TensorFlow lends."""
+        """Simulated by a `dladdr` that finds nothing, so that the op library cannot identify TensorFlow's std::function."""
         program = """
             import tensorflow as tf, cohort.tensorflow as hvd
             hvd.init()
@@ -126,7 +126,7 @@ class Alone(unittest.TestCase):
 
 class Ranks(unittest.TestCase):
     def run_ranks(self, program, ranks=2, options=(), **variables):
-        """(status, output) of a program of `ranks` ranks; its text in `folder` is what they leave."""
+        """Runs a program of `ranks` ranks, and returns (status, output)."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         head = """

@@ -1,5 +1,5 @@
 """Peculiarities of `cohort.tensorflow`'s operations and their gradients, in eager mode and in graphs: each rank of
-`cohort run -np N` runs this. test_hvd_shared.py has what they share with those of other frameworks."""
+`cohort run -np N` runs this. test_hvd_shared.py has the tests common to all frameworks."""
 
 import unittest
 
@@ -74,7 +74,7 @@ class Operations(Case):
         self.assertIsInstance(internal, hvd.HorovodInternalError)
         self.assertIn("disagree", str(internal))
         self.assertNotIn("node", str(internal))
-        self.same(hvd.allreduce(tf.ones(2)), np.ones(2))  # all goes on
+        self.same(hvd.allreduce(tf.ones(2)), np.ones(2))  # the world continues
 
     def test_questions(self):
         def ask():
@@ -151,7 +151,7 @@ class Gradients(Case):
 
 class ReduceGradients(Case):
     def nearly(self, tensor, expected):
-        """As far as 8 bits of precision go."""
+        """Asserts equality up to 8 bits of precision."""
         np.testing.assert_allclose(np.asarray(tensor, np.float64), expected, rtol=1e-2)
 
     def test_mixed(self):

@@ -13,7 +13,7 @@ from cohort.tensorflow import elastic
 
 
 def batch(rank):
-    """(inputs, targets) of a rank, of 8 rows."""
+    """Returns (inputs, targets) of a rank, with 8 rows."""
     numbers = np.random.default_rng(rank)
     return tuple(tf.constant(numbers.normal(size=shape), tf.float32) for shape in ((8, 5), (8, 3)))
 
@@ -30,7 +30,7 @@ def loss_of(variables, inputs, targets):
 
 class Tape(Case):
     def expected(self):
-        """The gradients of all ranks' rows together."""
+        """Returns the gradients for all ranks' rows together."""
         variables = make_variables()
         every = [batch(rank) for rank in range(self.size)]
         inputs, targets = (tf.concat(parts, 0) for parts in zip(*every))
@@ -80,7 +80,7 @@ class Tape(Case):
             tf.function(step)()
         self.assertLess(time.monotonic() - began, SECONDS / 2)
         self.assertIsInstance(hvd.as_internal_error(raised.exception), hvd.HorovodInternalError)
-        self.close(step()[0], np.full((4, 2), 3.0))  # all goes on
+        self.close(step()[0], np.full((4, 2), 3.0))  # the world continues
 
     def test_gradients_are_those_of_all_rows(self):
         variables = make_variables()
@@ -155,7 +155,7 @@ class Tape(Case):
             self.close(got, expected)
 
     def test_two_tapes_of_one_graph(self):
-        """Their variables have the same names, and they are reduced at the same time."""
+        """Their variables have the same names, and their gradients are reduced at the same time."""
         one, two = tf.Variable([1.0]), tf.Variable([1.0])
 
         @tf.function

@@ -56,7 +56,7 @@ class Operations(Gpus):
             self.assertIsNone(result())
 
     def test_memory_of_what_nobody_waits_for(self):
-        """It goes when the operation has ended, without another call."""
+        """The memory is released when the operation has ended, without any further call."""
         for keeps in (True, False):
             for call in ("all_reduce_group", "all_gather_group"):
                 with self.subTest(keeps=keeps, call=call):
@@ -83,7 +83,7 @@ class Operations(Gpus):
         engine().all_gather_group(["unattended results"], [self.values("cuda", 1234)])
         until = time.monotonic() + 10
         while not results() and time.monotonic() < until - 9:
-            time.sleep(0.001)  # it comes once the others have come
+            time.sleep(0.001)  # the result exists when all ranks have called
         while results() and time.monotonic() < until:
             time.sleep(0.001)
         self.assertEqual(results(), 0)
@@ -100,7 +100,7 @@ class Operations(Gpus):
                     hvd.reducescatter(tensor, op=hvd.Sum, **by),
                 ]
 
-            # NCCL scales nothing: it moves them, and they are folded. Integers are scaled by the host.
+            # NCCL does not scale: it moves the values, which are then folded. The host scales integers.
             with self.by_nccl(4 if dtype.is_floating_point else 0):
                 self.on_both(program)
 
@@ -115,7 +115,7 @@ class Operations(Gpus):
 
     def test_what_moves_data(self):
         def program(device):
-            part = self.values(device, 3 * self.rank, 2)  # rank 0 brings nothing
+            part = self.values(device, 3 * self.rank, 2)  # rank 0 contributes nothing
             spread = hvd.broadcast_(self.values(device, 7), root_rank=1)
             parts, counts = hvd.alltoall(self.values(device, 5, 2), splits=torch.tensor([3 - self.rank, 1 + self.rank]))
             self.assertEqual(counts.tolist(), [1, 2] if self.rank else [3, 2])
@@ -215,7 +215,7 @@ class Nccl(Gpus):
         for times, call in (
             (1, lambda: hvd.allreduce(tensor, op=hvd.Sum)),
             (1, lambda: hvd.allreduce(tensor)),
-            (1, lambda: hvd.allreduce(tensor, op=hvd.Max)),  # it does not make NaN of NaN, so it is folded
+            (1, lambda: hvd.allreduce(tensor, op=hvd.Max)),  # NCCL's Max loses NaN, so it is folded
             (1, lambda: hvd.allgather(tensor[: self.rank + 1])),
             (1, lambda: hvd.broadcast(tensor, 1)),
             (1, lambda: hvd.alltoall(tensor)),
@@ -233,7 +233,7 @@ class Nccl(Gpus):
             hvd.grouped_allreduce_(tensors)
         with self.by_nccl(1):
             hvd.broadcast_parameters([(str(i), one) for i, one in enumerate(tensors)], 0)
-        # Those of the host go apart, those of another type too.
+        # Tensors of the host, and of a different type, are reduced separately.
         mixed = [tensors[0], tensors[1].cpu(), tensors[2], tensors[3].half()]
         with self.by_nccl(2):
             hvd.grouped_allreduce(mixed)
@@ -282,7 +282,7 @@ class Agreement(Gpus):
         for _ in range(4):
             step()
             exchanges.append(engine().statistics()["exchanges"])
-            # Nobody begins the next test's descriptions before all have looked; of this one there is none but the first.
+            # No rank begins the next test's descriptions before all have read the count; only the first call describes this.
             hvd.allreduce(looked, name="looked")
         self.assertEqual(exchanges[1:], exchanges[1:2] * 3)
 
@@ -310,7 +310,7 @@ class Streams(Gpus):
         self.launch(before)
         handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
 
-        def behind():  # as the rest of backward
+        def behind():  # stands for the rest of backward
             go_on.wait(10)
             over.set()
 
@@ -339,5 +339,5 @@ class Joined(Gpus):
 
         with self.by_nccl(0):
             self.on_both(program)
-        with self.by_nccl(1):  # all are back
+        with self.by_nccl(1):  # all ranks have returned from `join`
             hvd.allreduce(self.values("cuda", 3))

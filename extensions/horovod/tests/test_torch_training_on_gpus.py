@@ -1,4 +1,4 @@
-"""Training by cohort.horovod.torch, and by horovod.torch, on tensors of "cuda": as test_torch_on_gpus, the same as on the CPU."""
+"""Training by cohort.horovod.torch, and by horovod.torch, on "cuda" tensors, with the results of the CPU."""
 
 import pathlib
 import sys
@@ -82,7 +82,7 @@ class Training(Gpus):
         model = model_on("cuda")
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         images, labels = data(self.rank, "cuda")[0]
-        for _ in range(3):  # gradients are kept: on the CPU large ones would move
+        for _ in range(3):  # gradients are kept; on the CPU large ones would move
             optimizer.zero_grad(set_to_none=False)
             before = cuda_support.operations_of_nccl()
             torch.nn.functional.cross_entropy(model(images), labels).backward()
@@ -157,7 +157,7 @@ class Training(Gpus):
         self.assertTrue(holds_them())
 
 
-# As Horovod's example has it, with its .cuda() lines, and images of noise.
+# Horovod's example with its .cuda() lines, and with images of noise.
 PROGRAM = """
 import torch
 import torch.nn.functional as F

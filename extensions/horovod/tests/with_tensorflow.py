@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""with_tensorflow.py VERSION COMMAND...: runs a command with a TensorFlow on PYTHONPATH; 77, after a line that says why, where
-there is none. VERSION: "any" takes this Python's own, else one of those that tools/setup --for all puts below
-build/tensorflow; "2.16" that one."""
+"""with_tensorflow.py VERSION COMMAND...: runs a command with a TensorFlow on PYTHONPATH; ends with 77, after a line with the
+reason, if there is none. VERSION: "any": this Python's own, else one of those that tools/setup --for all puts below
+build/tensorflow; "2.16": that version."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ def main(version, *command):
             print(f"skipped: no TensorFlow {version} -- tools/setup --for all installs it into {BELOW}")
             return 77
         os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    # Only errors of TensorFlow's own, which are not what tests are about.
+    # Makes TensorFlow log only errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.execvp(command[0], command)
 
