@@ -250,7 +250,7 @@ class LocalSteps:
         samples  weight of this step in this rank's part of the next average, such as the batch's size; 0: no samples
 
         Raises the errors of all_reduce, Mismatch if ranks have different options, and NonFinite on all ranks, naming
-        the parameter, if the average would be NaN or infinite: the last synchronised parameters then stay. A number of
+        the parameter, if the average would be NaN or infinite; then the last synchronised parameters stay. A number of
         samples that is negative or not finite is an error on all ranks at their next synchronisation: Mismatch, or
         InvalidArgument if all ranks had it.
         """
@@ -490,7 +490,7 @@ class LocalSteps:
             fragment.synchronised_at, fragment.sent_at = at, sent_at
 
     def _outer(self) -> dict[str, Tensor]:
-        """Returns state that is the same on all ranks: the tensors themselves."""
+        """Returns the state that is the same on all ranks, without copying the tensors."""
         tensors = {}
         for number, fragment in enumerate(self._fragments):
             tensors[f"outer/parameters/{number}"] = fragment.outer

@@ -202,7 +202,7 @@ class CheckpointFolder:
         Model, optimizer and progress (or step, epoch, sampler and values) are saved from rank 0. Every rank saves its
         random state (of torch's CPU generator and of the GPUs that the module is on) and `state`, its own tensors by any
         names. A GPU's tensors are copied to the host after the work queued on torch's current stream. Files
-        are written to a hidden folder and synced, then a manifest with their digests, then the folder is renamed: a
+        are written to a hidden folder and synced, then a manifest with their digests, then the folder is renamed, so that a
         process killed at any moment leaves the checkpoints unchanged and at most a hidden remainder, which the next
         save removes. Waits first for a save in the background; if its error was not raised by its handle, raises it
         here and saves nothing. Raises InvalidArgument for place "shared" if some hosts see another folder, and names
@@ -290,8 +290,8 @@ class CheckpointFolder:
         damaged, and InvalidArgument if a newer Cohort saved the newest, or if it does not fit the model (missing,
         unexpected and misshapen tensors are listed) or the optimizer. After these errors module, optimizer and random
         state are as before, on every rank. If `optimizer` is None, the saved optimizer is not loaded. Hyperparameters
-        become the saved ones. Tensors are loaded to the module's devices, and an optimizer's to those of their
-        parameters, wherever they were saved. Rank r gets rank r's random state and `state`; ranks that the saved world
+        become the saved ones. Tensors are loaded to the module's devices, and an optimizer's to their parameters'
+        devices, wherever they were saved. Rank r gets rank r's random state and `state`; ranks that the saved world
         did not have keep their random state, and so do GPUs without one in the checkpoint. `place` need not be the one
         used for saving.
         """
@@ -460,7 +460,7 @@ def _shards_of(optimizer: Optional[torch.optim.Optimizer]) -> dict[str, tuple[to
     }
 
 
-# Saves under way: a process waits for them before it ends.
+# Saves under way, for which the process waits before it ends.
 _saving: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

@@ -298,7 +298,7 @@ class DistributedSampler:
         """Begins an iteration; see the class. In a new world an epoch that was used up is iterated once more and yields
         nothing, so that the loop ends the epoch normally."""
         goes_on, self._goes_on = self._goes_on, False
-        # A loop that never calls step() has no position worth keeping: each iteration is the next epoch.
+        # A loop that never calls step() has no position worth keeping, so each iteration is the next epoch.
         used_up = self.steps_left() == 0 and self.cursor > 0
         if goes_on:
             self._rewind()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Distributor:
-    """Runs a training function or script on processes of its own.
+    """Runs a training function or script in new processes, the ranks.
 
     num_processes  how many processes, from 1
     local_mode     True: on this host. False: on the workers of the active SparkSession, where one task of a barrier job
@@ -52,7 +52,7 @@ class Distributor:
 
     hosts, hostfile  run on these hosts, as with `cohort.run` (TorchDistributor has Spark's workers instead); default:
                    this host, or the hosts of this process's Slurm allocation. On several hosts each host manages its own
-                   GPUs: they are not counted here, and each host's CUDA_VISIBLE_DEVICES applies
+                   GPUs, so they are not counted here, and each host's CUDA_VISIBLE_DEVICES applies
 
     Warns (RuntimeWarning) if fewer processes run than were asked for, or if a GPU was asked for and there is none.
     `num_processes` is then the number that will really run.

@@ -231,7 +231,7 @@ class _Sharded:
                 piece.tensor.copy_(of.values)
             self._writes[number] = writes
             piece.tensor.grad = None if of.gradient is None else of.gradient.to(piece.tensor.dtype)
-        # Other ranks of this host may still read parameters, for an output of their own.
+        # Other ranks of this host may still read parameters, for outputs that they compute.
         if work is not None:
             work.wait()
             self._transaction.require_sums(reducer.comm, sums.tolist(), "Sharded.step")
@@ -253,7 +253,7 @@ class _Sharded:
         reducer.core.forbid_writes()
         if reducer.core.shares_parameters:
             reducer.core.meet()
-        # For autograd the parameters count as changed in place: an older graph must not be used any more.
+        # For autograd the parameters count as changed in place, because an older graph must not be used any more.
         for parameter in self._trained:
             parameter.view(-1)[:0].zero_()
         reducer.note_step()
@@ -464,7 +464,7 @@ def Sharded(model: DistributedDataParallel, optimizer: type, params: Any = None,
 
     Returns an instance of `optimizer` whose parameters are this rank's `pieces`, so that learning-rate schedules, the
     options of groups and add_param_group work as usual, with
-        step(closure=None)        collective: afterwards all ranks have all parameters, equal to the bit to those of
+        step(closure=None)        collective: afterwards all ranks have all parameters, with the same bits as those of
                                   `optimizer`
         clip_grad_norm(max_norm)  collective, between backward and step: scales the gradients so that their norm over
                                   all ranks is at most max_norm, and returns the norm before; squares are summed in

@@ -76,7 +76,7 @@ class RunRecord(_RunRecord):
 
 
 def run_folder() -> str:
-    """Returns the folder for a run's record, in which `cohort watch`, `cohort plot` and `--track` look: the run's
+    """Returns the folder for a run's record, in which `cohort watch`, `cohort plot` and `--track` look. It is the run's
     folder under `cohort run` (COHORT_RUN_DIR), else "", the working directory."""
     return os.environ.get("COHORT_RUN_DIR", "")
 

@@ -1,4 +1,4 @@
-"""Converts between torch's tensors and those of files: (name, type as torch calls it, shape, bytes)."""
+"""Converts between torch's tensors and a file's entries, which are (name, type as torch calls it, shape, bytes)."""
 
 from __future__ import annotations
 

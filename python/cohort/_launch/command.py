@@ -143,7 +143,7 @@ class Job:
         return process is not None and process.poll() is None
 
     def be_silent(self) -> None:
-        """Hides the command's output from now on: the job will be started again."""
+        """Hides the command's output from now on, because the job will be started again."""
         for stream in self._streams:
             stream.is_silent = True
 

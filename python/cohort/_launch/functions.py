@@ -197,7 +197,7 @@ def may_travel(hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, opt
 def goes_elsewhere(
     hosts: Hosts | None, hostfile: str | os.PathLike[str] | None, environment: Mapping[str, str]
 ) -> bool:
-    """Returns True if ranks will probably be on other hosts, with GPUs of their own: hosts are named, or a Slurm
+    """Returns True if ranks will probably be on other hosts, with GPUs of their own, because hosts are named or a Slurm
     allocation has several nodes."""
     if hosts is not None or hostfile is not None:
         return True
@@ -320,7 +320,7 @@ def run_folder(folder: pathlib.Path, words: Sequence[str], environment: Mapping[
 
 
 def _search_path(executable: str | None) -> list[str]:
-    """Returns the ranks' search path for modules: this process's, so that ranks find the same modules by name."""
+    """Returns the ranks' search path for modules, made from this process's so that ranks find the same modules by name."""
     here = os.getcwd()
     package = str(pathlib.Path(sys.modules["cohort"].__file__ or "").absolute().parent.parent)
     if executable is not None and executable != sys.executable:
@@ -366,7 +366,7 @@ def _outcomes(folder: pathlib.Path, run_folder: pathlib.Path, status: int, refus
             )
         return [outcomes[rank] for rank in range(size)]
     if verdict is not None and verdict.get("rank") not in failed:
-        # The rank was killed, or ended in native code: there is no exception. Or it was a server, or the evaluator.
+        # The rank was killed, or ended in native code, so there is no exception. Or it was a server, or the evaluator.
         raise job_failure(status, refusal, record)
     if failed:
         # Clocks of different hosts cannot be compared, so the command says then which rank failed first.

@@ -57,7 +57,7 @@ def _use_absolute_store(mlflow: Any) -> None:
     """Makes the driver's store one absolute path, even if this process's working directory changes."""
     said, uri = os.environ.get(_mlflow.SAID), os.environ.get("MLFLOW_TRACKING_URI")
     if not said:
-        # The driver has not imported MLflow: its default store is in the directory in which the ranks begin.
+        # The driver has not imported MLflow, so its default store is in the directory in which the ranks begin.
         if not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(mlflow.get_tracking_uri())
         return
@@ -160,7 +160,7 @@ def _log_bare_models(flavor: ModuleType) -> bool:
 def _with_bare_model(original: Callable[..., Any]) -> Callable[..., Any]:
     import inspect
 
-    # MLflow no longer trusts pickles: it exports the graph, for which it needs an example.
+    # MLflow versions that do not trust pickles export the graph, for which they need an example.
     takes_example = "serialization_format" in inspect.signature(original).parameters
 
     @functools.wraps(original)
@@ -191,7 +191,7 @@ def _bare(model: Any) -> Any:
 
 
 def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
-    """Returns arguments derived from the first forward's inputs and outputs. An example has zeros: no data is sent to
+    """Returns arguments derived from the first forward's inputs and outputs. An example has zeros, since no data is sent to
     MLflow without request."""
     inputs, outputs = _forwards.get(bare, (None, None))
     if inputs is None:
@@ -216,7 +216,7 @@ def _signature_and_example(bare: Any, wants_example: bool) -> dict[str, Any]:
     except TypeError:  # NumPy does not have the type
         return {}
     if wants_example and not isinstance(inputs, dict):
-        # Two samples: a dimension of size one would count as a constant.
+        # Two samples, because a dimension of size one would count as a constant.
         found["input_example"] = numpy.zeros((2, *inputs[0][1:]), numpy_type(inputs))
     return found
 

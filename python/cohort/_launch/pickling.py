@@ -94,7 +94,7 @@ def dumps(value: object) -> bytes:
 
 
 def dumps_for_ranks(value: object) -> bytes:
-    """Returns the value as bytes for a rank of the same job, which runs the same program: the program's own objects are
+    """Returns the value as bytes for a rank of the same job, which runs the same program. The program's own objects are
     sent by name, so that classes stay the same classes. Objects without a name are sent by cloudpickle, if
     installed."""
     try:

@@ -23,7 +23,7 @@ def run_on_threads(function: Callable[..., Any], threads: int, args: Sequence[An
     across    a world with one rank for each process: threads of process P are then ranks P * threads to P * threads +
               threads - 1 of one world. One task per Slurm node can thus fill its node with threads. All processes call
               it, with the same number. None: only this process
-    timeout   deadline, in seconds, of operations without one of their own; default: that of `across`, else 1800
+    timeout   deadline, in seconds, of operations without one of their own; default: as for `across`, else 1800
 
     The first exception ends the world, and is raised here after all threads have ended; other threads get its text
     (Aborted). An interrupt has the same effect. Threads' Python code takes turns; computations of torch and Cohort run

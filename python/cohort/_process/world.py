@@ -60,7 +60,7 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
     transport     what carries bytes between hosts: "tcp", or "mpi" for ranks that mpirun or srun has started (it needs
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         form a world of one rank on purpose, also under a launcher of more
-    trust_network  if ranks on several hosts meet at an address and have no secret: anyone who reaches it may be a rank.
+    trust_network  let ranks on several hosts meet at an address without a secret, so that anyone who reaches it may be one.
                   Also COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
     share         instead of an init_method, with rank and world_size: a function share(key, mine, seconds) over a channel
                   of the program's own (a key-value store, MPI) that gives every rank rank 0's text. Called once, maybe
@@ -211,7 +211,7 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """True if there is a default world, also in a forked child: there it is the parent's. Raises InvalidArgument, as
+    """True if there is a default world, also in a forked child, where it is the parent's. Raises InvalidArgument, as
     `world` does, on a thread that is no rank while threads of `run_on_threads` run."""
     own = _world_of_thread()
     world = own if own is not None else _world
@@ -240,7 +240,7 @@ def size() -> int:
 
 def local_rank() -> int:
     """This process's number among those of its host. In an elastic job of `cohort run` this is LOCAL_RANK, which a
-    process keeps while others leave and come: the number may be local_size() or more, and 0 may be missing."""
+    process keeps while others leave and join, so the number may be local_size() or more, and 0 may be missing."""
     return world().local_rank()
 
 

@@ -1,4 +1,4 @@
-"""Names exactly the ranks that have reached a monitored_barrier: rank 0 of the group receives a message from each rank,
+"""Names exactly the ranks that have reached a monitored_barrier. Rank 0 of the group receives a message from each rank,
 answers that it has arrived itself, and at the end whether all have arrived. Ordinary barriers between hosts report a
 host's ranks only together.
 """

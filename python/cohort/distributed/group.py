@@ -39,7 +39,7 @@ class ProcessGroup(Operations, dist.ProcessGroup):
         """
         ranks    the world's ranks that form the group, in its order; empty: the world itself
         others   devices whose tensors belong to other backends
-        elastic  the world is that of an elastic job's epoch
+        elastic  the world belongs to an epoch of an elastic job
         """
         dist.ProcessGroup.__init__(self, communicator.rank(), communicator.size())
         self.communicator = communicator

@@ -55,8 +55,8 @@ def is_over() -> bool:
 
 
 def members_changed(step: Optional[int] = None) -> bool:
-    """Returns True if the elastic job (`cohort run --min-np`) continues with other members than those of the default
-    group: workers wait to be members, or some leave. All ranks call it together and get the same answer; it is an all_reduce
+    """Returns True if the elastic job (`cohort run --min-np`) continues with members that differ from the default
+    group's: workers wait to be members, or some leave. All ranks call it together and get the same answer; it is an all_reduce
     of a few bytes. If True, destroy_process_group and init_process_group form the world of the current members. False
     in other jobs.
 

@@ -18,7 +18,7 @@ _UNCHECKED: Any = {"check_invariants": False} if hasattr(torch.sparse, "check_sp
 
 
 def all_reduce(group: Any, tensor: torch.Tensor, options: Any) -> Work:
-    """Blocks: the operation has ended when this returns."""
+    """Blocks until the operation has ended."""
     name = "all_reduce of a sparse tensor"
     if tensor.layout != torch.sparse_coo or tensor.device.type not in DEVICES:
         raise cohort.InvalidArgument(

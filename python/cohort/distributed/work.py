@@ -66,7 +66,7 @@ class Work(_distributed_c10d.Work):
         source   the rank that sent the message; None: the core knows the rank at the end
         by_stream  streams wait for the outputs, not the host; `deliver` does not read the outputs
         failed     called with the operation's error, if it has one
-        copies     `deliver` may copy, or wait: it is called only after the operation has ended
+        copies     `deliver` may copy, or wait, so it is called only after the operation has ended
         """
         super().__init__()
         self._name, self._line, self._core = name, line, core
@@ -200,7 +200,7 @@ class Work(_distributed_c10d.Work):
             if self.value_for_cpp:
                 self._future = torch._C.fork(self._value)  # called immediately, on this thread
                 return self._future
-            # Gives callbacks streams that torch orders before those of threads that wait for the future.
+            # With GPUs, callbacks get streams that torch orders before the streams of threads that wait for the future.
             gpus = {tensor.device for tensor in self._outputs if tensor.is_cuda}
             ended = torch.futures.Future(devices=list(gpus)) if gpus else torch.futures.Future()
             if self.is_completed() and self._failure is None:

@@ -93,7 +93,7 @@ def run(train: Optional[Callable[..., Any]] = None, *, ledger: Union[str, os.Pat
                 world = _enter(state, file, dict(init or {}))
                 result = function(state, world, *args, **kwargs)
                 state._core.finish()  # before others can learn that this rank has ended
-                # Nobody has to wait for a rank that is lost in the last step: the others have ended that step, too.
+                # Nothing has to wait for a rank that is lost in the last step, because the others have ended that step, too.
                 world.comm.barrier()
                 return result
             except Exception as error:

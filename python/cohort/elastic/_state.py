@@ -49,7 +49,7 @@ class State:
         a torch.nn.Module    its parameters and buffers. Not a wrapper: `train` wraps the module again in each world
         an optimizer         of torch, or of `cohort.horovod.torch`; its states and options. It may be followed by its model,
                              which is then checked to have its parameters. scale_lr="linear" or "sqrt" multiplies its
-                             rates, and those that schedules of this state use, by the world's size over that of the
+                             rates, and the rates that this state's schedules use, by the world's size over that of the
                              first world (or its square root); default: None
         a cohort.optim.LocalSGD or DiLoCo
                              instead of the module and the inner optimizer: new ranks get the last synchronised
@@ -302,7 +302,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _dense(array: Any) -> Any:
-    """Returns a tensor's bytes: its own memory if that is dense and on the CPU."""
+    """Returns a tensor's bytes, without a copy if the tensor is dense and on the CPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from cohort._checkpoint.tensors import to_entry

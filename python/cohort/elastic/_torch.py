@@ -26,7 +26,7 @@ _SCALES = {None: Scaling.NONE, "linear": Scaling.LINEAR, "sqrt": Scaling.SQUARE_
 
 
 def fill(tensor: Tensor, data: memoryview) -> None:
-    """Fills the tensor with the bytes of another one of the same type and shape, in the order of its elements."""
+    """Fills the tensor with the bytes of a tensor of the same type and shape, in the order of its elements."""
     if tensor.numel():
         with torch.no_grad():
             tensor.copy_(torch.frombuffer(data, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))

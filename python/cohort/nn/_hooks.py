@@ -40,7 +40,7 @@ class GradBucket:
         return self._is_last
 
     def last_step_refused(self) -> bool:
-        """Returns True if the backward before this one ended in an error on all ranks (NonFiniteError, Mismatch): no
+        """Returns True if the backward before this one ended in an error on all ranks (NonFiniteError, Mismatch). Then no
         rank has its gradients, and a hook has to drop what it has kept of that step."""
         return self._last_step_refused
 
@@ -49,7 +49,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Replaces the buffer by another one of as many elements, for hooks that call hooks."""
+        """Replaces the buffer by a tensor with as many elements, for hooks that call hooks."""
         if buffer.numel() != self._buffer.numel():
             raise InvalidArgument(
                 f"GradBucket.set_buffer: {buffer.numel()} elements in place of {self._buffer.numel()}"

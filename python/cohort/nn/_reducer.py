@@ -54,7 +54,7 @@ class _Parameter:
         self.home: torch.Tensor | None = None  # the memory of its values, if training state is divided
         self.home_address = 0  # of the home
         self.version = 0  # of the tensor: autograd's count of changes in place
-        self.writes = 0  # writes by others than the optimizer
+        self.writes = 0  # writes by anything but the optimizer
 
 
 class _Piece:
@@ -401,13 +401,13 @@ class Reducer:
             parameter.version = parameter.tensor._version
 
     def note_writes(self) -> None:
-        """Records that values written by others than the optimizer are intended, too."""
+        """Records that values written by anything but the optimizer are intended, too."""
         for parameter in self._parameters:
             parameter.writes += parameter.tensor._version != parameter.version
             parameter.version = parameter.tensor._version
 
     def writes_to(self, index: int) -> int:
-        """Returns how often others than the optimizer wrote to a parameter, as counted by `note_writes`."""
+        """Returns how often anything but the optimizer wrote to a parameter, as counted by `note_writes`."""
         return self._parameters[index].writes
 
     def check_parameters(self, where: str) -> None:

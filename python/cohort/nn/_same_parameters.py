@@ -24,7 +24,7 @@ def require_same_parameters(
     step     for the message: synchronised steps so far
 
     Uses Poly1305 with a key drawn for each call: a difference of one bit is missed with a probability below 2**-66.
-    Raises Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
+    Raises Mismatch on every rank, with the same text, if there is a difference. The text names the first tensor that differs,
     the ranks that differ from the majority, and for the lowest of them host, first element and both sides' values. If
     there is no majority, both sides are named. `peer` is that lowest rank. The communicator can still be used. One
     thread at a time per communicator.

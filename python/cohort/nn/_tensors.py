@@ -82,7 +82,7 @@ class Pack:
         """Overwrites the tensors of all ranks with those of the root. Collective; waits (for tensors on a GPU, in
         torch's current stream).
 
-        Every rank packs its own tensors, so if the root has joined, those of the lowest active rank are sent.
+        Every rank packs its own tensors, so if the root has joined, the lowest active rank sends its own.
         """
         if self._stage is None or self._comm.size() == 1:
             return

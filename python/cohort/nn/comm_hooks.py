@@ -1,4 +1,4 @@
-"""Hooks that replace the average over ranks: they choose the format in which gradients travel.
+"""Hooks that replace the average over ranks, and choose the format in which gradients travel.
 
     model = cohort.nn.DistributedDataParallel(net)                      # or torch's, over the backend "cohort"
     model.register_comm_hook(None, comm_hooks.fp16_compress_hook)
@@ -100,7 +100,7 @@ class WireState(OfOneModel):
 
     def drop_residuals(self) -> None:
         """Drops what was kept from earlier steps. Call it on all ranks if they skip a step whose averages were finite."""
-        self._residuals.clear()  # not set to zero: an operation that has failed may still be writing there
+        self._residuals.clear()  # not set to zero, because an operation that has failed may still be writing there
 
     def _refuse_step(self) -> None:
         """Called if all ranks have seen that an average is not finite, or an error."""

@@ -25,7 +25,7 @@ class DataParallel(torch.nn.Module):
               torch.get_num_threads(), at most the cores that this process may use. The threads of torch's own
               operations are divided among them
 
-    Outputs and gradients are those of the module alone (to rounding, and the same in every run) if samples are
+    Outputs and gradients are those of the plain module (to rounding, and the same in every run) if samples are
     independent of each other. BatchNorm sees the samples of its replica, and replica 0's running statistics are kept,
     as in torch. Random numbers (dropout) come from torch's single generator in the order in which threads ask for
     them. Tensors without dimensions and other arguments go to all replicas. An output without dimensions becomes one
@@ -61,7 +61,7 @@ class DataParallel(torch.nn.Module):
         parts = self._split((args, kwargs))
         if len(parts) == 1:
             return self.module(*args, **kwargs)
-        # Replica 0 is the module itself: its buffers are the ones that are kept.
+        # Replica 0 is the module itself, so its buffers are the ones that are kept.
         modules = [self.module, *(_replica_of(self.module) for _ in parts[1:])]
         return _gathered(self._run(modules, parts), self.dim)
 

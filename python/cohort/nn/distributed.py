@@ -237,12 +237,12 @@ class DistributedDataParallel(torch.nn.Module):
     not; unused parameters need no declaration. Sparse gradients are made dense. Double backward through the reduction
     is not supported. torch.optim.LBFGS searches along a line by the loss that its closure returns, which is each rank's
     own: return the average, cohort.metrics.average(loss.item()).value. Until backward() has returned, do not read or
-    write `.grad`: the reduction may be under way, and instead of a gradient of 8 MiB or more, `.grad` usually still
+    write `.grad`, because the reduction may be under way, and instead of a gradient of 8 MiB or more, `.grad` usually still
     holds an earlier step's. A hook of register_post_accumulate_grad_hook finds its parameter's own gradient there;
     hooks on tensors receive the gradients themselves.
 
     Names in state_dict(), named_parameters() and named_buffers() are the module's, without a prefix; load_state_dict()
-    also accepts those of torch's DistributedDataParallel ("module.").
+    also accepts names from torch's DistributedDataParallel ("module.").
 
     Errors of collectives surface in backward(), forward and the calls below, as cohort.Error. If a backward ends in an
     exception of only this rank (of a layer, of the observer, of memory), the ranks are out of step: this rank's next
@@ -594,7 +594,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Allows others than the optimizer to write to protected parameters while the context lasts."""
+        """Allows anything but the optimizer to write to protected parameters while the context lasts."""
         core = None if self._reducer is None else self._reducer.core
         if core is not None:
             core.allow_writes()
@@ -630,7 +630,7 @@ class DistributedDataParallel(torch.nn.Module):
         """Returns copies of the rounding errors of this rank's gradients, which are added to the next ones
         (`error_feedback`): a flat tensor for each parameter, "residual.NAME"; empty without error feedback. They are
         each rank's own, for a checkpoint's `state`; training continues with the same bits if each host has one rank.
-        (Otherwise the first step's buckets, which are those of a new model, are divided differently.)
+        (Otherwise the first step's buckets, which are like a new model's, are divided differently.)
         """
         return {f"residual.{name}": values.clone() for name, values in self._residuals().items()}
 
@@ -704,7 +704,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: their first synchronising use compares them and adds hooks, and is collective.
 
-        A pickle does not hold the communicator: the copy uses the default world. No copy holds the hook on gradients:
+        A pickle does not hold the communicator, so the copy uses the default world. No copy holds the hook on gradients, so
         the first synchronising use raises InvalidArgument until another hook is registered.
         """
         state = self.__dict__.copy()
