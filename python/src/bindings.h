@@ -55,7 +55,7 @@ class Held {
 
   std::vector<Array> arrays_;
   std::shared_ptr<const void> keep_;
-  const std::shared_ptr<std::atomic<bool>> holds_;  // any value: only its lifetime matters
+  const std::shared_ptr<std::atomic<bool>> holds_;  // has any value; only its lifetime matters
   std::optional<int> gpu_;
   bool told_of_end_ = false;
 };
@@ -95,7 +95,7 @@ struct LeaveOptions {
   std::optional<std::chrono::milliseconds> grace = {};
   /// The reason reported to the other ranks if some operations had to be aborted.
   std::string reason = {};
-  /// This rank has failed: it waits for nothing, and informs the others in any case.
+  /// This rank has failed, so it waits for nothing, and informs the others in any case.
   bool failed = false;
 };
 

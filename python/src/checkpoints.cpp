@@ -97,7 +97,7 @@ void bind_formats(py::module_& module) {
       .def(py::init([](std::size_t size) { return bytes_of(sys::FileBytes(size)); }), py::arg("size"))
       .def("__len__", [](const Bytes& self) { return self.size; })
       .def_buffer([](Bytes& self) {
-        // Writable: each caller has a copy of the file.
+        // Writable, because each caller has a copy of the file.
         return py::buffer_info(const_cast<std::byte*>(self.data), 1, py::format_descriptor<std::uint8_t>::format(),
                                static_cast<py::ssize_t>(self.size));
       });

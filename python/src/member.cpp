@@ -115,7 +115,7 @@ void Operation::synchronize(const Device& stream) {
     wait(std::nullopt);
   } else if (work_.is_ordered() &&
              std::all_of(arrays().begin(), arrays().end(), [](const Array& one) { return one.goes_by_stream(); })) {
-    // Bounds memory: a rank far ahead of its GPU would otherwise hold the arrays of all operations in flight.
+    // Bounds memory, because a rank far ahead of its GPU would otherwise hold the arrays of all operations in flight.
     let_go();
   } else {
     let_go_at_end();
@@ -255,7 +255,7 @@ void Member::finish_aborted(const std::string& reason) {
 void Member::leave(const LeaveOptions& options) {
   if (left_) return;
   if (in_child()) {
-    left_ = true;  // the core's state is kept: it detects forked children itself
+    left_ = true;  // keeps the core's state, which detects forked children itself
     return;
   }
   for (const auto& group : std::exchange(groups_, {})) {

@@ -19,7 +19,7 @@ namespace cohort::python {
 namespace {
 
 DType dtype_of(const py::object& dtype) {
-  // numpy.float32 is a class: its text is "<class 'numpy.float32'>".
+  // numpy.float32 is a class, whose text is "<class 'numpy.float32'>".
   const std::string name(py::isinstance<py::type>(dtype) ? py::str(dtype.attr("__name__")) : py::str(dtype));
   if (const std::optional<DType> known = named_dtype(name)) return *known;
   refuse("Memory", "there is no type " + name + " -- " + known_dtypes());
