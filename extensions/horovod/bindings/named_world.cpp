@@ -206,7 +206,7 @@ void* GpuResult::allocate(std::span<const std::int64_t> shape) {
       const auto leave = [&] { in_stream.attr("__exit__")(py::none(), py::none(), py::none()); };
       try {
         make();
-      } catch (...) {  // there may be no memory, and this thread has to go on
+      } catch (...) {  // there may be no memory, and this thread has to continue
         leave();
         throw;
       }

@@ -98,7 +98,7 @@ Engine::Engine(Communicator comm, EngineOptions options) {
 }
 
 Engine::~Engine() {
-  // A forked child has no engine thread: the core is left to the parent.
+  // A forked child has no engine thread, so the core is left to the parent.
   if (core_->requests().in_child()) static_cast<void>(core_.release());
 }
 

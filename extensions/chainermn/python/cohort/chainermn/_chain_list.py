@@ -27,7 +27,7 @@ class MultiNodeChainList(torch.nn.Module):
     of tensors, is one argument of the part that receives it.
 
     forward returns the result of the part without rank_out; on a rank without such a part it returns a delegate variable. Every
-    rank calls backward: on its loss, or on the delegate variable. Each rank has its own optimizer.
+    rank calls backward, on its loss or on the delegate variable. Each rank has its own optimizer.
     """
 
     def __init__(self, comm: CommunicatorBase) -> None:

@@ -30,7 +30,7 @@ def create_multi_node_checkpointer(name: str, comm: CommunicatorBase, cp_interva
 
     name         name of the folder for its checkpoints, within `path`
     cp_interval  complete sets to keep, at least 1
-    gc_interval  has no effect: each save removes older sets
+    gc_interval  has no effect, since each save removes older sets
     path         default: "result", as in Chainer's trainer
     place        the disks to use: "rank0": other ranks send their state to rank 0. "shared": all ranks see one folder, and
                  each writes its own state. "local": each host has its own folder, with copies on the next host. See

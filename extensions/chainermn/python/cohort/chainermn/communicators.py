@@ -71,7 +71,7 @@ class CommunicatorBase:
     """The ranks of a job, or of a part of it, with ChainerMN's names. Created by `create_communicator` and `split`.
 
     Arrays are NumPy's or torch's, of any type and shape, in host memory; received arrays are of the sender's library.
-    Everything except the properties, `send` and `recv` is collective: all ranks call it, in the same order. Every wait
+    Everything except the properties, `send` and `recv` is collective, so all ranks call it, in the same order. Every wait
     has a deadline (COHORT_TIMEOUT). If a rank cannot contribute its part (not an array, or cannot be pickled), it
     raises the reason, and the receivers raise InvalidArgument with its text. One thread per rank.
     """

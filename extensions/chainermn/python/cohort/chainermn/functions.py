@@ -3,7 +3,7 @@
 A rank whose result is elsewhere gets a *delegate variable*, a tensor of one zero: `delegate.backward()`, or a loss
 connected with it by `pseudo_connect`, makes this rank take part in the backward. If the sender's tensors require no
 gradient (gradients are off, or nothing is trained), no gradient is sent back. Sends in forward and backward do not wait for
-the receiver: ranks may both send first and then receive. Double backward is not supported. One thread per rank.
+the receiver, so two ranks may both send first and then receive. Double backward is not supported. One thread per rank.
 """
 
 from __future__ import annotations

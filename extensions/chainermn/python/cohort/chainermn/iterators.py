@@ -86,7 +86,7 @@ class MultiNodeIterator:
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """Returns the iterator itself, which from then on shuffles like those of all ranks, with a common seed drawn from
+    """Returns the iterator itself, which from then on shuffles like the iterators of all ranks, with a common seed drawn from
     torch's generator of rank 0. Collective; its steps do not communicate.
 
     actual_iterator  a DataLoader over the same data on all ranks. Its sampler has a `generator`, like torch's, or

@@ -18,7 +18,7 @@ __all__ = [
 class HorovodInternalError(RuntimeError):
     """An operation failed: ranks disagreed about it, a rank was lost, or the world has ended.
 
-    After a disagreement (the cause is `cohort.Mismatch`) everything goes on; after any other cause, call `shutdown` and
+    After a disagreement (the cause is `cohort.Mismatch`) the world is still usable; after any other cause, call `shutdown` and
     `init`, as `elastic.run` does.
 
     error  the cause, even if a framework has removed `__cause__`

@@ -191,9 +191,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Declares that this rank has no more data, and waits until all ranks of the set have called `join`.
 
-    Until then this rank takes part in the others' reductions without changing them: it adds nothing to sums (averages
+    Until then this rank takes part in the others' reductions without changing them. It adds nothing to sums (averages
     are still divided by the number of all ranks) and has no effect on minima, maxima and products. Meanwhile allgather,
-    broadcast, reducescatter and alltoall fail on the others. `device` has no effect: a rank that has joined needs no
+    broadcast, reducescatter and alltoall fail on the others. `device` has no effect, since a rank that has joined needs no
     GPU. Returns the rank of the world that joined last, the same on all ranks.
     """
     work = finished("JOIN", ["join"], engine_of(process_set).join)[0]
@@ -255,7 +255,7 @@ def adasum(level: List[Any], dot: Callable[[Any, Any], float]) -> Any:
     """Returns the Adasum: for two vectors (1 - a.b / 2 a.a) a + (1 - a.b / 2 b.b) b, their sum if they are orthogonal
     and their average if they are parallel. Neighbouring ranks are combined, then neighbouring results, and so on; a
     result without a neighbour is passed on unchanged, so any number of ranks works. Every rank gathers all vectors and
-    combines them itself, so all have the same bits if their devices are alike.
+    combines them itself, so all have the same bits if their devices are of one kind.
 
     dot  the dot product, in double, because in float long vectors lose the digits that matter here
     """

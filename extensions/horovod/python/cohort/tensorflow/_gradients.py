@@ -64,7 +64,7 @@ def alike(gradients: Sequence[Gradient], names: Sequence[str], sources: Sequence
     """Returns the gradients in kinds that are the same on all ranks, as `reduce_gradients` needs. One small reduction.
 
     In eager mode, a gradient that is None here but not on all ranks becomes zeros, and one that is sparse here and
-    dense elsewhere is made dense. A graph cannot be changed when it runs: it fails on all ranks with the names of such
+    dense elsewhere is made dense. A graph cannot be changed when it runs, so it fails on all ranks with the names of such
     gradients.
     """
     if sparse_as_dense:

@@ -1,7 +1,7 @@
 """One JAX primitive for all operations by name: eager if the arrays have values, else part of a compiled program.
 
 Compiled programs call the engine through XLA's foreign function interface if its version is supported, else by calling
-back into Python, which copies. Operations have no order: ranks match them by name, wherever XLA places them. JAX drops
+back into Python, which copies. Operations have no order, because ranks match them by name, wherever XLA places them. JAX drops
 a result that nothing uses together with its operation, on all ranks if they run the same program.
 """
 
@@ -23,7 +23,7 @@ from jax.interpreters import batching, mlir
 
 
 def at_once(call: Call, arrays: Sequence[jax.Array]) -> Tuple[List[jax.Array], List[List[int]]]:
-    """Runs the operations on computed arrays and waits for them. Raises as hvd's operations do."""
+    """Runs the operations on computed arrays and waits for them. Raises the errors of hvd's operations."""
     results, received = carry_out(call, [view(array) for array in arrays])
     return [handed_over(array) for array in results], received
 

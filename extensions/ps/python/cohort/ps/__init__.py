@@ -353,7 +353,7 @@ class Client:
 
 
 class Server:
-    """Serves on a thread of its own, until `close` or the end of the process.
+    """Serves on a separate thread, until `close` or the end of the process.
 
     endpoint      "HOST:PORT" (port 0: the system chooses), or "@NAME": for this user's processes on this host; "": a free
                   port at the address by which the job's other processes reach this host, 127.0.0.1 if all are on it

@@ -112,7 +112,7 @@ class AdasumOptimizer(Wrapped):
         if not self._included:
             self._stepped()
             return result
-        if self._steps_in is not self._process_set._counters:  # new ranks, or back from `join`: all restart counts
+        if self._steps_in is not self._process_set._counters:  # new ranks, or back from `join`, so all ranks restart counts
             self._steps_in, self._steps_here = self._process_set._counters, 0
         self._steps_here += 1
         handles = []

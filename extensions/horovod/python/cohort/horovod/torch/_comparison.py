@@ -98,7 +98,7 @@ class Comparison:
 
     def step(self) -> None:
         """Raises Mismatch, on all ranks, for a difference found in the last comparison."""
-        if self._world is not self._process_set._counters:  # new ranks, or back from `join`: all restart counts
+        if self._world is not self._process_set._counters:  # new ranks, or back from `join`, so all ranks restart counts
             self._world, self._handle, self._steps, self._at = self._process_set._counters, None, 0, (0, 0)
         if self._handle is not None:
             handle, self._handle = self._handle, None

@@ -221,7 +221,7 @@ class Reducer:
             self._start(parameter)
         elif parameter in self._agreed_kinds():
             self._start(parameter)
-        # Otherwise it waits for `finish`: another rank's may be dense.
+        # Otherwise it waits for `finish`, because another rank's gradient may be dense.
 
     # --- starting ---
 
@@ -296,7 +296,7 @@ class Reducer:
         self._found = (self.names[parameter], tuple(parameter.shape), element)
 
     def _raise_if_not_finite(self) -> None:
-        """Raises NonFiniteError on all ranks if any rank found a value: that of the lowest rank."""
+        """Raises NonFiniteError on all ranks if any rank found a value; it names the value of the lowest such rank."""
         found, self._found = self._found, None
         step, self._steps = self._steps, self._steps + 1
         ranks = torch.zeros(self._process_set.size() or 1, dtype=torch.int64)
@@ -337,7 +337,7 @@ class Reducer:
         If ranks differ, all reduce dense gradients. Raises Mismatch, on all ranks, if they train different parameters.
         """
         kinds = self._agreed_kinds()
-        # All parameters at first: otherwise ranks would wait in vain for parameters that only they train.
+        # All parameters at first, because ranks would wait in vain for parameters that only they train.
         unknown = [one for one in (self._passes_left if kinds else self.names) if one not in kinds]
         if not unknown:
             return

@@ -61,7 +61,7 @@ class ReducedOptimizer(Wrapped):
                 self._reading = False
 
     def _before_scaler(self) -> None:
-        # A rank without a gradient contributes zeros now: in `step`, which all ranks may skip, the others' gradients
+        # A rank without a gradient contributes zeros now, since in `step`, which all ranks may skip, the others' gradients
         # are unscaled already.
         reducer = self._reducer
         if reducer.attached and (reducer.scaled or not reducer.synchronized):
@@ -77,7 +77,7 @@ class ReducedOptimizer(Wrapped):
         self._reducer.set_passes(passes)
 
     def set_sample_count(self, count: int) -> None:
-        """With average_by="samples", call it once before each backward: this rank's loss is the mean of `count`
+        """With average_by="samples", call it once before each backward. This rank's loss is the mean of `count`
         samples; 0 if it has none left, and its gradients do not count. Raises ValueError for other counts."""
         self._reducer.set_sample_count(count)
 

@@ -85,7 +85,7 @@ def derived(mixin: Type[T], optimizer: torch.optim.Optimizer) -> T:
     make: Any = type
     made = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     wrapped: Any = made.__new__(made)
-    # Leaves out a `step` that a learning-rate scheduler has set on the optimizer: it would not reduce.
+    # Leaves out a `step` that a learning-rate scheduler has set on the optimizer, since it would not reduce.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     wrapped._made_of = weakref.ref(optimizer)
     return wrapped

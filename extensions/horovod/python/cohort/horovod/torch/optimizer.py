@@ -40,7 +40,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: Opt
     process_set                the ranks that reduce; others step with their own gradients
     non_finite                 not Horovod's. "raise": if any rank has a gradient that is NaN or infinite, or that
                                compression makes infinite, step() and synchronize() raise cohort.nn.NonFiniteError on all
-                               ranks: it names the first gradient of the lowest such rank. All gradients are None
+                               ranks. It names the first gradient of the lowest such rank. All gradients are None
                                then, nothing has been stepped, and training can continue with the next batch. Costs one
                                reading of the gradients and one small reduction for each step. Not with hvd.Adasum, nor
                                with a GradScaler, which makes infinite gradients on purpose
