@@ -7,6 +7,7 @@
 #include <cohort/elastic.h>
 #include <cohort/error.h>
 #include <cohort/init.h>
+#include <cohort/preemption.h>
 
 #include <sys/personality.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,11 +51,13 @@ int ssh(int argc, char** argv) {
   return sim::run_on_host(argv[at + 1], words);
 }
 
-/// Steps of `steps`: each rank adds 1 to a number, and all-reduces it.
+/// STEPS PAUSE_MS [save]: each rank all-reduces a number in each step. With `save` it has a Preemption.
 int train(int argc, char** argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 3;
   const int pause_ms = argc > 2 ? std::atoi(argv[2]) : 10;
   try {
+    std::optional<cohort::Preemption> preemption;
+    if (argc > 3) preemption.emplace();
     cohort::Communicator world = cohort::init();
     for (int step = 0; step < steps; ++step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
@@ -65,6 +69,10 @@ int train(int argc, char** argv) {
         std::fprintf(stderr, "wrong sum %g, due %g\n", values.front(), due);
         return 3;
       }
+      if (!preemption || !preemption->requested(world)) continue;
+      sim::saves(step + 1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      return cohort::kRequeueStatus;
     }
     if (world.rank() == 0) std::printf("trained %d steps on %d ranks\n", steps, world.size());
   } catch (const cohort::Error& error) {

@@ -31,9 +31,9 @@ int draw(int bound) { return static_cast<int>(sim::random_number(static_cast<std
 
 std::string name_of(int host) { return "host" + std::to_string(host); }
 
-std::vector<std::string> job(int hosts, const std::vector<std::string>& program) {
+std::vector<std::string> job(int hosts, const std::vector<std::string>& program, int first = 0) {
   std::string list;
-  for (int host = 0; host < hosts; ++host) list += (host > 0 ? "," : "") + name_of(host);
+  for (int host = first; host < hosts; ++host) list += (host > first ? "," : "") + name_of(host);
   std::vector<std::string> words = {kCommand, "run", "-H", list, "--ssh", kSsh};
   words.insert(words.end(), program.begin(), program.end());
   return words;
@@ -110,6 +110,50 @@ sim::Result cut(const sim::Options& options, int hosts) {
   return result;
 }
 
+/// The launcher is killed, its host is lost, or nobody reaches it: ranks that can save do so, all at one step, within
+/// 10 s, and the others end at once. Nothing is left.
+sim::Result launcher(const sim::Options& given, int hosts) {
+  sim::Options options = given;
+  options.after_end = 600 * kSecond;  // (the script below looks at what is left)
+  const bool saving = options.seed % 2 == 0;
+  std::vector<std::string> program = {"/simulated/train", "300", "100"};
+  if (saving) program.emplace_back("save");
+  auto result = sim::run(options, hosts, job(hosts, program, 1), [&] {
+    const int kind = draw(3);
+    const Nanoseconds when = 1 * kSecond + draw(4'000) * kMillisecond;
+    sim::at(when, [=] {
+      if (kind == 0) return sim::kill_process(sim::processes_of(0, "cohort").front(), SIGKILL);
+      if (kind == 1) return sim::lose_host(0);
+      for (int host = 1; host < hosts; ++host) {
+        sim::cut(0, host, true);
+        sim::cut(host, 0, true);
+      }
+    });
+    const Nanoseconds noticed = kind == 0 ? 0 : 4 * kSecond;  // (3 s of silence)
+    sim::at(when + noticed + (saving ? 10 : 0) * kSecond + 2 * kSecond, [=] {
+      const std::string left = sim::living_processes();
+      sim::fail(left.empty() ? "" : "processes are left:" + left);
+    });
+  });
+  want(result, sim::saved() == (saving ? hosts - 1 : 0), std::to_string(sim::saved()) + " ranks have saved");
+  return result;
+}
+
+/// The disk with the run's folder is slow, full or broken, for a while or for good: the training takes no notice.
+sim::Result disk(const sim::Options& options, int hosts) {
+  auto result = sim::run(options, hosts, job(hosts, {"/simulated/train", "100", "100"}), [&] {
+    const auto kind = static_cast<sim::Disk>(draw(3));
+    const Nanoseconds takes = kind == sim::Disk::Works || draw(2) == 0 ? draw(3'000) * kMillisecond : 0;
+    const Nanoseconds when = 1 * kSecond + draw(8'000) * kMillisecond;
+    sim::at(when, [=] { sim::set_disk(0, kind, takes); });
+    if (draw(2) == 0) sim::at(when + draw(5'000) * kMillisecond, [] { sim::set_disk(0, sim::Disk::Works, 0); });
+    sim::at(200 * kSecond, [] { sim::fail("the job does not end"); });
+  });
+  want(result, result.status == 0, "status " + std::to_string(result.status));
+  want(result, has(result.output, "trained 100 steps"), "it has not trained");
+  return result;
+}
+
 // --- elastic jobs ---
 
 void write_list(const std::string& text) {
@@ -154,11 +198,10 @@ void plan_change(int hosts) {
   }
 }
 
-/// Any change. What is left out: a lost or cut host 0, where the supervisor is (the launcher lost is a scenario of its
-/// own), and disks that fail.
+/// Any change, but for a lost or cut host 0, where the supervisor is: the launcher lost is a scenario of its own.
 void change(int hosts) {
   const int host = 1 + draw(hosts - 1), any = draw(hosts);
-  switch (draw(15)) {
+  switch (draw(16)) {
     case 0:
     case 1:
     case 2:
@@ -198,6 +241,7 @@ void change(int hosts) {
       return;
     }
     case 13: return sim::slow_host(host, draw(2) == 0 ? 1 : 50);
+    case 14: return sim::set_disk(any, static_cast<sim::Disk>(draw(3)), draw(2'000) * kMillisecond);
     default: return signal_some(any, "elastic", SIGTERM, 1);  // a rank is told to save and leave
   }
 }
@@ -252,6 +296,39 @@ sim::Result elastic(const sim::Options& given, int hosts) {
   return result;
 }
 
+/// The list of hosts shrinks to a half, grows again, and a host is lost: each time there is a world of the new size
+/// within 15 s, and the training goes on.
+sim::Result grow(const sim::Options& options, int hosts) {
+  const auto list_of = [](int count) {
+    std::string list;
+    for (int host = 0; host < count; ++host) list += name_of(host) + ":1\n";
+    return list;
+  };
+  std::ofstream("hosts") << list_of(hosts);
+  const std::vector<std::string> words = {
+      kCommand,   "run", "--ssh",           kSsh, "--host-discovery-script", "/simulated/discover", "--min-np",
+      "2",        "--elastic-timeout",      "60", "--start-timeout",         "60",                  "/simulated/elastic",
+      "100",      "500"};
+  auto result = sim::run(options, hosts, words, [&] {
+    const auto expect = [](Nanoseconds when, int size) {
+      sim::at(when, [size] {
+        if (sim::world_size() != size || sim::root_status() >= 0)
+          sim::fail("no world of " + std::to_string(size) + ", but of " + std::to_string(sim::world_size()));
+      });
+    };
+    expect(5 * kSecond, hosts);
+    sim::at(5 * kSecond, [=] { write_list(list_of(hosts / 2)); });
+    expect(20 * kSecond, hosts / 2);
+    sim::at(20 * kSecond, [=] { write_list(list_of(hosts)); });
+    expect(35 * kSecond, hosts);
+    sim::at(35 * kSecond, [=] { sim::lose_host(1 + draw(hosts - 1)); });
+    expect(50 * kSecond, hosts - 1);
+    sim::at(300 * kSecond, [] { sim::fail("the job does not end"); });
+  });
+  want(result, result.status == 0 && has(result.output, " right"), "status " + std::to_string(result.status));
+  return result;
+}
+
 /// A host of an elastic job cannot reach one other any more, or all but the supervisor's: one worker ends, in the
 /// second case the one of that host, and the others train to the end.
 sim::Result part(const sim::Options& options, int hosts) {
@@ -292,7 +369,8 @@ struct Scenario {
   int hosts;
 };
 constexpr Scenario kScenarios[] = {{"start", start, 16}, {"kill", kill, 8}, {"lose", lose, 8},
-                                   {"cut", cut, 5},      {"part", part, 5}, {"elastic", elastic, 5}};
+                                   {"cut", cut, 5},      {"part", part, 5}, {"elastic", elastic, 5},
+                                   {"launcher", launcher, 5}, {"disk", disk, 4}, {"grow", grow, 6}};
 
 struct Outcome {
   bool right = false;
@@ -341,7 +419,7 @@ Outcome run_one(const Scenario& scenario, const sim::Options& options, int hosts
 
 int run_scenarios(int argc, char** argv) {
   constexpr const char* kUsage =
-      "usage: simulation [start|kill|lose|cut|part|elastic] [--seed N] [--count N] [--hosts N, from 3 on] "
+      "usage: simulation [start|kill|lose|cut|part|elastic|launcher|disk|grow] [--seed N] [--count N] [--hosts N, from 3 on] "
       "[--verbose]\n";
   sim::Options options;
   std::string wanted;

@@ -21,6 +21,7 @@ struct Options {
   Nanoseconds latency = 20 * kMicrosecond;  ///< of a message between two hosts, one way
   double bytes_per_ns = 1.25;               ///< of a host's port, each way: 10 Gbit/s
   Nanoseconds longest_start = 0;            ///< from a user's program's execve to its main, at random up to this
+  Nanoseconds after_end = 3 * kSecond;      ///< the world goes on after the first process's end, to see what is left
   bool verbose = false;                     ///< print what processes print, with the time
 };
 
@@ -72,11 +73,16 @@ void start_process(int host, const std::vector<std::string>& arguments);
 void remove_program(int host, const std::string& name);
 /// Processes on this host run so many times slower.
 void slow_host(int host, double times);
+enum class Disk : std::uint8_t { Works, Full, Broken };
+/// Changes of files by processes of this host fail from now on, and each takes so long.
+void set_disk(int host, Disk disk, Nanoseconds takes);
 /// The exit status of the first process if it has ended; -1 else.
 int root_status();
+/// Processes of hosts that are not lost, for a message; empty if there are none.
+std::string living_processes();
 /// A line for the last events that a failure prints.
 void note_event(const std::string& text);
-/// Ends the world: the run has failed.
+/// Ends the world: the run has failed, or, with an empty text, all that was to be seen has been seen.
 void fail(std::string problem);
 
 // For programs.
@@ -91,5 +97,10 @@ int run_on_host(const std::string& host, const std::vector<std::string>& argumen
 /// further.
 void world_begins(int attempt, std::int64_t steps, int rank, int size);
 void step_ends(int attempt, std::int64_t steps);
+/// The size of the world that began last.
+int world_size();
+/// A rank saves after this many steps, and ends: all do so at the same step. Fails the run otherwise.
+void saves(std::int64_t steps);
+int saved();
 
 }  // namespace sim

@@ -249,7 +249,7 @@ class ProcessFile : public File {
 
 class RealFile : public File {
  public:
-  RealFile(int fd, std::string path) : path_(std::move(path)), fd_(fd) {}
+  RealFile(int fd, std::string path, bool on_disk) : path_(std::move(path)), fd_(fd), on_disk_(on_disk) {}
   ~RealFile() override { REAL(close)(fd_); }
   short ready() override { return POLLIN | POLLOUT; }
   ssize_t read(void* bytes, std::size_t size, int) override {
@@ -257,15 +257,24 @@ class RealFile : public File {
     return got < 0 ? -errno : got;
   }
   ssize_t write(const void* bytes, std::size_t size, int) override {
+    if (const int error = on_disk_ ? change_disk() : 0) return -error;
     const ssize_t put = REAL(write)(fd_, bytes, size);
     return put < 0 ? -errno : put;
   }
   int real() const override { return fd_; }
+  bool on_disk() const noexcept { return on_disk_; }
 
  private:
   std::string path_;
   int fd_;
+  bool on_disk_;
 };
+
+/// As change_disk, for a file that may be none of a disk.
+int change_disk_of(const FilePtr& file) {
+  const auto* const real = dynamic_cast<RealFile*>(file.get());
+  return real != nullptr && real->on_disk() ? change_disk() : 0;
+}
 
 /// A file in /proc: made anew whenever it is read from its beginning.
 class GeneratedFile : public File {
@@ -358,11 +367,11 @@ int add_descriptor(FilePtr file, bool close_on_exec, int least) {
 
 void close_all(Process& process) { const auto all = std::exchange(process.descriptors, {}); }
 
-FilePtr real_file(int fd, std::string path) {
+FilePtr real_file(int fd, std::string path, bool on_disk) {
   // Above the numbers that programs choose for descriptors of their children.
   const int high = REAL(fcntl)(fd, F_DUPFD_CLOEXEC, 5'000);
   REAL(close)(fd);
-  return std::make_shared<RealFile>(high, std::move(path));
+  return std::make_shared<RealFile>(high, std::move(path), on_disk);
 }
 
 FilePtr generated_file(std::function<std::optional<std::string>()> contents) {
@@ -459,15 +468,24 @@ CALL(ssize_t, pread, int fd, void* bytes, std::size_t size, off_t at) {
     return REAL(name)(file->real(), __VA_ARGS__);                     \
   }
 #define COMMA ,
-OF_REAL_FILE(ssize_t, pwrite, const void* bytes COMMA std::size_t size COMMA off_t at, bytes, size, at)
+#define OF_DISK(result, name, parameters, ...)                                                              \
+  CALL(result, name, int fd, parameters) {                                                                  \
+    if (here() == nullptr || file_of(fd) == nullptr) return REAL(name)(fd, __VA_ARGS__);                    \
+    const FilePtr file = file_of(fd);                                                                       \
+    if (file->real() < 0) return static_cast<result>(failed(EINVAL));                                       \
+    if (const int error = change_disk_of(file)) return static_cast<result>(failed(error));                  \
+    return REAL(name)(file->real(), __VA_ARGS__);                                                           \
+  }
+OF_DISK(ssize_t, pwrite, const void* bytes COMMA std::size_t size COMMA off_t at, bytes, size, at)
 OF_REAL_FILE(off_t, lseek, off_t at COMMA int whence, at, whence)
 OF_REAL_FILE(off_t, lseek64, off_t at COMMA int whence, at, whence)
-OF_REAL_FILE(int, ftruncate, off_t size, size)
+OF_DISK(int, ftruncate, off_t size, size)
 OF_REAL_FILE(int, posix_fallocate, off_t at COMMA off_t size, at, size)
 OF_REAL_FILE(int, fchmod, mode_t mode, mode)
 
 CALL(int, fsync, int fd) {
   if (here() == nullptr || file_of(fd) == nullptr) return REAL(fsync)(fd);
+  if (const int error = change_disk_of(file_of(fd))) return failed(error);
   constexpr Nanoseconds kSyncCost = 2 * kMillisecond;
   const Nanoseconds until = state->now + kSyncCost;
   while (state->now < until) block("fsync", until);

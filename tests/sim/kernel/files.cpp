@@ -41,6 +41,15 @@ bool is_program(const std::string& path) {
                                          : path.ends_with("/exe") && path.starts_with("/proc/");
 }
 
+int change_disk() {
+  const Host& host = *here()->host;
+  if (self->fork == nullptr) {
+    const Nanoseconds until = state->now + host.disk_takes;
+    while (state->now < until) block("the disk", until);
+  }
+  return host.disk == Disk::Full ? ENOSPC : host.disk == Disk::Broken ? EIO : 0;
+}
+
 namespace {
 
 std::string stat_text(const Process& process) {
@@ -186,11 +195,19 @@ std::optional<std::string> generated(const std::string& path) {
 
 namespace {
 
+/// A call that changes a folder: first the disk's time and failure.
+int changing(const std::function<int()>& call) {
+  const int error = change_disk();
+  return error == 0 ? call() : failed(error);
+}
+
 int open_file(int folder, const char* given, int flags, mode_t mode) {
+  const bool changes = (flags & (O_CREAT | O_TRUNC)) != 0;  // (O_TMPFILE is followed by what fails)
   if (given[0] != '/' && folder != AT_FDCWD) {
     const FilePtr base = file_of(folder);
-    const int real = REAL(openat)(base != nullptr ? base->real() : folder, given, flags, mode);
-    return real < 0 ? -1 : add_descriptor(real_file(real, given), (flags & O_CLOEXEC) != 0);
+    const auto open_it = [&] { return REAL(openat)(base != nullptr ? base->real() : folder, given, flags, mode); };
+    const int real = changes ? changing(open_it) : open_it();
+    return real < 0 ? -1 : add_descriptor(real_file(real, given, true), (flags & O_CLOEXEC) != 0);
   }
   charge(kCallCost);
   const std::string path = full_path(given);
@@ -208,9 +225,11 @@ int open_file(int folder, const char* given, int flags, mode_t mode) {
   }
   if (is_of_process(path) && !path.starts_with("/proc/self/fd/")) return failed(ENOENT);
   const std::string real_path = is_program(path) ? "/dev/null" : path;
-  const int real = REAL(open)(real_path.c_str(), flags, mode);
+  const bool on_disk = !real_path.starts_with("/dev/") && !real_path.starts_with("/proc/");
+  const auto open_it = [&] { return REAL(open)(real_path.c_str(), flags, mode); };
+  const int real = changes && on_disk ? changing(open_it) : open_it();
   if (real < 0) return -1;
-  return add_descriptor(real_file(real, path), (flags & O_CLOEXEC) != 0);
+  return add_descriptor(real_file(real, path, on_disk), (flags & O_CLOEXEC) != 0);
 }
 
 int status_of(const char* given, struct stat* about, bool follow) {
@@ -347,7 +366,6 @@ CALL(ssize_t, readlink, const char* path, char* out, std::size_t size) {
     return REAL(name)(here() == nullptr ? path : full_path(path).c_str() __VA_ARGS__); \
   }
 #define COMMA ,
-OF_PATH(int, mkdir, COMMA mode_t mode, COMMA mode)
 OF_PATH(int, rmdir, , )
 OF_PATH(int, unlink, , )
 OF_PATH(int, remove, , )
@@ -355,9 +373,13 @@ OF_PATH(int, chmod, COMMA mode_t mode, COMMA mode)
 OF_PATH(int, truncate, COMMA off_t size, COMMA size)
 OF_PATH(int, statvfs, COMMA struct statvfs* about, COMMA about)
 
+CALL(int, mkdir, const char* path, mode_t mode) {
+  if (here() == nullptr) return REAL(mkdir)(path, mode);
+  return changing([&] { return REAL(mkdir)(full_path(path).c_str(), mode); });
+}
 CALL(int, rename, const char* from, const char* to) {
   if (here() == nullptr) return REAL(rename)(from, to);
-  return REAL(rename)(full_path(from).c_str(), full_path(to).c_str());
+  return changing([&] { return REAL(rename)(full_path(from).c_str(), full_path(to).c_str()); });
 }
 CALL(int, link, const char* from, const char* to) {
   if (here() == nullptr) return REAL(link)(from, to);
@@ -380,7 +402,7 @@ std::string path_at(int folder, const char* path) { return folder == AT_FDCWD ? 
 
 CALL(int, mkdirat, int folder, const char* path, mode_t mode) {
   if (here() == nullptr) return REAL(mkdirat)(folder, path, mode);
-  return REAL(mkdirat)(real_folder(folder), path_at(folder, path).c_str(), mode);
+  return changing([&] { return REAL(mkdirat)(real_folder(folder), path_at(folder, path).c_str(), mode); });
 }
 CALL(int, unlinkat, int folder, const char* path, int flags) {
   if (here() == nullptr) return REAL(unlinkat)(folder, path, flags);
@@ -388,15 +410,20 @@ CALL(int, unlinkat, int folder, const char* path, int flags) {
 }
 CALL(int, symlinkat, const char* target, int folder, const char* path) {
   if (here() == nullptr) return REAL(symlinkat)(target, folder, path);
-  return REAL(symlinkat)(target, real_folder(folder), path_at(folder, path).c_str());
+  return changing([&] { return REAL(symlinkat)(target, real_folder(folder), path_at(folder, path).c_str()); });
 }
 CALL(int, renameat, int from, const char* old, int to, const char* path) {
   if (here() == nullptr) return REAL(renameat)(from, old, to, path);
-  return REAL(renameat)(real_folder(from), path_at(from, old).c_str(), real_folder(to), path_at(to, path).c_str());
+  return changing([&] {
+    return REAL(renameat)(real_folder(from), path_at(from, old).c_str(), real_folder(to), path_at(to, path).c_str());
+  });
 }
 CALL(int, linkat, int from, const char* old, int to, const char* path, int flags) {
   if (here() == nullptr) return REAL(linkat)(from, old, to, path, flags);
-  return REAL(linkat)(real_folder(from), path_at(from, old).c_str(), real_folder(to), path_at(to, path).c_str(), flags);
+  return changing([&] {
+    return REAL(linkat)(real_folder(from), path_at(from, old).c_str(), real_folder(to), path_at(to, path).c_str(),
+                        flags);
+  });
 }
 CALL(int, fchmodat, int folder, const char* path, mode_t mode, int flags) {
   if (here() == nullptr) return REAL(fchmodat)(folder, path, mode, flags);

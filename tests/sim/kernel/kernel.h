@@ -203,6 +203,8 @@ struct Host {
   std::string without;  ///< a program that is not here
   int cores = 8;
   double slowness = 1;
+  Disk disk = Disk::Works;
+  Nanoseconds disk_takes = 0;
   pid_t init = 0;
   std::vector<Process*> processes;
   std::uint16_t next_port = 40'000;
@@ -327,13 +329,16 @@ std::string full_path(const char* path);
 /// Contents of a file in /proc or /sys that the simulation answers; nullopt: the real one.
 std::optional<std::string> generated(const std::string& path);
 bool is_program(const std::string& path);
+/// Called before a file is changed: takes the disk's time, and returns the errno of its failure, or 0.
+int change_disk();
 
 // descriptors.cpp
 FilePtr file_of(int fd);
 int add_descriptor(FilePtr file, bool close_on_exec, int least = Descriptors::kFirst);
 int failed(int error_number);
 void close_all(Process& process);
-FilePtr real_file(int fd, std::string path);
+/// `on_disk`: its bytes are on the host's disk, which may fail.
+FilePtr real_file(int fd, std::string path, bool on_disk = false);
 FilePtr generated_file(std::function<std::optional<std::string>()> contents);
 std::pair<FilePtr, FilePtr> make_pipe();
 FilePtr console();

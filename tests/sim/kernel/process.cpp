@@ -180,14 +180,10 @@ void end_process(Process& process, int wait_status) {
     }
   }
   if (&process == state->root) {
-    // The world goes on for a while, since processes that are left 2 s later are a finding.
-    schedule(state->now + 3 * kSecond, [] {
-      std::string left;
-      for (const auto& [pid, other] : state->processes) {
-        if (!other->ended && pid != other->host->init && other->host->alive)
-          left += " " + std::to_string(pid) + " (" + other->path + " on " + other->host->name + ")";
-      }
-      finish(left.empty() ? "" : "processes are left 3 s after the end:" + left);
+    // Processes that are left some time later are a finding.
+    schedule(state->now + state->options.after_end, [] {
+      const std::string left = living_processes();
+      finish(left.empty() ? "" : "processes are left after the end:" + left);
     });
   }
 }

@@ -358,7 +358,24 @@ void remove_program(int host, const std::string& name) {
   state->hosts[static_cast<std::size_t>(host)]->without = name;
 }
 
+void set_disk(int host, Disk disk, Nanoseconds takes) {
+  Host& of = *state->hosts[static_cast<std::size_t>(host)];
+  note("script: the disk of " + of.name + (disk == Disk::Works ? " works" : disk == Disk::Full ? " is full" : " is broken") +
+       ", " + std::to_string(takes / kMillisecond) + " ms");
+  of.disk = disk;
+  of.disk_takes = takes;
+}
+
 void slow_host(int host, double times) { state->hosts[static_cast<std::size_t>(host)]->slowness = times; }
+
+std::string living_processes() {
+  std::string left;
+  for (const auto& [pid, process] : state->processes) {
+    if (!process->ended && pid != process->host->init && process->host->alive)
+      left += " " + std::to_string(pid) + " (" + process->path + " on " + process->host->name + ")";
+  }
+  return left;
+}
 
 int root_status() { return state->root->ended ? state->root->wait_status : -1; }
 
@@ -412,17 +429,30 @@ void cut(int from, int to, bool is_cut) {
 namespace {
 
 std::map<int, std::int64_t> furthest;  ///< by attempt: one that is restarted as a whole begins anew
+int last_size = 0, saved_ranks = 0;
+std::int64_t saved_steps = 0;
 
 }  // namespace
 
 void step_ends(int attempt, std::int64_t steps) { furthest[attempt] = std::max(furthest[attempt], steps); }
 
 void world_begins(int attempt, std::int64_t steps, int rank, int size) {
+  last_size = size;
   note("rank " + std::to_string(rank) + " of " + std::to_string(size) + " begins after step " + std::to_string(steps));
   // Ranks of a world are one step apart at most, so what is lost with one of them is one step.
   if (steps < furthest[attempt] - 1)
     finish("rank " + std::to_string(rank) + " of " + std::to_string(size) + " begins after step " +
            std::to_string(steps) + ", and the training had been at " + std::to_string(furthest[attempt]));
 }
+
+int world_size() { return last_size; }
+
+void saves(std::int64_t steps) {
+  if (saved_ranks++ == 0) saved_steps = steps;
+  if (steps != saved_steps)
+    finish("a rank saves after step " + std::to_string(steps) + ", and another after " + std::to_string(saved_steps));
+}
+
+int saved() { return saved_ranks; }
 
 }  // namespace sim
