@@ -305,10 +305,21 @@ sim::Result grow(const sim::Options& options, int hosts) {
     return list;
   };
   std::ofstream("hosts") << list_of(hosts);
-  const std::vector<std::string> words = {
-      kCommand,   "run", "--ssh",           kSsh, "--host-discovery-script", "/simulated/discover", "--min-np",
-      "2",        "--elastic-timeout",      "60", "--start-timeout",         "60",                  "/simulated/elastic",
-      "100",      "500"};
+  const std::vector<std::string> words = {kCommand,
+                                          "run",
+                                          "--ssh",
+                                          kSsh,
+                                          "--host-discovery-script",
+                                          "/simulated/discover",
+                                          "--min-np",
+                                          "2",
+                                          "--elastic-timeout",
+                                          "60",
+                                          "--start-timeout",
+                                          "60",
+                                          "/simulated/elastic",
+                                          "100",
+                                          "500"};
   auto result = sim::run(options, hosts, words, [&] {
     const auto expect = [](Nanoseconds when, int size) {
       sim::at(when, [size] {
@@ -368,8 +379,8 @@ struct Scenario {
   sim::Result (*run)(const sim::Options& options, int hosts);
   int hosts;
 };
-constexpr Scenario kScenarios[] = {{"start", start, 16}, {"kill", kill, 8}, {"lose", lose, 8},
-                                   {"cut", cut, 5},      {"part", part, 5}, {"elastic", elastic, 5},
+constexpr Scenario kScenarios[] = {{"start", start, 16},      {"kill", kill, 8}, {"lose", lose, 8},
+                                   {"cut", cut, 5},           {"part", part, 5}, {"elastic", elastic, 5},
                                    {"launcher", launcher, 5}, {"disk", disk, 4}, {"grow", grow, 6}};
 
 struct Outcome {
@@ -419,7 +430,8 @@ Outcome run_one(const Scenario& scenario, const sim::Options& options, int hosts
 
 int run_scenarios(int argc, char** argv) {
   constexpr const char* kUsage =
-      "usage: simulation [start|kill|lose|cut|part|elastic|launcher|disk|grow] [--seed N] [--count N] [--hosts N, from 3 on] "
+      "usage: simulation [start|kill|lose|cut|part|elastic|launcher|disk|grow] [--seed N] [--count N] [--hosts N, from "
+      "3 on] "
       "[--verbose]\n";
   sim::Options options;
   std::string wanted;

@@ -468,13 +468,13 @@ CALL(ssize_t, pread, int fd, void* bytes, std::size_t size, off_t at) {
     return REAL(name)(file->real(), __VA_ARGS__);                     \
   }
 #define COMMA ,
-#define OF_DISK(result, name, parameters, ...)                                                              \
-  CALL(result, name, int fd, parameters) {                                                                  \
-    if (here() == nullptr || file_of(fd) == nullptr) return REAL(name)(fd, __VA_ARGS__);                    \
-    const FilePtr file = file_of(fd);                                                                       \
-    if (file->real() < 0) return static_cast<result>(failed(EINVAL));                                       \
-    if (const int error = change_disk_of(file)) return static_cast<result>(failed(error));                  \
-    return REAL(name)(file->real(), __VA_ARGS__);                                                           \
+#define OF_DISK(result, name, parameters, ...)                                             \
+  CALL(result, name, int fd, parameters) {                                                 \
+    if (here() == nullptr || file_of(fd) == nullptr) return REAL(name)(fd, __VA_ARGS__);   \
+    const FilePtr file = file_of(fd);                                                      \
+    if (file->real() < 0) return static_cast<result>(failed(EINVAL));                      \
+    if (const int error = change_disk_of(file)) return static_cast<result>(failed(error)); \
+    return REAL(name)(file->real(), __VA_ARGS__);                                          \
   }
 OF_DISK(ssize_t, pwrite, const void* bytes COMMA std::size_t size COMMA off_t at, bytes, size, at)
 OF_REAL_FILE(off_t, lseek, off_t at COMMA int whence, at, whence)

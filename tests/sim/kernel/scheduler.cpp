@@ -360,7 +360,10 @@ void remove_program(int host, const std::string& name) {
 
 void set_disk(int host, Disk disk, Nanoseconds takes) {
   Host& of = *state->hosts[static_cast<std::size_t>(host)];
-  note("script: the disk of " + of.name + (disk == Disk::Works ? " works" : disk == Disk::Full ? " is full" : " is broken") +
+  note("script: the disk of " + of.name +
+       (disk == Disk::Works  ? " works"
+        : disk == Disk::Full ? " is full"
+                             : " is broken") +
        ", " + std::to_string(takes / kMillisecond) + " ms");
   of.disk = disk;
   of.disk_takes = takes;

@@ -470,7 +470,7 @@ bool Link::lacks_tag(const FrameHeader& header, bool authenticated) const noexce
 /// Checks the tag of a frame whose bytes have all arrived; the tag is in the buffer.
 bool Link::is_proven() {
   net::FrameMac::Tag tag;
-  std::memcpy(tag.data(), buffer_.data() + begin_, tag.size());
+  std::memcpy(tag.data(), buffer_.get() + begin_, tag.size());
   begin_ += tag.size();
   return net::FrameMac::same(tag, guard_.received->finish());
 }
@@ -508,13 +508,13 @@ bool Link::parse(TransportEvents& events) {
   while (state_ == State::Up) {
     if (!in_frame_) {
       if (end_ - begin_ < sizeof(FrameHeader)) return true;
-      std::memcpy(&header_, buffer_.data() + begin_, sizeof header_);
+      std::memcpy(&header_, buffer_.get() + begin_, sizeof header_);
       if (!begin_frame(events)) return false;
       begin_ += sizeof(FrameHeader);
     }
     const std::size_t step = std::min<std::size_t>(end_ - begin_, header_.bytes - got_);
-    if (to_ != nullptr && step > 0) std::memcpy(to_ + got_, buffer_.data() + begin_, step);
-    if (tagged(header_)) guard_.received->add(buffer_.data() + begin_, step);
+    if (to_ != nullptr && step > 0) std::memcpy(to_ + got_, buffer_.get() + begin_, step);
+    if (tagged(header_)) guard_.received->add(buffer_.get() + begin_, step);
     got_ += step;
     begin_ += step;
     if (got_ < header_.bytes) return true;
@@ -556,7 +556,7 @@ bool Link::read(TransportEvents& events) {
     if (begin_ == end_) {
       begin_ = end_ = 0;
     } else if (begin_ > 0) {
-      std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+      std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
       end_ -= begin_;
       begin_ = 0;
     }
@@ -564,7 +564,7 @@ bool Link::read(TransportEvents& events) {
     std::array<iovec, 2> pieces;
     std::size_t count = 0;
     std::size_t direct = 0;
-    std::size_t room = buffer_.size() - end_;
+    std::size_t room = kReadAhead - end_;
     if (in_frame_ && to_ != nullptr && got_ < header_.bytes) {
       direct = header_.bytes - got_;
       // Reads little ahead, so that most of a long next frame can be read directly into its destination too.
@@ -575,7 +575,7 @@ bool Link::read(TransportEvents& events) {
       }
       pieces[count++] = {to_ + got_, direct};
     }
-    if (room > 0) pieces[count++] = {buffer_.data() + end_, room};
+    if (room > 0) pieces[count++] = {buffer_.get() + end_, room};
     const ssize_t got = receive_some(std::span(pieces).first(count));
     if (state_ != State::Up) return true;  // the received bytes were not encrypted correctly
     if (got < 0 && errno == EINTR) continue;

@@ -263,8 +263,11 @@ class Link {
   std::byte* to_ = nullptr;  // null: the bytes are dropped
   std::size_t got_ = 0;
   Incoming* into_ = nullptr;
-  std::vector<std::byte> aside_;                                                   // stored frames and messages
-  std::vector<std::byte> buffer_ = std::vector<std::byte>(std::size_t{64} << 10);  // read ahead
+  std::vector<std::byte> aside_;  // stored frames and messages
+  // Bytes read ahead. Not initialised: a link of small frames touches a page of it, and a rank may have a thousand
+  // links.
+  static constexpr std::size_t kReadAhead = std::size_t{64} << 10;
+  std::unique_ptr<std::byte[]> buffer_ = std::make_unique_for_overwrite<std::byte[]>(kReadAhead);
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
 };

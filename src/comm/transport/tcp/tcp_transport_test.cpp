@@ -10,8 +10,10 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -196,6 +198,21 @@ TEST_P(TcpTransportTest, APeerThatHasNotEndedGetsTheWholeFrameBeforeTheEnd) {
   ASSERT_TRUE(ranks.drive_until([&] { return in.done.load() && !ranks.heard[1].ended.empty(); }));
   EXPECT_EQ(room, expected);
   EXPECT_EQ(ranks.heard[1].ended.front(), "0:enough");
+}
+
+/// Memory of this process that is resident, in bytes.
+std::size_t resident() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t pages = 0;
+  file >> pages >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(Link, TakesLittleMemoryBeforeItHasReadMuch) {
+  std::vector<std::unique_ptr<Link>> links;
+  const std::size_t before = resident();
+  for (int peer = 0; peer < 1000; ++peer) links.push_back(std::make_unique<Link>(peer, 0, 3s));
+  EXPECT_LT(resident(), before + (std::size_t{16} << 20));
 }
 
 TEST_P(TcpTransportTest, APeerWithAnotherSecretIsNoPeer) {
