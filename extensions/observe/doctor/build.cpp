@@ -26,7 +26,7 @@
 namespace cohort::app {
 namespace {
 
-/// Frameworks are really imported, to find installed ones that do not work.
+/// Limits for commands. Python really imports frameworks, to find installed ones that do not work.
 constexpr auto kPythonLimit = std::chrono::seconds(120);
 constexpr auto kProgramLimit = std::chrono::seconds(15);
 constexpr std::string_view kMark = "cohort-doctor-build ";
@@ -43,7 +43,7 @@ constexpr Module kModules[] = {
     {"cloudpickle", "pip install cloudpickle"},
 };
 
-// Prints one line with kMark, whatever the imports print themselves.
+// Prints one line with kMark, whatever else the imports print.
 constexpr const char* kScript = R"(
 import sys
 sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
@@ -89,7 +89,7 @@ std::string first_line(const std::string& text) {
   return text.substr(begin, text.find_first_of("\r\n", begin) - begin);
 }
 
-/// Most programs print their version in the first line; MPICH's launcher in a line of that name.
+/// Most programs print their version in the first line; MPICH's launcher prints it in a line named "Version".
 std::string version_in(const std::string& text) {
   const std::string first = first_line(text);
   const auto named = text.find("Version:");

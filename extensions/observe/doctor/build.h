@@ -1,10 +1,10 @@
-// `cohort doctor --build`: what this build and this machine have, with versions, or the reason why not and what to
-// install.
+// `cohort doctor --build`: lists what this build and this machine have, with versions, or why something is missing and
+// what to install.
 #pragma once
 
 namespace cohort::app {
 
-/// Prints to stdout. Blocks while Python imports the frameworks, 120 s at most.
+/// Prints to stdout. Blocks while Python imports the frameworks, at most 120 s.
 void print_build();
 
 }  // namespace cohort::app

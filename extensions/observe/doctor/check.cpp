@@ -10,7 +10,7 @@ namespace cohort::doctor {
 namespace {
 
 constexpr Row kRows[] = {
-    // The environment's effect on a job.
+    // Rows about the environment, with the effect on a job.
     {"launcher", "launcher", "the program would not know who it is, or would refuse to start"},
     {"batch", "batch script",
      "a program started in it without srun trains alone, on one core, and says so only in a line"},

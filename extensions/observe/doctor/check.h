@@ -1,7 +1,7 @@
 // Findings of `cohort doctor`, and the table of rows that they belong to. Plain data. To add a row: a line in kRows
 // (check.cpp), a section in docs/reference/doctor.md (a test compares), a check in one of check_*.cpp, and a test that
-// breaks what the row checks. Checks derive the facts' meaning for a job. They are pure functions of the collected
-// facts, so that each can be tested with made-up facts, and have a file for each family of rows.
+// breaks what the row checks. Checks decide what facts mean for a job. They are pure functions of the collected facts,
+// so that made-up facts can test each. Each family of rows has one file.
 #pragma once
 
 #include "launch/start/starter.h"
@@ -24,9 +24,9 @@ struct Finding {
   std::string row;  ///< id of a row in the table
   Level level = Level::Ok;
   std::vector<std::string> hosts;  ///< hosts concerned; empty: the command's own environment
-  std::string to;                  ///< if not empty, the finding is about the network from `hosts` to this host
+  std::string to;                  ///< if set, the finding is about the network from `hosts` to this host
   std::string found;
-  std::string effect;  ///< effect on a job; empty: as the table says
+  std::string effect;  ///< effect on a job; empty: the effect in the table
   std::string fix;     ///< usually a command
 };
 
@@ -42,7 +42,7 @@ const Row& row(std::string_view id);
 
 inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-/// One host, as far as it could be examined.
+/// State of one host, as far as it could be examined.
 struct HostState {
   std::string name;  ///< as given by the user
   bool here = false;
@@ -51,7 +51,7 @@ struct HostState {
   std::string why;
   std::string fix;
   std::string printed;       ///< output of the host's shell before the agent's
-  double start_seconds = 0;  ///< until the host's agent answered
+  double start_seconds = 0;  ///< time until the host's agent answered
   std::optional<HostFacts> facts;
   std::optional<double> clock_offset;  ///< seconds by which the host's clock is ahead of this host's
   double clock_error = 0;              ///< possible error of that measurement
@@ -62,7 +62,7 @@ struct HostState {
 struct Checkup {
   std::string here;
   launch::StartMethod method = launch::StartMethod::Ssh;
-  bool starter_local = false;           ///< every host is this host
+  bool starter_local = false;           ///< every host in the list is this host
   bool several_hosts = false;           ///< the job has more than one host
   rendezvous::Environment environment;  ///< environment of the command
   bool launcher_alive = false;          ///< a launcher's process is among the command's ancestors
@@ -94,8 +94,8 @@ void check_machines(const Checkup& checkup, std::vector<Finding>& out);
 void check_limits(const Checkup& checkup, std::vector<Finding>& out);
 void check_folders(const Checkup& checkup, std::vector<Finding>& out);
 
-/// The address by which a job's ranks on `from` reach `to`: the first offered address that works; nullptr if there is
-/// none.
+/// The address by which a job's ranks on `from` reach `to`: the first of the offered addresses that works; nullptr if
+/// there is none.
 const ProbeFacts* chosen_way(const Checkup& checkup, int from, int to);
 
 /// "1.5 GiB".

@@ -38,7 +38,7 @@ void check_launcher(const Checkup& checkup, std::vector<Finding>& out) {
   const auto& environment = checkup.environment;
   const auto detected = rendezvous::detect(environment);
   if (!detected) {
-    // Reports contradictions, and a world of one under a larger launcher.
+    // Reports contradictions, and a world of one under a launcher with several processes.
     add(out, "launcher", Level::Failed, {}, detected.error().what(),
         "unset what is left of another job (`env -u NAME`); COHORT_ALONE=1 if it is meant");
     return;
@@ -110,7 +110,7 @@ void check_master(const Checkup& checkup, std::vector<Finding>& out) {
 
 bool names_an_interface(const std::string& list, const HostFacts& facts) {
   std::string text = list;
-  if (text.starts_with('^')) return true;  // NCCL: all but these
+  if (text.starts_with('^')) return true;  // NCCL: all interfaces but these
   const bool exact = text.starts_with('=');
   if (exact) text.erase(0, 1);
   std::stringstream names(text);
@@ -191,7 +191,7 @@ void check_environment(const Checkup& checkup, std::vector<Finding>& out) {
 
 namespace {
 
-// Rows about installed software: whether it exists, and is the same on all hosts.
+// Rows about installed software: whether hosts have it, and whether it is the same on all.
 
 using Values = std::map<std::string, std::vector<std::string>>;
 
@@ -227,14 +227,14 @@ struct SoftwareKind {
   std::string (*value)(const SoftwareFacts&);
   const char* none;
   Level differs;
-  Level missing;  ///< on all of them
+  Level missing;  ///< if all hosts lack it
   const char* fix;
 };
 
 }  // namespace
 
 void check_software(const Checkup& checkup, std::vector<Finding>& out) {
-  // Different versions do not get here, since the agent is refused (row "version").
+  // Hosts with another version do not get here, since their agents are refused (row "version").
   const SoftwareKind kinds[] = {
       {"version", [](const SoftwareFacts& s) { return fmt::format("{} ({})", s.version, s.build); }, "?", Level::Failed,
        Level::Ok, "install one version everywhere"},
@@ -255,7 +255,7 @@ void check_software(const Checkup& checkup, std::vector<Finding>& out) {
                     {}};
     if (same) finding.found = values.begin()->first.empty() ? kind.none : values.begin()->first;
     if (!same) finding.fix = kind.fix;
-    // Only programs that need the software fail on a host without it.
+    // On a host without the software, only programs that need it fail.
     if (!same && values.contains("")) finding.level = Level::Warning;
     out.push_back(std::move(finding));
   }

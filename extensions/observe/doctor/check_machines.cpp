@@ -25,7 +25,7 @@ void check_cores(const HostState& host, std::vector<Finding>& out) {
         whole ? "bind the container to whole cores (--cpuset-cpus) instead of a quota (--cpus)"
               : fmt::format("a larger quota, or at most {:.0f} ranks", std::max(1.0, machine.quota)));
   }
-  // The doctor itself and its children cause some load.
+  // Allows for the load that the doctor and its children cause.
   const bool busy = machine.cores > 0 && machine.load > 0.5 * machine.cores + 1;
   add(out, "load", busy ? Level::Warning : Level::Ok, host.name, fmt::format("{:.1f}", machine.load),
       host.here ? "what runs there? top -bn1" : fmt::format("what runs there? ssh {} top -bn1", host.name));
@@ -45,7 +45,7 @@ void check_memory(const HostState& host, std::vector<Finding>& out) {
     text += fmt::format("; the control group may have {}", size_text(machine.memory_limit));
     left = std::min(left, machine.memory_limit);
   }
-  // A process with torch needs about that much before it does anything.
+  // A process with torch needs about 512 MiB before it does anything.
   const bool little = left < std::max(512 * kMiB * host.slots, machine.memory / 20);
   add(out, "memory", little ? Level::Warning : Level::Ok, host.name, text,
       fmt::format("fewer ranks on {}, or end what uses it: ssh {} ps aux --sort -rss", host.name, host.name));
@@ -71,13 +71,13 @@ void check_gpu_pairs(const HostState& host, std::vector<Finding>& out) {
   }
 }
 
-/// GPUs without a network card near, though another node has one.
+/// Reports GPUs with no network card near them, though another NUMA node has one.
 void check_gpu_cards(const HostState& host, std::vector<Finding>& out) {
   const MachineFacts& machine = host.facts->machine;
   std::set<int> with_cards;
   std::string cards;
   for (const auto& [name, node] : machine.card_nodes) {
-    if (node < 0) return;  // nobody knows
+    if (node < 0) return;  // the node is not known
     with_cards.insert(node);
     cards += fmt::format("{}{} (node {})", cards.empty() ? "" : ", ", name, node);
   }
@@ -116,7 +116,7 @@ void check_gpus(const HostState& host, std::vector<Finding>& out) {
       "pip install nvidia-nccl-cu12 (or -cu13, as the driver is)");
 }
 
-/// "8 (a, b), 4 (c)": fewest first.
+/// Reports values that differ as "8 (a, b), 4 (c)", with the fewest hosts first.
 template <class Value>
 void compare(const Checkup& checkup, const char* what, Value value, std::vector<Finding>& out) {
   std::vector<std::pair<std::string, std::vector<std::string>>> groups;

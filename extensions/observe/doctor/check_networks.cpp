@@ -14,9 +14,9 @@ namespace cohort::doctor {
 namespace {
 
 constexpr double kClocksApart = 1.0;
-/// Fraction of the fastest path's rate.
+/// Fraction of the fastest path's rate below which a path is slow.
 constexpr double kSlow = 0.5;
-/// Below that (bytes per second) it is no network for training, 100 Mbit/s being 12.5e6.
+/// Bytes per second below which a network is not fit for training. (100 Mbit/s are 12.5e6.)
 constexpr double kVerySlow = 30e6;
 /// Latency (ms) that no path within a data centre has.
 constexpr double kFarAway = 5;
@@ -28,7 +28,7 @@ const NetworkFacts* network_of(const HostFacts& facts, const std::string& addres
   return nullptr;
 }
 
-/// Probes by their pair of hosts: there are as many as pairs of hosts, times their networks.
+/// Probes by their pair of hosts, since each pair has as many as there are networks.
 class ProbesByPair {
  public:
   explicit ProbesByPair(const Checkup& checkup) {
@@ -66,7 +66,7 @@ std::string what_became(std::string_view result) {
   return std::string(result);
 }
 
-/// Explains why no address of `to` is reached from `from`, by the address that would be expected to work.
+/// Explains why no address of `to` is reached from `from`, using the address that is most likely to work.
 void check_closed(const HostState& from, const HostState& to, const std::vector<const ProbeFacts*>& probes,
                   bool other_way, std::vector<Finding>& out) {
   Finding finding{
@@ -102,7 +102,7 @@ void check_closed(const HostState& from, const HostState& to, const std::vector<
   out.push_back(std::move(finding));
 }
 
-/// Interfaces of which no address was reached by any host, and addresses whose large packets are lost.
+/// Reports interfaces with no address that any host reached, and addresses at which large packets are lost.
 void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
   struct State {
     int tried = 0, reached = 0, large = 0;
@@ -112,7 +112,7 @@ void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
     std::set<std::string> ways;
   };
   std::map<std::pair<std::string, std::size_t>, State> states;  // interface, host
-  std::set<std::size_t> works;                                  // hosts that are reached somehow
+  std::set<std::size_t> works;                                  // hosts that some host reaches at some address
   for (const auto& probe : checkup.probes) {
     if (probe.facts.result == kNotTried) continue;
     const auto to = static_cast<std::size_t>(probe.facts.peer);
@@ -149,8 +149,8 @@ void check_dead_ends(const Checkup& checkup, std::vector<Finding>& out) {
     if (state.reached > 0 || state.large > 0 || !works.contains(host)) continue;
     std::string how;
     for (const auto& [result, count] : state.results) how += (how.empty() ? "" : ", ") + result;
-    // A dead address that is tried last is harmless; before others it costs time, and misleads a program that takes the
-    // first.
+    // A dead address is harmless if it is tried last. Before others, it costs time and misleads a program that takes
+    // the first.
     const bool first = state.offered == 0;
     add(out, "network", first ? Level::Warning : Level::Ok, there.name,
         fmt::format("{} leads to no other host ({}){}", interface, how,
@@ -241,7 +241,7 @@ void check_networks(const Checkup& checkup, std::vector<Finding>& out) {
         ++untried;
         continue;
       }
-      // Loss of large packets is reported in place of the closed path.
+      // Reports the loss of large packets in place of a closed path.
       if (any(kLargeLost)) continue;
       check_closed(a, b, between, best_of(probes.between(to, from), a) != nullptr, out);
     }

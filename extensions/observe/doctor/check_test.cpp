@@ -1,4 +1,4 @@
-// Each row, with facts made up in which that very thing is broken.
+// Tests each row with made-up facts in which exactly that row is broken.
 
 #include "observe/doctor/check.h"
 #include "launch/start/starter.h"
@@ -65,7 +65,7 @@ class Doctor : public testing::Test {
   }
   HostFacts& b() { return *checkup.hosts[1].facts; }
 
-  /// The finding of this row, which is not in order; everything else is.
+  /// Returns the finding of this row, after checking that it is the only one that is not Ok.
   Finding only(const std::string& row, Level level) {
     const auto all = judge(checkup);
     std::vector<Finding> bad;
@@ -107,7 +107,7 @@ TEST_F(Doctor, HasNothingToSayOfHealthyHosts) {
   EXPECT_EQ(in_order("numa"), "1 NUMA node, 2 threads a core");
 }
 
-// The environment.
+// --- the environment ---
 
 TEST_F(Doctor, AContradictionOfLaunchers) {
   checkup.environment = {{"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"RANK", "0"},
@@ -142,7 +142,7 @@ TEST_F(Doctor, AWorldOnEachHost) {
                          {"SM_CURRENT_HOST", "algo-1"},
                          {"SM_HOSTS", R"(["algo-1","algo-2"])"}};
   checkup.launcher_alive = true;
-  // A launcher in each of torchrun's ranks is none, either.
+  // A `cohort run` in each of torchrun's ranks is no launcher, either.
   const auto found = bad();
   ASSERT_EQ(found.size(), 2U) << to_table(checkup, judge(checkup), Colour::No);
   EXPECT_EQ(found[0].row, "apart");
@@ -317,7 +317,7 @@ TEST_F(Doctor, SoftwareThatDiffers) {
   only("version", Level::Failed);
 }
 
-// Between hosts.
+// --- between hosts ---
 
 TEST_F(Doctor, AFirewallThatDropsAndOneThatRejects) {
   checkup.speeds.clear();
@@ -376,13 +376,13 @@ TEST_F(Doctor, ClocksThatAreApart) {
   checkup.hosts[1].clock_offset = -90;
   const Finding finding = only("clock", Level::Warning);
   EXPECT_TRUE(has(finding.found, "90.0 s behind a's")) << finding.found;
-  // A slow answer is no proof.
+  // A slow answer does not prove that the clocks differ.
   checkup.hosts[1].clock_offset = 1.5;
   checkup.hosts[1].clock_error = 0.6;
   EXPECT_TRUE(bad().empty());
 }
 
-// Resources of a host.
+// --- resources of a host ---
 
 TEST_F(Doctor, CoresQuotaAndLoad) {
   checkup.hosts[1].slots = 16;
@@ -506,7 +506,7 @@ TEST_F(Doctor, SharedMemory) {
   only("shm", Level::Warning);
 }
 
-// Files.
+// --- files ---
 
 TEST_F(Doctor, Folders) {
   b().folder.writable = false;
@@ -524,7 +524,7 @@ TEST_F(Doctor, Folders) {
   only("folder", Level::Failed);
 }
 
-// Text of the report.
+// --- text of the report ---
 
 TEST_F(Doctor, EqualRowsOfManyHostsAreOne) {
   checkup.hosts.clear();
@@ -595,7 +595,7 @@ TEST_F(Doctor, FactsComeBackAsTheyWere) {
   EXPECT_FALSE(parse_speed("{\"from\":-1}"));
 }
 
-// The table of rows and its documentation; which hosts measure with each other.
+// --- the table of rows and its documentation; which hosts measure with each other ---
 
 TEST(DoctorRounds, EachPairMeetsOnceAndNobodyTwiceAtATime) {
   for (std::size_t count = 0; count <= 9; ++count) {

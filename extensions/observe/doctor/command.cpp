@@ -1,5 +1,5 @@
-// `cohort doctor` finds what would hinder a job on these hosts, and the command that fixes it. With --run it becomes
-// the program that tries them (bench/trial).
+// `cohort doctor` finds what would hinder a job on these hosts, and the command that fixes it. With --run, it becomes
+// the program that tries the hosts (bench/trial).
 #include "base/process.h"
 #include "base/result.h"
 #include "base/terminal.h"
@@ -112,13 +112,13 @@ except ImportError as error:
     sys.exit(f"cohort: {sys.executable} has no package cohort that it can use -- {error} -- install Cohort's wheel for it")
 sys.exit(_coming_from.main()))";
 
-/// Replaces this process by the Python that `cohort run` would use, which reads the programs.
+/// Replaces this process by the Python that `cohort run` would use; that Python reads the programs.
 [[noreturn]] void read_programs(const std::string& kind, const std::vector<std::string>& programs, bool json) {
   const std::filesystem::path own = value_or_throw(sys::own_executable()), prefix = own.parent_path().parent_path();
   const launch::Environment environment = launch::Environment::current();
   const std::string python = value_or_throw(launch::active_python(environment));
   std::error_code error;
-  if (std::filesystem::exists(prefix / "python/cohort", error)) {  // a build folder
+  if (std::filesystem::exists(prefix / "python/cohort", error)) {  // this is a build folder
     const std::string others = environment.find("PYTHONPATH").value_or("");
     ::setenv("PYTHONPATH", ((prefix / "python").string() + (others.empty() ? "" : ":" + others)).c_str(), 1);
   }

@@ -1,4 +1,4 @@
-// Questions to hosts, in turn: the time, a file, each other's addresses, and the speed of the network.
+// Asks hosts, one question after the other, about the time, a file, each other's addresses, and the network's speed.
 
 #include "observe/doctor/examination.h"
 
@@ -39,8 +39,8 @@ namespace cohort::doctor {
 namespace {
 
 // A file in the working folder, for which `cohort doctor` has other hosts look. The SharedFile removes it on
-// destruction; if this process is killed, a small shell that waits for that does. One thread; the shell is a child,
-// which the owner of this process's children reaps.
+// destruction; if this process is killed, a small shell that waits for that does so. One thread; the shell is a child
+// that the owner of this process's children reaps.
 
 class SharedFile {
  public:
@@ -59,7 +59,7 @@ class SharedFile {
       shell.stdout_fd = nothing.get();
       shell.stderr_fd = nothing.get();
       shell.group = sys::Group::Session;  // so that Ctrl-C does not end the shell
-      // Without it the file is only removed in good order.
+      // Without the shell, the file is removed only if this process ends in good order.
       if (auto pending = sys::spawn(shell)) (void)std::move(*pending).confirm();
     }
     const sys::UniqueFd file(::open(path_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644));
@@ -83,14 +83,14 @@ class SharedFile {
   }
 
   std::string content_, path_;
-  sys::UniqueFd lifeline_;  ///< of the shell
+  sys::UniqueFd lifeline_;  ///< lifeline of the shell
   bool made_ = false;
 };
 
 }  // namespace
 
-// One examination, from its hosts to its results: the implementation of `examine`. First how hosts are started, asked
-// and released, then the questions. One thread.
+// One examination, from its hosts to its results: the implementation of `examine`. The functions that start, ask and
+// release hosts come first, then the questions. One thread.
 
 class Examination {
  public:
@@ -104,7 +104,7 @@ class Examination {
     std::string order;    ///< order not yet answered
     double asked_at = 0;  ///< by this host's clock
     std::function<void(const std::string&)> take;
-    bool over = false;  ///< no further answers from it
+    bool over = false;  ///< the host gives no further answers
   };
 
   HostState& state(std::size_t at) { return checkup_.hosts[at]; }
@@ -121,7 +121,7 @@ class Examination {
   void diagnose_start(const launch::AgentHandle& member);
   void ask(std::size_t at, const nlohmann::json& order, std::function<void(const std::string&)> take);
   bool wait(std::chrono::milliseconds limit, const std::function<bool()>& done);
-  /// Waits until all have answered; hosts that have not within `limit` are lost.
+  /// Waits until all hosts have answered. Hosts that have not answered within `limit` are lost.
   void wait_for_answers(std::chrono::milliseconds limit, const char* meanwhile);
 
   void get_facts();
@@ -136,7 +136,7 @@ class Examination {
   std::optional<sys::SignalFd> signals_;
   launch::Watch signal_watch_;
   int signal_ = 0;
-  bool ending_ = false;  ///< true: hosts that end now are meant to
+  bool ending_ = false;  ///< true: hosts are meant to end now
   std::uint64_t open_files_ = 0;
   net::Secret secret_ = value_or_throw(net::Secret::generate());
   std::optional<launch::AgentPool> agents_;
@@ -155,7 +155,7 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
       for (std::size_t at = first; at + 1 < count; at += 2) round.emplace_back(at, at + 1);
       if (!round.empty()) rounds.push_back(std::move(round));
     }
-    // The circle's last pair joins the second round if that has left both ends alone.
+    // The circle's last pair joins the second round if neither of its hosts is in that.
     if (count > 2) {
       if (count % 2 == 0)
         rounds.back().emplace_back(0, count - 1);
@@ -187,10 +187,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFactsLimit(8000);
 constexpr milliseconds kEndLimit(3000);
 constexpr milliseconds kNamesHereLimit(2000);
-/// Lines of the doctor's own workers; a job's environment or output is not among them.
+/// Longest line of the doctor's own workers, which print no environment or output of a job.
 constexpr std::size_t kLongestLine = std::size_t{4} << 20;
 
-/// Launchers whose variables are meant for what they start: is one above us?
+/// Returns true if an ancestor is a launcher whose variables are meant for the processes that it starts.
 bool has_launcher_above() {
   constexpr std::array<std::string_view, 12> kNames = {
       "torchrun",        "torch.distributed", "mpirun",     "mpiexec", "orted", "prted",
@@ -271,7 +271,7 @@ void Examination::take_events() {
 }
 
 void Examination::on_unfit(const launch::AgentHandle* member, const std::string& why) {
-  if (member == nullptr) return;  // its host does not connect, and is reported for that
+  if (member == nullptr) return;  // its host does not connect, which is reported elsewhere
   if (member->remote) {
     return give_up(static_cast<std::size_t>(member->host.index), "version", why,
                    "install one version on all hosts, or name it with --remote-cohort");
@@ -290,7 +290,7 @@ void Examination::on_joined(launch::AgentHandle& member) {
   examined_[at].joined = true;
   state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
   if (member.remote) state(at).printed = launch::last_of(member.remote->noise());
-  // Same as a job's order: the environment that is passed on, its treatment by the agent, the end of the process.
+  // Like a job's order: the environment that is passed on, what the agent does with it, and the end of the process.
   launch::StartJob job;
   job.path = "/proc/self/exe";  // the agent's executable, at any path on its host
   job.arguments = {"cohort", "doctor-host"};
@@ -298,7 +298,7 @@ void Examination::on_joined(launch::AgentHandle& member) {
   job.input = true;
   job.open_files = open_files_;
   job.elsewhere = !member.host.local;
-  job.divides_cores = false;  // the variables of the host are looked at, and not what a job would set
+  job.divides_cores = false;  // examines the host's own variables, and not those that a job would set
   launch::Environment travels;
   for (const std::string& assignment : launch::Environment::current().assignments()) {
     if (member.host.local || !launch::belongs_to_host(assignment.substr(0, assignment.find('='))))
@@ -340,7 +340,7 @@ void Examination::on_message(std::size_t at, launch::Message message) {
   } else if (const auto* failed = std::get_if<launch::StartFailed>(&message)) {
     give_up(at, "lost", fmt::format("its agent cannot start a process: {}", failed->reason), "");
   } else if (const auto* exited = std::get_if<launch::Exited>(&message)) {
-    // Ending after its release is normal, and known to give_up.
+    // It is normal that it ends after its release; give_up knows about that.
     give_up(at, "lost",
             fmt::format("what looked around there ended ({}){}", sys::to_string(exited->status),
                         exited->last_stderr.empty() ? "" : ": " + launch::last_of(exited->last_stderr)),
@@ -489,7 +489,7 @@ Examined Examination::run() {
     throw;
   }
   clean_up();
-  // With threads of its own: last.
+  // This comes last, since it starts threads.
   if (signal_ == 0 &&
       std::none_of(hosts.begin(), hosts.end(), [](const launch::PlannedHost& host) { return host.local; })) {
     std::vector<std::string> names;

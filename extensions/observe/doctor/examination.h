@@ -1,10 +1,10 @@
-// Examines hosts for `cohort doctor`: starts an agent on each just as `cohort run` does, has each agent start a `cohort
+// Examines hosts for `cohort doctor`: starts an agent on each, like `cohort run`, has each agent start a `cohort
 // doctor-host` like a job's rank, and asks these processes for facts about their hosts and each other. Hosts and pairs
 // are asked in parallel, and every wait has a deadline. Nothing is left on any host. One thread. Also selects the pairs
 // of hosts that measure at the same time: in each round every host is in at most one pair. Pure. `cohort doctor-host`
-// is the part of `cohort doctor` on a host. Agents start it like a job's rank; it reads orders from stdin, a line of
-// JSON each, answers on stdout, ends with its stdin, and leaves nothing behind. Formats findings as a table for people,
-// at most 80 columns wide if words allow, and as JSON for programs. Pure.
+// is the part of `cohort doctor` on a host. Agents start it like a job's rank; it reads orders from stdin (one line of
+// JSON each), answers on stdout, ends when its stdin ends, and leaves nothing behind. Formats findings as a table for
+// people, at most 80 columns wide if words allow, and as JSON for programs. Pure.
 #pragma once
 
 #include "launch/plan/plan.h"
@@ -37,13 +37,13 @@ Examined examine(const ExaminationOptions& options);
 
 using Pairs = std::vector<std::pair<std::size_t, std::size_t>>;
 
-/// Each pair of `count` hosts once; or, if not `all`, each host with its neighbours in the circle.
+/// Rounds with each pair of `count` hosts once or, if not `all`, with each pair of neighbours in a circle.
 std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all);
 
 /// Returns the process's exit status; the caller has to end the process immediately, since threads still listen.
 int run_doctor_host();
 
-/// Begins every answer, since programs that are asked for a version may also print to our stdout.
+/// Mark at the beginning of every answer, since programs that are run for their version may also print to our stdout.
 inline constexpr char kAnswerMark[] = "cohort-doctor-host ";
 
 enum class Colour { No, Yes };

@@ -66,11 +66,11 @@ constexpr std::array<std::string_view, 5> kReals = {"quota", "load", "millisecon
 /// Deepest nesting of a host's report.
 constexpr int kDeepest = 8;
 
-/// Returns whether whole numbers are whole, and of 64 bits: nlohmann would convert 4e26 to an int as the language does,
-/// by undefined behaviour.
+/// Returns whether all fields for whole numbers have such, in 64 bits. nlohmann would convert 4e26 to an int with
+/// undefined behaviour.
 bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   if (depth > kDeepest) return false;
-  // Beyond 2^63 whole numbers are converted to negative ones, and compare equal to them.
+  // Whole numbers beyond 2^63 are converted to negative ones, and would compare equal to them.
   constexpr auto kMostWhole = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (said.is_number_unsigned()) return said.get<std::uint64_t>() <= kMostWhole;
   if (!said.is_structured()) return !said.is_number_float();
@@ -81,7 +81,7 @@ bool numbers_are_whole(const nlohmann::json& said, int depth = 0) {
   return true;
 }
 
-/// Returns whether all known fields were decoded as they were sent: a number too large for its field is not.
+/// Returns whether all known fields were decoded as they were sent. A number too large for its field is not.
 bool was_understood(const nlohmann::json& said, const nlohmann::json& understood) {
   if (said.is_object() && understood.is_object()) {
     return std::all_of(understood.items().begin(), understood.items().end(), [&said](const auto& item) {
@@ -154,12 +154,12 @@ namespace {
 
 using nlohmann::json;
 
-/// Time to wait for an order, until an order sets another: so this process ends even if another one holds stdin open.
+/// Time to wait for an order, until an order sets another. Ends this process even if another one holds stdin open.
 constexpr std::chrono::seconds kIdleLimit(60);
 constexpr std::chrono::seconds kLongestIdle(3600);
 constexpr std::chrono::milliseconds kProgramLimit(3500);
 constexpr std::chrono::milliseconds kNameLimit(3000);
-/// Below the examination's limit by the time that a probe may take.
+/// This is below the examination's limit by the time that a probe may take.
 constexpr std::chrono::milliseconds kProbeBegins(2500);
 constexpr std::size_t kLongestOrder = std::size_t{4} << 20;
 
@@ -194,12 +194,12 @@ HostFacts look_around(const json& order, const ProbeServer& server) {
   std::vector<std::string> names = {facts.name};
   for (const json& name : order.at("names")) names.push_back(name.get<std::string>());
   const std::string folder = order.at("folder").get<std::string>();
-  // These wait for other hosts, or take long, so they run in parallel.
+  // These functions wait for other hosts or take long, so they run in parallel.
   std::jthread lookups = beside([&] { facts.names = resolve_names(names, kNameLimit); });
   std::jthread programs = beside([&] { facts.software = probe_software(environment, kProgramLimit); });
   facts.networks = probe_networks(facts.network_error);
   facts.limits = probe_limits();
-  // The soft limit here is a worker's, as a job's ranks have it.
+  // This process has a worker's soft limit, like a job's ranks.
   facts.machine = probe_machine("");
   facts.folder = probe_folder(folder);
   probe_gpus(facts.machine, "", kProgramLimit);
@@ -223,7 +223,7 @@ bool sees(const std::string& path, const std::string& content) {
   return false;
 }
 
-/// nlohmann would convert 4e26 to an int as the language does, by undefined behaviour.
+/// nlohmann would convert 4e26 to an int with undefined behaviour.
 int whole(const json& said) {
   const bool fits = said.is_number_unsigned() ? said.get<std::uint64_t>() <= std::numeric_limits<int>::max()
                                               : said.is_number_integer() && said.get<std::int64_t>() >= -1;

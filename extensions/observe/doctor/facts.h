@@ -17,7 +17,7 @@ struct NetworkFacts {
   std::string interface;
   std::string address;
   int mtu = 0;
-  int offered = -1;  ///< its position among the addresses that a job tries; -1: COHORT_NETWORK excludes it
+  int offered = -1;  ///< position among the addresses that a job tries; -1: COHORT_NETWORK excludes it
 };
 
 /// Addresses that a name has on this host.
@@ -39,16 +39,16 @@ struct LimitFacts {
 
 struct MachineFacts {
   std::string processor;
-  int processors = 0;  ///< online
-  int affinity = 0;    ///< that this process may use
-  double quota = 0;    ///< the control group's, in processors; 0: none
-  int cores = 0;       ///< cores left by both, as a job counts them
+  int processors = 0;  ///< processors that are online
+  int affinity = 0;    ///< processors that this process may use
+  double quota = 0;    ///< quota of the control group, in processors; 0: none
+  int cores = 0;       ///< cores that affinity and quota leave, as a job counts them
   int numa_nodes = 0;  ///< 0: not known
-  int threads = 0;     ///< of a core; 0: not known
-  double load = 0;     ///< of one minute
+  int threads = 0;     ///< threads of a core; 0: not known
+  double load = 0;     ///< load average of one minute
   std::int64_t memory = 0;
   std::int64_t memory_available = 0;
-  std::int64_t memory_limit = 0;  ///< of the control group; 0: none
+  std::int64_t memory_limit = 0;  ///< limit of the control group; 0: none
   std::int64_t shared = 0;        ///< /dev/shm
   std::int64_t shared_free = 0;
   std::string shared_error;
@@ -88,7 +88,7 @@ struct FolderFacts {
 };
 
 struct HostFacts {
-  std::string name;  ///< the host's own
+  std::string name;  ///< the host's own name
   int port = 0;      ///< port for probes by peers
   std::vector<NetworkFacts> networks;
   std::string network_error;     ///< set if COHORT_NETWORK matches no address

@@ -30,7 +30,7 @@ inline net::SecureOptions between_hosts() {
   return {.purpose = "doctor", .longest_message = std::size_t{1} << 20, .detachable = true};
 }
 
-/// The other end of `measure`.
+/// Serves the other end of `measure`.
 void receive_transfer(net::SecureConnection connection);
 
 namespace {
@@ -42,7 +42,7 @@ constexpr milliseconds kTalkLimit(2500);
 constexpr milliseconds kVisitLimit(8000);
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 constexpr std::size_t kPeersAtOnce = 64;
-/// Connections at a time; those beyond wait in the kernel's queue.
+/// Most connections at a time; further ones wait in the kernel's queue.
 constexpr int kMostConnections = 512;
 constexpr int kPings = 3;
 
@@ -124,7 +124,7 @@ void keep_open(net::Acceptor& acceptor, int host) {
         connections->fetch_sub(1);
       }).detach();
     } catch (const std::system_error&) {
-      connections->fetch_sub(1);  // no thread for it: the connection finds the connection closed
+      connections->fetch_sub(1);  // there is no thread for it, so the peer finds it closed
     }
   }
 }
@@ -156,7 +156,7 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
                               milliseconds limit) {
   std::vector<ProbeFacts> out(addresses.size());
   std::atomic<std::size_t> next{0};
-  // Probes begun before then have a deadline of their own.
+  // Probes that have begun by then have their own deadline.
   const auto last = std::chrono::steady_clock::now() + limit;
   const auto work = [&] {
     for (std::size_t at = next.fetch_add(1); at < addresses.size(); at = next.fetch_add(1)) {
@@ -178,8 +178,8 @@ std::vector<ProbeFacts> probe(const std::vector<PeerAddress>& addresses, const n
 
 namespace {
 
-// The short transfers of probe.h. Bytes are not encrypted after both sides have authenticated, since encryption would
-// be measured instead of the network.
+// The short transfers of probe.h. After both sides have authenticated, bytes are not encrypted, since otherwise the
+// encryption would be measured instead of the network.
 
 using Clock = std::chrono::steady_clock;
 
@@ -245,7 +245,7 @@ double receive_to_end(int fd, net::Deadline deadline) {
     if (got < 0) return -1;
     if (got == 0) break;
     last = Clock::now();
-    // The clock begins with the first bytes, which therefore do not count.
+    // The clock starts when the first bytes have come, so these do not count.
     if (first == Clock::time_point{})
       first = last;
     else
@@ -259,7 +259,7 @@ double receive_to_end(int fd, net::Deadline deadline) {
 
 void receive_transfer(net::SecureConnection connection) {
   const net::Deadline deadline = net::deadline_in(2 * kLimit);
-  // Only after this message does the other end send unencrypted bytes.
+  // The other end sends unencrypted bytes only after this message.
   if (!connection.send(kTransfer, deadline)) return;
   const auto detached = connection.detach(net::SecureConnection::Encryption::Ends);
   if (!detached) return;
@@ -294,7 +294,7 @@ SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret) {
   const auto detached = connection->detach(net::SecureConnection::Encryption::Ends);
   if (!detached) return failed(detached.error().what());
   const int fd = detached->socket.get();
-  // Measures the round trip again without other traffic: the first one waited for a thread to begin there.
+  // Measures the round trip again without other traffic, since the first one included the start of a thread there.
   facts.milliseconds = 1e9;
   for (int i = 0; i < kPingsOfSpeed; ++i) {
     char byte = 'x';

@@ -60,7 +60,7 @@ int count_list(const std::string& text) {
   return numbers ? static_cast<int>(numbers->size()) : 0;
 }
 
-/// The value after "NAME:" in a file of such lines.
+/// Returns the value after "NAME:" in a file with such lines.
 std::string field(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -154,7 +154,7 @@ MachineFacts probe_machine(const std::string& root) {
 }
 
 void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit) {
-  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..."
+  // The line is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ...".
   std::stringstream words(field(root + "/proc/driver/nvidia/version", "NVRM version"));
   for (std::string word; words >> word;) {
     if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) {
@@ -201,7 +201,7 @@ void probe_nccl(MachineFacts& facts) {
 
 namespace {
 
-// Metadata only: an import of torch takes seconds. One line, whatever start-up files of Python print.
+// Reads only metadata, since an import of torch takes seconds. Prints one line, whatever Python's start-up files print.
 constexpr const char* kScript = R"(
 import sys
 sys.path = [one for one in sys.path if one]  # not the folder in which it is started, whose json.py is the user's
@@ -287,7 +287,7 @@ SoftwareFacts probe_software(const launch::Environment& environment, std::chrono
     if (const auto answer = launch::capture({"mpirun", "--version"}, limit); answer && answer->status == 0)
       facts.mpi = first_line(answer->text);
   }
-  // Hydra says it in a table.
+  // Hydra prints the version in a table.
   if (facts.mpi.starts_with("HYDRA")) facts.mpi = "MPICH (Hydra)";
   return facts;
 }
@@ -295,7 +295,7 @@ SoftwareFacts probe_software(const launch::Environment& environment, std::chrono
 FolderFacts probe_folder(const std::string& path) {
   FolderFacts facts;
   facts.path = path;
-  launch::StartJob job;  // as a job that comes from another host looks for it
+  launch::StartJob job;  // looked for like in a job from another host
   job.folder = path;
   job.path = "/proc/self/exe";
   if (const auto fine = launch::check_host(job); !fine) {
@@ -389,7 +389,7 @@ std::map<std::string, std::string> variables_that_matter(const launch::Environme
 
 namespace {
 
-/// "GPU3" -> 3.
+/// Returns 3 for "GPU3".
 std::optional<int> number_of_gpu(std::string_view word) {
   if (!word.starts_with("GPU")) return std::nullopt;
   const auto number = parse_integer<int>(word.substr(3));
@@ -418,7 +418,7 @@ std::vector<GpuPair> parse_gpu_pairs(std::string_view text) {
     if (row.empty()) continue;
     const auto own = number_of_gpu(row.front());
     if (!own) continue;
-    if (columns.empty()) {  // the head: as many columns as names of GPUs that follow each other
+    if (columns.empty()) {  // the heading, with as many columns as adjacent names of GPUs
       for (const std::string& name : row) {
         const auto number = number_of_gpu(name);
         if (!number) break;
@@ -453,7 +453,7 @@ std::string describe_strangers(const std::vector<GpuPair>& pairs) {
 
 namespace {
 
-/// -1: not known.
+/// Returns the NUMA node of a device; -1: not known.
 int numa_node(const fs::path& device) {
   return parse_integer<int>(first_line_of_file((device / "numa_node").string())).value_or(-1);
 }

@@ -1,9 +1,9 @@
 // Examines this process's host for `cohort doctor`: its properties, and whether a job would find there what it needs.
-// Changes nothing. Reads system files below a root that tests choose. Programs that are asked for their version have a
+// Changes nothing. Reads system files below a root, which tests choose. Programs that are run for their version have a
 // deadline. One thread. Links between a host's GPUs, as `nvidia-smi topo` prints them: a matrix whose rows and columns
 // are GPUs, network cards and near processors. Pure; any thread. `beside` does waiting work in parallel if the system
-// grants a thread: `ulimit -u` may forbid threads, which the doctor has to report instead of failing. Its result joins
-// the thread on destruction. Any thread.
+// grants a thread: `ulimit -u` may forbid threads, which the doctor has to report instead of failing. The destructor of
+// its result joins the thread. Any thread.
 #pragma once
 
 #include "launch/processes.h"
@@ -31,7 +31,7 @@ std::vector<NameFacts> resolve_names(const std::vector<std::string>& names, std:
 /// Variables that affect a job, except possible secrets.
 std::map<std::string, std::string> variables_that_matter(const launch::Environment& environment);
 
-/// Finds GPUs as the driver lists them, and as nvidia-smi reports them if it exists.
+/// Finds the GPUs that the driver lists, and those that nvidia-smi reports if it exists.
 void probe_gpus(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
 /// On hosts with GPUs, finds their links, and the NUMA nodes of GPUs and network cards.
 void probe_gpu_links(MachineFacts& facts, const std::string& root, std::chrono::milliseconds limit);
@@ -63,9 +63,9 @@ inline std::jthread beside(const std::function<void()>& work) {
   }
 }
 
-// Traffic between examined hosts: each host listens, and probes every address of every other. Peers that do not prove
-// the job's secret are refused (net/acceptor.h). Every wait has a deadline. A ProbeServer has threads of its own, which
-// end with the process; the functions block and may be called from any thread.
+// Traffic between examined hosts. Each host listens, and probes every address of every other host. Peers that do not
+// prove the job's secret are refused (net/acceptor.h). Every wait has a deadline. A ProbeServer has its own threads,
+// which end with the process; the functions block and may be called from any thread.
 
 /// Listens for probes of the other hosts.
 class ProbeServer {
@@ -93,7 +93,7 @@ struct SpeedRequest {
   std::string address;
   int port = 0;
 };
-/// Measures a short transfer there and another back, without encryption, as ranks send.
+/// Measures a short transfer to the peer and one back, without encryption, like traffic of ranks.
 SpeedFacts measure(const SpeedRequest& request, const net::Secret& secret);
 
 }  // namespace cohort::doctor

@@ -65,7 +65,7 @@ TEST_F(PretendedHost, TheLeastQuotaAndLimitOfTheGroupsCount) {
   EXPECT_EQ(facts.quota, 2.5);
   EXPECT_EQ(facts.cores, 3);
   EXPECT_EQ(facts.memory_limit, 1073741824);
-  // Version 1.
+  // Files of control groups of version 1.
   put("proc/self/cgroup", "4:cpu,cpuacct:/a\n7:memory:/b\n");
   put("sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "150000\n");
   put("sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
@@ -89,7 +89,7 @@ TEST_F(PretendedHost, GpusAreThoseOfTheDriver) {
   put("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\nGCC\n");
   put("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA A100\nIRQ: 1\n");
   put("proc/driver/nvidia/gpus/0000:02:00.0/information", "Model: \t\t NVIDIA A100\nIRQ: 2\n");
-  // A command of that name that fails, as after an upgrade without a reboot.
+  // An nvidia-smi that fails, like after an upgrade without a reboot.
   const std::string before = std::getenv("PATH");
   put("bin/nvidia-smi", "#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n");
   fs::permissions(root_ + "/bin/nvidia-smi", fs::perms::owner_all);

@@ -15,7 +15,7 @@ constexpr std::size_t kWidth = 80;
 constexpr std::size_t kLevelWidth = 8;
 constexpr std::size_t kTitleWidth = 17;
 constexpr std::size_t kIndent = kLevelWidth + kTitleWidth;
-/// Sound rows with different texts for more hosts than this are merged into one.
+/// If sound rows have different texts for more hosts than this, they are merged into one.
 constexpr std::size_t kMostLines = 4;
 /// The same limit for rows that are not sound.
 constexpr std::size_t kMostTroubles = 8;
@@ -84,7 +84,7 @@ std::string where_text(const Line& line, std::size_t hosts) {
   return fmt::format("{}: ", fmt::join(where, ", "));
 }
 
-/// `text` from column kIndent on, in lines of at most kWidth; words that are longer stay whole, to be copied.
+/// `text` from column kIndent on, in lines of at most kWidth; longer words stay whole, so that they can be copied.
 std::string wrapped(const std::string& text, std::size_t indent) {
   std::string out;
   std::size_t column = kIndent;
@@ -140,7 +140,7 @@ std::size_t count(const std::vector<Finding>& findings, Level level) {
 
 std::string to_table(const Checkup& checkup, const std::vector<Finding>& findings, Colour colour) {
   std::string out = heading(checkup) + "\n\n";
-  std::size_t failed = 0, warnings = 0;  // rows, as they are shown
+  std::size_t failed = 0, warnings = 0;  // numbers of rows, as they are shown
   for (const Line& line : folded(findings)) {
     const Finding& finding = *line.finding;
     failed += finding.level == Level::Failed ? 1 : 0;

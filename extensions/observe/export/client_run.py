@@ -1,8 +1,8 @@
 """Writes the record of a run to MLflow, TensorBoard or Weights & Biases by their own clients, for `cohort export --to`.
 
-Reads JSON from stdin: a line that says where to, then lines of the record in chunks that end with an empty line. Answers the
-first line and each chunk with "ok", with "more" (values wait for the next chunk, which may be empty), or with the error, and
-ends then. An error that begins with "failed: " says what to do by itself.
+Reads JSON from stdin: a line with the destination, then lines of the record in chunks that end with an empty line. Answers the
+first line and each chunk with "ok", with "more" (values wait for the next chunk, which may be empty), or with an error, after
+which it ends. An error that begins with "failed: " already says what to do.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ def parameters_of(fields):
 
 
 class Client:
-    """Each line has `end`, the offset of the next one, `time`, and `start`, the fields of an event `start`, or `step`, `rank`
-    and `values`."""
+    """Each line has `end` (the offset of the next line) and `time`. It also has `start` (the fields of an event `start`), or
+    `step`, `rank` and `values`."""
 
     def take(self, line):
         raise NotImplementedError
 
     def go_back(self, step, wall_time):
-        """Called if the run that is followed continues after an earlier step."""
+        """Called if the followed run goes on from an earlier step."""
 
     def flush(self):
         """Returns whether there is more to send, with the next chunk."""
@@ -63,7 +63,7 @@ class Client:
 
 
 class TensorBoard(Client):
-    """Scalars of the run in a folder, those of rank R in its rankR. Files are this command's alone, by their names."""
+    """Writes the run's scalars into a folder, those of rank R into its rankR. Only this command makes files of these names."""
 
     SUFFIX = ".cohort"
 
@@ -100,7 +100,7 @@ class TensorBoard(Client):
         if rank not in self.writers:
             folder = self.folder if rank is None else os.path.join(self.folder, f"rank{rank}")
             os.makedirs(folder, exist_ok=True)
-            # A new name, which sorts after those of earlier files.
+            # The name is new, and sorts after the names of earlier files.
             name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{self.made:06}{self.SUFFIX}"
             self.made += 1
             self.writers[rank] = self.open_file(os.path.join(folder, name))
@@ -118,7 +118,7 @@ class TensorBoard(Client):
             self.write(line.get("rank"), line["values"].items(), wall_time=line["time"], step=line["step"])
 
     def go_back(self, step, wall_time):
-        # In new files behind a mark: readers take points of later steps in earlier files for superseded.
+        # Begins new files with a mark, so that readers drop the points of later steps in earlier files.
         ranks = list(self.writers)
         self.close()
         for rank in ranks:
@@ -140,7 +140,7 @@ class TensorBoard(Client):
 
 
 class Wandb(Client):
-    """wandb keeps what it is given until its server has it. The run's id is the record's, so that an export goes on in it."""
+    """wandb keeps values until its server has them. The record gives the run's id, so that a later export continues the run."""
 
     def __init__(self, to):
         import wandb
@@ -184,7 +184,7 @@ class Wandb(Client):
     def finish(self, state, curves):
         if self.run is None:
             return
-        if state not in ("FINISHED", "FAILED"):  # it is to continue, or was killed
+        if state not in ("FINISHED", "FAILED"):  # the run will continue, or was killed
             self.run.mark_preempting()
         self.run.finish(exit_code=0 if state == "FINISHED" else 1)
         if self.late:
@@ -193,20 +193,20 @@ class Wandb(Client):
 
 
 class Mlflow(Client):
-    """The record is the queue: a file beside it says what MLflow has, so that nothing is lost if the server does not answer or
-    this process is killed. A point sent twice is stored once. A run that was there before is its owner's to end."""
+    """The record is the queue. A file beside it says what MLflow has, so that nothing is lost if the server does not answer or
+    this process is killed. A point sent twice is stored once. A run that existed before is ended by its owner."""
 
     POINTS, PAIRS = 1000, 100  # MLflow's limits for one request
     INTERVAL = 2  # seconds between two batches that are not full
     PAGE = 4096
-    INTENT = "cohort.export"  # a tag by which a run is found whose creation was not answered
+    INTENT = "cohort.export"  # tag to find a run with, if its creation was not answered
 
     def __init__(self, to):
         self.to, self.uri, self.answered, self.away = to, to["uri"], False, False
-        for name in ("user", "password"):  # of an address in the environment, which is shown without them
+        for name in ("user", "password"):  # of an address from the environment, which is shown without them
             if to[name]:
                 os.environ.setdefault({"user": "MLFLOW_TRACKING_USERNAME", "password": "MLFLOW_TRACKING_PASSWORD"}[name], to[name])
-        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # `ask` does that, and says so
+        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"  # since `ask` tries again, and says so
         os.environ["MLFLOW_ENABLE_ASYNC_LOGGING"] = "false"
         os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -226,7 +226,7 @@ class Mlflow(Client):
             self.experiment = self.ask(f"finding the run {to['run']} of MLflow", self.client.get_run, to["run"]).info.experiment_id
 
     def ask(self, what, call, *arguments, tries=math.inf):
-        """Calls until the server answers. Throws Failed if it refuses, and when the time or the tries are over."""
+        """Calls until the server answers. Throws Failed if the server refuses, or when the time or the tries are over."""
         begin, pause, failures = time.monotonic(), 0.5, 0
         while True:
             try:
@@ -254,7 +254,7 @@ class Mlflow(Client):
 
     def reason(self, error):
         """Returns why a call failed, and whether trying again may help."""
-        here = (PermissionError, FileNotFoundError, NotADirectoryError)  # of a store in a folder
+        here = (PermissionError, FileNotFoundError, NotADirectoryError)  # errors of a store in a folder
         away = isinstance(error, OSError) and not isinstance(error, here)
         status = error.get_http_status_code() if isinstance(error, self.Exception) else 500 if away else 0
         text = str(error) or type(error).__name__
@@ -265,7 +265,7 @@ class Mlflow(Client):
         elif status in (401, 403):
             advice = "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, are for its credentials"
         elif status >= 500 or status in (408, 429):
-            while error.__context__ is not None:  # of a request that was not answered: the system's reason
+            while error.__context__ is not None:  # finds the system's reason for a request without an answer
                 error = error.__context__
             return str(error) or type(error).__name__, True
         else:
@@ -294,7 +294,7 @@ class Mlflow(Client):
     # ---- What MLflow has ----
 
     def open_state(self):
-        """Takes the file with the position up to which MLflow has the record. One process at a time has it."""
+        """Opens and locks the file with the position up to which MLflow has the record. One process at a time has the file."""
         record, where = self.to["record"], [self.to[name] for name in ("uri", "experiment", "experiment_id", "run", "name")]
         to = json.dumps(where)
         self.state = os.path.join(os.path.dirname(record), f"mlflow-{digest(to.encode())[:8]}.state")
@@ -316,7 +316,7 @@ class Mlflow(Client):
             self.kept = found
 
     def keep(self, **changed):
-        # In place, since the lock is on this file, and within a page, so that a kill cannot leave a torn write.
+        # Writes in place, since the lock is on this file, and within a page, so that a kill leaves no torn write.
         self.kept.update(changed)
         text = json.dumps(self.kept).encode()
         if len(text) >= self.PAGE:
@@ -354,7 +354,7 @@ class Mlflow(Client):
 
     @staticmethod
     def key(name):
-        """Returns a name that MLflow accepts: a path without empty parts and dots, of some characters."""
+        """Returns a name that MLflow accepts: a path of certain characters, without parts that are empty or only dots."""
         parts = [re.sub(r"[^\w\-. :]", "_", part) if part.strip(".") else "_" * len(part) for part in name.split("/") if part]
         whole = "/".join(parts) or "_"
         return whole if len(whole) <= 250 else whole[:250].rstrip("/.")
@@ -364,7 +364,7 @@ class Mlflow(Client):
             self.open(line)
         is_new = line["end"] > self.kept["offset"]
         self.time = round(line["time"] * 1000) if "time" in line else self.time
-        if is_new and self.kept["ended"]:  # it was resumed, or had not ended at the last export
+        if is_new and self.kept["ended"]:  # the run was resumed, or had not ended at the last export
             if self.own:
                 self.ask("setting the state of a run of MLflow", self.client.update_run, self.kept["run"], "RUNNING")
             self.keep(ended=False)
@@ -410,7 +410,7 @@ class Mlflow(Client):
                 if len(some) > 1:
                     for pair in some:
                         self.set_parameters([pair])
-                else:  # another client has set it in this run: that stays, and ours becomes a tag
+                else:  # another client has set it in this run: its value stays, ours becomes a tag
                     self.set_tags({f"cohort.parameter.{some[0][0]}": some[0][1]})
 
     def log(self, what, metrics=(), params=(), tags=()):
@@ -445,7 +445,7 @@ class Mlflow(Client):
             self.keep(artifacts=True)
 
     def send_artifacts(self, curves):
-        """Returns False if another export is to send them."""
+        """Returns False if another export has to send them."""
         run = self.kept["run"]
         where = self.ask("finding a run of MLflow", self.client.get_run, run).info.artifact_uri
         if self.uri.startswith("http") and (where.startswith(("file:", "/")) or ":" not in where):
@@ -471,7 +471,7 @@ def serve(lines, answer):
     chunk = []
     for text in lines:
         if text != b"\n":
-            chunk.append(text)  # the whole of it, so that the writer never waits for a server
+            chunk.append(text)  # reads the whole chunk first, so that the writer never waits for a server
             continue
         for line in map(json.loads, chunk):
             if "finish" in line:

@@ -20,7 +20,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr auto kClientTime = std::chrono::hours(24);  // the client sends the rest; an impatient user ends this process
+constexpr auto kClientTime = std::chrono::hours(24);  // for the rest to be sent; an impatient user ends this process
 constexpr std::size_t kLongestError = 2000;
 constexpr std::string_view kFailed = "failed: ";
 

@@ -1,5 +1,5 @@
 // A run record as a run of MLflow, TensorBoard or Weights & Biases, written by their own Python clients (client_run.py)
-// in a process beside this one, which gets the record's lines in chunks and answers each. One thread.
+// in a process beside this one; that process gets the record's lines in chunks, and answers each. One thread.
 #pragma once
 
 #include "observe/export/export.h"
@@ -19,13 +19,13 @@ struct ClientSinkOptions {
   Client client;
   ClientPlace place;
   std::filesystem::path record;
-  std::chrono::milliseconds patience;  ///< MLflow: with a server that does not answer
+  std::chrono::milliseconds patience;  ///< MLflow: limit if a server does not answer
 };
 
-/// A client that ends is an error: another export sends the rest.
+/// If the client ends, that is an error; another export sends the rest.
 class ClientSink final : public Sink {
  public:
-  /// Throws Unavailable, with a remedy, if the client is not installed, or refuses the place.
+  /// Throws Unavailable, with a remedy, if the client is not installed or refuses the destination.
   explicit ClientSink(const ClientSinkOptions& options);
 
   void take(const SinkLine& line) override;
@@ -44,7 +44,7 @@ class ClientSink final : public Sink {
   PythonChild child_;
   PointReader points_;
   std::string chunk_;
-  bool more_ = false;  ///< the client waits for the next chunk with values of the last one
+  bool more_ = false;  ///< the client keeps values of the last chunk until the next one
 };
 
 }  // namespace cohort::track

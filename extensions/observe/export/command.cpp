@@ -55,12 +55,12 @@ void export_weights(ExportArguments& arguments) {
              summary.from);
 }
 
-/// Time for which a command that was told to end still talks to a server.
+/// Time in which a command that was told to end may still talk to a server.
 constexpr auto kHurry = std::chrono::seconds(2);
 
 /// Waits for the signals that end a command; true once one has come. A thread waits for them, too, so that a server
-/// that does not answer cannot hold the command: it ends in a moment then, with the status of a failure and
-/// `last_words`.
+/// that does not answer cannot hold the command. The thread then ends it after a moment, with the status of a failure
+/// and `last_words`.
 class Patience {
  public:
   explicit Patience(std::string last_words) : last_words_(std::move(last_words)) {
@@ -89,7 +89,7 @@ class Patience {
     told_.set_value();
     if (last_words_.empty() || is_set(ended_, kHurry)) return;
     fmt::print(stderr, "cohort: {}\n", last_words_);
-    std::_Exit(1);  // the state beside the record says what has been sent
+    std::_Exit(1);  // the state file beside the record says what has been sent
   }
 
   sys::SignalFd signals_ = value_or_throw(sys::SignalFd::create({SIGINT, SIGTERM, SIGHUP}));
@@ -99,16 +99,16 @@ class Patience {
   std::thread watcher_;
 };
 
-/// True for a port, which is useful only while a run is followed.
+/// True if the destination is a port, which is useful only while a run is followed.
 bool serves(const std::string& destination) {
   constexpr std::string_view kKind = "prometheus:";
   return destination.starts_with(kKind) && track::port_of(std::string_view(destination).substr(kKind.size()));
 }
 
-/// Lowers this process's priority: following a run leaves most of the time to its ranks. The scheduler may count by
-/// sessions, so a session's own share is made small, too.
+/// Lowers this process's priority: following a run leaves most of the time to its ranks. The scheduler may divide time
+/// among sessions, so the share of this session is made small, too.
 void give_way() {
-  // Lower, and a client would take minutes to be imported beside busy ranks.
+  // At a lower priority, importing a client beside busy ranks would take minutes.
   (void)::setpriority(PRIO_PROCESS, 0, 10);
   if (::getsid(0) != ::getpid()) return;
   std::ofstream("/proc/self/autogroup") << "10";
@@ -126,7 +126,7 @@ void export_run(ExportArguments& arguments) {
   track::SinkOptions sink_options = arguments.sink;
   std::optional<Patience> patience;
   arguments.follow = arguments.follow || serves(arguments.destination);
-  std::signal(SIGPIPE, SIG_IGN);  // a server may close the connection, and TLS does not suppress SIGPIPE
+  std::signal(SIGPIPE, SIG_IGN);  // a server may close the connection, and TLS sockets raise SIGPIPE then
   if (arguments.follow) {
     give_way();
     patience.emplace(by_client ? fmt::format("not all of {} is there: cohort export {} --to {} goes on", from, from,

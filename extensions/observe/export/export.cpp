@@ -29,7 +29,7 @@
 namespace cohort::track {
 namespace {
 
-// A run record's values as a table: RFC 4180, a row for each, for spreadsheets and pandas.
+// Writes a run record's values as a table with a row for each value (RFC 4180), for spreadsheets and pandas.
 
 constexpr std::string_view kWritingCsv = "writing the CSV file";
 
@@ -46,8 +46,8 @@ void add_text(std::string& row, std::string_view text) {
   row += '"';
 }
 
-/// Columns time, step, rank (empty: of the run), name, value. Rows are appended whole; values that are not finite are
-/// NaN, Infinity or -Infinity.
+/// Columns time, step, rank (empty: the whole run), name, value. Rows are appended whole; values that are not finite
+/// are NaN, Infinity or -Infinity.
 class CsvSink final : public Sink {
  public:
   /// Replaces the file. Throws Io.
@@ -99,7 +99,7 @@ class CsvSink final : public Sink {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kQuietAfterEnd = std::chrono::seconds(2);
-constexpr int kKilledStatus = 128;  // and more: by a signal
+constexpr int kKilledStatus = 128;  // this status or a higher one: ended by a signal
 
 struct JobState {
   bool ended = false;
@@ -166,7 +166,7 @@ class Export {
   /// Returns whether there were lines.
   bool drain() {
     bool any = false;
-    // A writer may be faster than a sink: later lines are left for the next call, after a flush.
+    // A writer may be faster than a sink, so lines written meanwhile are left for the next call, after a flush.
     std::error_code unknown;
     const std::uintmax_t end = std::filesystem::file_size(request_.record, unknown);
     while (follower_->offset() < end && follower_->next()) {
@@ -204,7 +204,7 @@ class Export {
   RunState state() {
     if (said_) return *said_;
     if (const auto job = job_state(request_.record)) return job->state;
-    // An export that stops following does not know how the run ends.
+    // An export that stops following the run does not know how the run ends.
     summary_.without_end = !request_.wait;
     return summary_.without_end ? RunState::Killed : RunState::Running;
   }
@@ -212,7 +212,7 @@ class Export {
   const ExportRequest& request_;
   std::optional<RecordFollower> follower_;
   ExportSummary summary_;
-  std::optional<RunState> said_;  // by the record's last lines
+  std::optional<RunState> said_;  // state by the record's last lines
   std::int64_t last_step_ = std::numeric_limits<std::int64_t>::min();
 };
 

@@ -1,4 +1,4 @@
-// Exports a run record to a sink, once or as long as the run goes on. One thread.
+// Exports a run record to a sink, either once or while the run goes on. One thread.
 #pragma once
 
 #include "telemetry/record.h"
@@ -13,8 +13,8 @@
 
 namespace cohort::track {
 
-// Destinations for the lines of a run record: TensorBoard, a CSV file, Prometheus, MLflow. A Sink is fed by one thread
-// of a process of its own, never by the training: the record is the queue, and a slow sink blocks nobody else. Methods
+// Destinations for the lines of a run record: TensorBoard, a CSV file, Prometheus, MLflow. One thread of a separate
+// process feeds a Sink, and never the training. The record is the queue, so a slow sink blocks nobody else. Methods
 // throw cohort::Error for failures that are not temporary.
 struct SinkLine {
   const RecordLine& line;
@@ -30,8 +30,8 @@ class Sink {
 
   virtual ~Sink() = default;
   virtual void take(const SinkLine& line) = 0;
-  /// Called when the followed run went back to `step`: lines of later steps are invalid. Yes: the sink has dropped all
-  /// its lines, and needs every line again.
+  /// Called when the followed run went back to `step`: lines of later steps are invalid. Returns Yes if the sink has
+  /// dropped all its lines, and needs every line again.
   virtual Replay go_back(std::int64_t /*step*/, double /*time*/) { return Replay::No; }
   /// Makes the lines taken so far visible to others.
   virtual void flush() = 0;
@@ -44,10 +44,10 @@ class Sink {
 struct SinkOptions {
   bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
   std::string token_file = {};        ///< prometheus:HOST:PORT: token for clients; only loopback may go without
-  std::filesystem::path record = {};  ///< the record, beside which MLflow's state and the warnings are
-  /// prometheus, kubeflow: reports where the metrics are, and that a server does not answer.
+  std::filesystem::path record = {};  ///< the record; MLflow's state and the warnings are beside it
+  /// prometheus, kubeflow: called to report where the metrics are, and a server that does not answer.
   std::function<void(const std::string&)> say = {};
-  std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: with a server that does not answer
+  std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: limit if a server does not answer
 };
 
 /// "tensorboard:DIR", "csv:FILE", "prometheus:FILE", "prometheus:HOST:PORT", "mlflow:URI", "wandb:PROJECT", "kubeflow".

@@ -1,6 +1,6 @@
-// Reports a run's progress to Kubeflow's trainer (KEP-2779): if the trainer has put the address of its status server
-// into the environment, progress, remaining time and the latest values are posted there every few seconds. A server
-// that is unreachable, or refuses, is reported once; the run goes on. One thread.
+// Reports a run's progress to Kubeflow's trainer (KEP-2779). If the trainer has put the address of its status server
+// into the environment, posts progress, remaining time and the latest values there every few seconds. A server that is
+// unreachable, or refuses, is reported once; the run goes on. One thread.
 #pragma once
 
 #include "observe/export/export.h"

@@ -38,7 +38,7 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-/// Families after each other, each with its samples. The formats differ in whose name has _total, and in the last line.
+/// Writes family by family, each with its samples. The formats differ in the names with _total, and in the last line.
 class Text {
  public:
   Text(PrometheusFormat format, std::string labels) : format_(format), labels_(std::move(labels)) {}
@@ -76,7 +76,7 @@ class Text {
 
 void PrometheusSink::take(const SinkLine& taken) {
   const RecordLine& line = taken.line;
-  // Communication counts again when a step is repeated: its cost was paid twice.
+  // Communication counts again when a step is repeated, since its cost was paid twice.
   if (line.event == "communication") add_communication(line);
   if (line.event == "start") {
     if (started_) ++totals_.restarts;

@@ -76,7 +76,7 @@ class PrometheusFile final : public PrometheusSink {
 /// Serves /metrics, in the format that the client asks for, until destruction.
 class PrometheusPort final : public PrometheusSink {
  public:
-  /// Throws as net::HttpServer.
+  /// Throws what net::HttpServer throws.
   PrometheusPort(const net::Address& at, std::string token);
   ~PrometheusPort() override;
   /// Address with the port that the system has chosen.

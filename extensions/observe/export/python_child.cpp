@@ -16,7 +16,7 @@
 namespace cohort::track {
 namespace {
 
-/// With -c Python looks for modules in the working folder first, where a json.py of anybody's may lie. (-P: from 3.11.)
+/// With -c, Python looks for modules in the working folder first, which may have anybody's json.py. (-P: from 3.11.)
 constexpr std::string_view kNotFromHere = "import sys; sys.path[:] = [path for path in sys.path if path]\n";
 
 }  // namespace
@@ -27,7 +27,7 @@ PythonChild::PythonChild(std::string_view program) {
     raise(ErrorCode::Unavailable, "socketpair: {}", errno_text(errno));
   }
   fd_.reset(ends[0]);
-  const timeval patience{60, 0};  // with a child that does not read
+  const timeval patience{60, 0};  // limit if the child does not read
   ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
   const sys::UniqueFd theirs(ends[1]);
   sys::SpawnOptions spawn{.path = "/usr/bin/env",

@@ -1,5 +1,5 @@
-// A Python program beside a sink, run by the python3 in PATH, with a socket as its stdin and stdout. The program ends
-// with the thread that made it. One thread.
+// A Python program that runs beside a sink, by the python3 in PATH, with a socket as its stdin and stdout. The program
+// ends with the thread that made it. One thread.
 #pragma once
 
 #include "base/process.h"
@@ -22,7 +22,7 @@ class PythonChild {
 
   /// Writes to the program's stdin; returns false if the program has ended.
   bool say(std::string_view text) const;
-  /// The child's next line, without its end; the rest of the output when the child ends.
+  /// The child's next line, without its line end; when the child ends, the rest of the output.
   std::string line(std::chrono::milliseconds limit);
 
  private:

@@ -82,7 +82,7 @@ TEST_F(SinksTest, FollowerReadsWholeLinesOnlyAlsoWhereATornOneIsReplaced) {
   ASSERT_TRUE(follower.next());
   EXPECT_EQ(follower.line().event, "start");
   EXPECT_FALSE(follower.next());
-  // The next writer cuts the torn line off, and what it writes is longer.
+  // The next writer cuts the torn line off, and writes more than was cut off.
   fs::resize_file(file_, 18);
   append("{\"event\":\"other\",\"step\":7}\nno event\n\n{\"event\":\"last\"}\n");
   ASSERT_TRUE(follower.next());
@@ -160,7 +160,7 @@ TEST_F(SinksTest, TheJobSaysHowARunHasEnded) {
   for (const auto& [job, told] : cases) {
     std::ofstream(folder_ / "job.json") << job;
     Listener listener;
-    // Nobody says stop: that the job has ended is enough.
+    // Nobody stops the export, since it is enough that the job has ended.
     export_record({.record = file_, .sink = &listener, .wait = [](milliseconds) { return false; }});
     EXPECT_EQ(listener.told, told);
   }
@@ -172,7 +172,7 @@ TEST_F(SinksTest, TheJobSaysHowARunHasEnded) {
 
 TEST_F(SinksTest, AWriterThatIsKilledWhileItIsFollowedLosesNoWholeLine) {
   constexpr int kWriters = 25;
-  std::vector<std::pair<int, int>> seen;  // writer, number
+  std::vector<std::pair<int, int>> seen;  // writer and number of each line
   for (int writer = 0; writer < kWriters; ++writer) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
@@ -315,7 +315,7 @@ TEST(WandbPlace, IsReadAndRefused) {
   EXPECT_THROW((void)wandb_place("p?mode=offline"), Error);
 }
 
-// Anybody may have put a file there.
+// Anybody may have put a file into the working folder.
 TEST(PythonChild, RunsNoFileOfTheWorkingFolder) {
   const fs::path folder = fs::temp_directory_path() / fmt::format("cohort-python-{}", ::getpid());
   fs::create_directory(folder);

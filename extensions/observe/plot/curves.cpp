@@ -49,7 +49,7 @@ class SeriesReader {
   void tick(const RecordLine& line) {
     const double time = line.time.value_or(clock_.now);
     if (std::isnan(clock_.origin)) clock_.origin = time;
-    // The time between the last line and a start is left out, since nothing was trained.
+    // Leaves out the time between the last line and a start, since nothing was trained.
     if (line.event == "start" && !std::isnan(clock_.now)) clock_.origin += time - clock_.now;
     clock_.now = time;
   }
@@ -332,7 +332,7 @@ Figure figure_of(const RunSeries& run, std::optional<Over> wanted) {
   if (!test.points.empty()) loss.curves.push_back(std::move(test));
   add_of_kind(loss, run, over, kLoss);
   const auto is_empty = [](const Curve& curve) { return curve.points.empty(); };
-  const bool nothing = run.values.empty();  // no values yet, which the empty panels show
+  const bool nothing = run.values.empty();  // there are no values yet; the empty panels show that
   const auto wants = [&](const Panel& panel) {
     return nothing || !std::all_of(panel.curves.begin(), panel.curves.end(), is_empty);
   };

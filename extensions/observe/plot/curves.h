@@ -1,6 +1,6 @@
-// The values of a run over its steps, by name, for figures and tables. Values and pure functions; any thread may use
-// them.
-// Makes figures of runs' curves, and tables of their end values. Pure: any thread may call.
+// The values of a run over its steps, by name, for figures and tables. Plain values and pure functions; any thread may
+// use them.
+// Makes figures of runs' curves, and tables of their end values. Pure; any thread may call it.
 #pragma once
 
 #include "base/terminal.h"
@@ -16,7 +16,7 @@
 
 namespace cohort::track {
 
-/// Horizontal axis of values. Time is the run's own, without the time between its end and its resumption.
+/// Horizontal axis of values. Time is the run's time, without the time between its end and its resumption.
 enum class Over { Epoch, Step, Time };
 
 /// A value and its position; NaN if not known.
@@ -28,7 +28,7 @@ struct Sample {
 /// An event of the run.
 struct Happening {
   enum class Kind { Resumed, Warned } kind = Kind::Resumed;
-  Sample at = {};  ///< without a value
+  Sample at = {};  ///< position of the event; has no value
   std::string text = {};
 };
 
@@ -59,7 +59,7 @@ struct NamedRun {
   RunSeries run;
 };
 
-/// Like figure_of for several runs: a panel for each name, with a curve for each run.
+/// Makes a figure of several runs like figure_of, with a panel for each name and a curve for each run.
 Figure compare(const std::vector<NamedRun>& runs, std::optional<Over> over = {});
 
 /// Makes a line for each name and run: the end value, its difference from the first run's, and a sparkline.

@@ -173,7 +173,7 @@ namespace {
 
 constexpr std::size_t kMostMarkers = 60;
 
-/// Returns at most about `most` points that look the same: the lowest and highest of each part, in the order of x.
+/// Returns at most about `most` points that look the same: the lowest and the highest of each part, in order of x.
 std::vector<Point> thinned(const std::vector<Point>& points, std::size_t most) {
   if (points.size() <= most) return points;
   std::vector<Point> out;
@@ -243,7 +243,7 @@ Axis y_axis(const Panel& panel, const Range& range) {
   if (panel.from_zero) return Axis::around(std::min(range.low, 0.0), range.high, Scale::Linear, 5);
   const bool wide = panel.columns.empty() && range.low > 0 && range.high > 20 * range.low;
   if (wide) return Axis::around(range.low, range.high, Scale::Log, 5);
-  // The axis includes zero if the data are not far from it.
+  // The axis includes zero if the data are near it.
   const double low = range.low > 0 && range.low < 0.5 * range.high ? 0 : range.low;
   return Axis::around(low, range.high, Scale::Linear, 5);
 }
@@ -328,7 +328,7 @@ void draw_curves(Out out, const Panel& panel, const Axis& x, const std::vector<M
   if (!note.empty()) draw_text(out, kLeft + kPlotWidth - 6, bottom - 9, R"(class="note" text-anchor="end")", note);
 }
 
-/// Returns the height of a column's part if it can be drawn, else 0.
+/// Returns the height of a column's part, or 0 if it cannot be drawn.
 double height_of(double part) { return part > 0 && part < 1e300 ? part : 0; }
 
 void draw_columns(Out out, const Panel& panel, double top) {
@@ -417,7 +417,7 @@ Axis x_axis(const Figure& figure) {
       }
     }
   }
-  // Marks are included: the last event may come after the last value that can be drawn.
+  // Includes the marks, since the last event may come after the last value that can be drawn.
   for (const Mark& mark : figure.marks) {
     if (std::abs(mark.x) < 1e300) x_range.add(mark.x);
   }
@@ -426,7 +426,7 @@ Axis x_axis(const Figure& figure) {
     if (x_range.low <= 0) x_range = {1, 2};
     return Axis::powers_of_two(x_range.low, x_range.high, 12);
   }
-  // The axis begins at 0, as training does, also if the first value is at the end of the first epoch.
+  // The axis begins at 0, where training begins, even if the first value is at the end of the first epoch.
   if (x_range.low > 0 && x_range.low <= 0.2 * x_range.high + 1) x_range.low = 0;
   return Axis::exactly(x_range.low, x_range.high, 10);
 }

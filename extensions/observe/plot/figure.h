@@ -1,7 +1,7 @@
-// Axes of a figure: range, ticks, and positions of values. Values; any thread may use them.
+// Axes of a figure: range, ticks, and positions of values. Plain values; any thread may use them.
 // The ticks are Heckbert's "nice numbers" (Graphics Gems, 1990): steps of 1, 2 or 5 times a power of ten.
-// A figure: panels one below the other, of curves over a common horizontal axis or of columns, drawn as SVG. Values and
-// pure functions; any thread may use them.
+// A figure: panels, one below the other, with curves over a common horizontal axis or with columns, drawn as SVG. Plain
+// values and pure functions; any thread may use them.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ enum class Scale { Linear, Log };
 
 struct Tick {
   double value = 0;
-  std::string label;  ///< empty: a line without a number
+  std::string label;  ///< empty: the tick has no number
 };
 
 class Axis {
@@ -25,8 +25,8 @@ class Axis {
   /// Covers exactly [low, high], with the nice ticks within it.
   static Axis exactly(double low, double high, int wanted_ticks);
 
-  /// Logarithmic over [low, high], both above 0, with powers of two as ticks, labelled like sizes in bytes: "64", "1K",
-  /// "2M".
+  /// Makes a logarithmic axis over [low, high], both above 0. Its ticks are powers of two, labelled like sizes in
+  /// bytes: "64", "1K", "2M".
   static Axis powers_of_two(double low, double high, int wanted_ticks);
 
   double low() const noexcept { return low_; }
@@ -52,7 +52,7 @@ struct Curve {
   std::string latest;         ///< text of the last value in the legend
   std::vector<Point> points;  ///< non-finite points are left out, and the panel says so
   bool markers = false;       ///< a dot at each point
-  bool smooth = false;        ///< for many noisy points: drawn pale, under a moving average
+  bool smooth = false;        ///< for many noisy points, which are drawn pale, under a moving average
 };
 
 /// A bar from the panel's lower end, in parts on top of each other.
@@ -60,7 +60,7 @@ struct Column {
   std::string label;          ///< shown below the column
   std::string text;           ///< shown above the column
   std::vector<double> parts;  ///< heights, in the order of Panel::parts; those not above 0 are left out
-  double aim = 0;             ///< height of a line that shows the possible value; 0: no line
+  double aim = 0;             ///< height of a line that shows the value that is possible; 0: no line
 };
 
 struct Part {

@@ -49,7 +49,7 @@ class MlflowClient:
             if trouble is not None and trouble != "lost":
                 raise trouble
             answer = getattr(self, "_" + name)(*arguments, **named)
-            if trouble == "lost":  # it was done, and nobody knows
+            if trouble == "lost":  # the request was carried out, and nobody knows
                 raise MlflowException("lost")
             return answer
 
@@ -166,7 +166,7 @@ class Mlflow(unittest.TestCase):
         return self.program.Mlflow({**place, "record": str(self.record), "patience": 900, **to})
 
     def export(self, state="FINISHED", **to):
-        """As `cohort export` does, whose lines say at which offset the next one begins."""
+        """Sends lines like `cohort export`: each says at which offset the next one begins."""
         client, end = self.client(**to), 0
         try:
             for text in self.record.read_bytes().splitlines(keepends=True):
@@ -198,7 +198,7 @@ class Mlflow(unittest.TestCase):
         self.assertLessEqual({("loss", 2500, 3500250, "1250.0"), ("a b_/__/ms/rank3", 7, 9500, "nan"), ("i/nf/rank3", 7, 9500, "-inf")}, run.points)
         self.assertEqual(self.store.artifacts, {"run.jsonl": self.record.read_text(), "curves.svg": "<svg>"})
         self.assertEqual(self.said, ["MLflow: http://h:5000/#/experiments/7/runs/run0"])
-        # Again: there is nothing to do. Another record in its place is another run.
+        # A second export has nothing to do. Another record in the same place is another run.
         received = self.store.received
         self.export(name="mine")
         self.assertEqual((self.store.received, len(self.store.runs)), (received, 1))
@@ -247,7 +247,7 @@ class Mlflow(unittest.TestCase):
         (run,) = self.store.runs.values()
         self.assertEqual((run.parameters["lr"], run.tags["resume.1.lr"], run.status), ("0.5", "0.25", "KILLED"))
         self.assertNotIn("resume.1.seed", run.tags)
-        self.append_steps(4, 4)  # it goes on
+        self.append_steps(4, 4)  # the run goes on
         self.export(state="RUNNING")
         self.assertEqual((run.status, len(run.points)), ("RUNNING", 4))
         self.export(state="FAILED")

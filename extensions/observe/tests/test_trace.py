@@ -109,7 +109,7 @@ class Command(Traced):
         self.assertIn("trace.json: ", done.stderr)
         report = json.loads(self.trace("report", self.run_folder, "--json"))
         early, late = report["ranks"]
-        self.assertEqual((early["steps"], late["steps"]), (19, 19))  # when the first began is not known
+        self.assertEqual((early["steps"], late["steps"]), (19, 19))  # the beginning of the first step is not known
         self.assertGreater(late["last"], early["last"])
         self.assertGreater(late["made_wait_seconds"], 0.02)
         self.assertGreater(early["exposed_seconds"], 0.02)
@@ -171,7 +171,7 @@ class Command(Traced):
             products = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "aten::matmul" and e["pid"] == theirs)
             self.assertEqual((len(spans), len(products)), (5, 5))
             for (begun, ended), (inner_begun, inner_ended) in zip(spans, products):
-                # Its clock is the time of day, taken from the processor's counter: good for a millisecond.
+                # The profiler's clock is the time of day by the processor's counter, so it is accurate to 1 ms.
                 self.assertGreater(inner_begun, begun - 1000)
                 self.assertLess(inner_ended, ended + 1000)
         self.assertIn("name the rank", self.trace("merge", self.run_folder, self.folder / "profile-0.json", status=2))
@@ -200,7 +200,7 @@ class Format(Traced):
             slices[event["pid"], event["tid"]].append((round(event["ts"] * 1000), -round(event["dur"] * 1000)))
             if "bind_id" in event:
                 flows[event["bind_id"]].append((event["ts"], event.get("flow_in", False), event["flow_out"]))
-        for row in slices.values():  # nested or disjoint
+        for row in slices.values():  # slices are nested or disjoint
             ends = []
             for begun, minus_lasted in sorted(row):
                 while ends and ends[-1] <= begun:
@@ -213,7 +213,7 @@ class Format(Traced):
         self.train(PROGRAM)
         whole = json.loads((self.run_folder / "trace.json").read_text())
         flows = self.check(whole["traceEvents"])
-        # Each collective is joined over both ranks, from the one that was first.
+        # Arrows join each collective over both ranks, from the rank that was first.
         joined = [sorted(members) for members in flows.values() if len(members) == 2]
         self.assertGreaterEqual(len(joined), 20)
         for first, second in joined:

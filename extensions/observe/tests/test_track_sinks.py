@@ -104,7 +104,7 @@ def scalars(folder):
 
 
 def logged(record, up_to=None):
-    """The same of the whole lines of a record, without what was done again."""
+    """The same, from the whole lines of a record, without steps that were repeated later."""
     found = {}
     for line in record.read_bytes().split(b"\n")[:-1]:
         event = json.loads(line)
@@ -267,17 +267,17 @@ class Files(Exports):
             _, shown, status = posts.get()
         self.assertEqual((shown, status["progressPercentage"], status["estimatedRemainingSeconds"]), ("Bearer second", 100, 0))
 
-        # `cohort run` does it by itself; a program without a record has nothing to export.
+        # `cohort run` exports by itself; a program without a record has nothing to export.
         for program, last in ((WITH_RECORD, 100), ("pass", None)):
             run_folder = self.folder / f"run{last}"
             done = subprocess.run([COMMAND, "run", "-np", "1", "--quiet", "--run-dir", run_folder, sys.executable, "-c", program],
                                   env={**os.environ, **variables}, capture_output=True, text=True, timeout=SECONDS)
             self.assertEqual(done.returncode, 0)
-            self.assertNotRegex(done.stderr, "ended with|is not told")  # (that it waits for it, a busy machine says)
+            self.assertNotRegex(done.stderr, "ended with|is not told")  # (on a busy machine, it says that it waits for it)
             told = [posts.get()[2]["progressPercentage"] for _ in range(posts.qsize())]
             self.assertEqual(told[-1:], [last] if last else [])
 
-        # One that nobody trusts, and one that is not there: said once, and harmless.
+        # A server that is not trusted, and one that is not there, are reported once, and do no harm.
         for other in ({"KUBEFLOW_TRAINER_SERVER_CA_CERT": ""}, {"KUBEFLOW_TRAINER_SERVER_URL": "https://localhost:1/x"}):
             done = subprocess.run([COMMAND, "export", self.folder, "--to", "kubeflow"], env={**os.environ, **variables, **other},
                                   capture_output=True, text=True, timeout=SECONDS)
@@ -404,7 +404,7 @@ class TensorBoard(Exports):
         expected = logged(self.record)
         self.assertGreater(len(expected["loss"]), 100)
         self.assertEqual(scalars(self.folder / "tb"), expected)
-        # And afterwards, in one clean file.
+        # After the run, the same is exported into one clean file.
         self.export(self.record, "--to", f"tensorboard:{self.folder}/tb2")
         self.assertEqual(scalars(self.folder / "tb2"), expected)
         self.assertEqual(len(list((self.folder / "tb2").iterdir())), 1)
@@ -474,7 +474,7 @@ class Wandb(unittest.TestCase):
         self.assertEqual(history[3], {"epoch": 1, "train_loss": 1.5})
         self.assertNotIn(2, history, "that step was done again")
         self.assertEqual(summary["train_loss"], 1.5)
-        # Without an end it is one that may go on, under the same id.
+        # A run without an end may go on under the same id.
         (self.folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
         self.export()
         again, _, history, _, status, preempting = self.read()
@@ -494,7 +494,7 @@ class Wandb(unittest.TestCase):
 
     def test_beside_a_job_that_fails(self):
         program = self.folder / "train.py"
-        # Its client takes what the ranks leave of the machine.
+        # wandb's client has only the processor time that the ranks leave.
         program.write_text(
             WITH_RECORD.split('record.write("end"')[0]
             + "import glob, time\nuntil = time.time() + 200\n"
@@ -507,7 +507,7 @@ class Wandb(unittest.TestCase):
         )  # fmt: skip
         self.assertEqual(done.returncode, 3, done.stderr)
         run, config, history, _, status, preempting = self.read()
-        if status is None:  # it has had its 30 s, and not enough of the machine: then this brings the rest
+        if status is None:  # it had 30 s, but too little processor time, so this exports the rest
             self.assertIn(f"cohort export {self.folder} --to 'wandb:'", done.stderr)
             self.export("wandb:")
             again, config, history, _, status, preempting = self.read()

@@ -34,7 +34,7 @@ except ImportError:
 COMMAND = os.environ.get("COHORT_COMMAND") or shutil.which("cohort")
 CHROMIUM = shutil.which("chromium")
 SECONDS = 60
-# Live latency: what is promised is 1 s; other tests on the same two cores cost the rest.
+# Latency of live data: 1 s is promised; the rest allows for other tests on the same two cores.
 LATENCY = 3.0
 
 # Rank 1 is late by 60 ms of each step. `when`, if given, gets the time of each step.
@@ -85,7 +85,7 @@ def ask(port, path, timeout=20, **headers):
 
 
 class Terminal:
-    """A program in a terminal of its own, read by a real emulator."""
+    """A program in its own terminal, which a real emulator reads."""
 
     def __init__(self, command, columns=80, rows=24, **environment):
         self.screen = pyte.Screen(columns, rows)
@@ -132,7 +132,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def end(self):
-        """Returns its exit status, once all is read."""
+        """Returns the exit status, once all output is read."""
         deadline = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.05)
@@ -159,7 +159,7 @@ class Watched(unittest.TestCase):
         cls.run_folder = cls.folder / "run"
         program = cls.folder / "peer.py"
         program.write_text(TRAINING)
-        # An NVML of two GPUs, and nothing else of them.
+        # A fake NVML that has two GPUs; nothing else of them exists.
         fake = pathlib.Path(COMMAND).resolve().parent.parent / "fake" / "libnvidia-ml.so.1"
         (cls.folder / "lib").mkdir()
         (cls.folder / "lib" / fake.name).symlink_to(fake)
@@ -233,7 +233,7 @@ class Figures(Watched):
         usage = self.run_folder / "usage.jsonl"
 
         def busy():
-            """The first line of those that are whole in which the ranks have taken CPU time."""
+            """The first whole line in which the ranks have used CPU time."""
             lines = usage.read_text().split("\n")[:-1] if usage.exists() else []
             return next((line for line in map(json.loads, lines) if line["values"]["system/cpu"] > 0), None)
 
@@ -297,7 +297,7 @@ class Runs(unittest.TestCase):
         return {run["name"].split("-")[2]: run for run in json.loads(self.cohort("runs", "--json"))}
 
     def job(self, name, script):
-        """A program of that name, which the run's folder is called after."""
+        """A program of this name; the run's folder is named after it."""
         program = self.folder / name
         program.write_text("#!/bin/sh\n" + script)
         program.chmod(0o755)
@@ -316,7 +316,7 @@ class Runs(unittest.TestCase):
         self.addCleanup(going.wait)
         self.addCleanup(going.terminate)
         Watched.wait_until(lambda: "going" in self.listed() and self.listed()["going"]["ranks"] == 1, "the run that goes on")
-        # One whose launcher is gone, and has not said how it ended; folders that are no runs.
+        # A run whose launcher is gone without a report of its end, and folders that are no runs.
         lost = self.folder / "runs" / "1-1-lost-1"
         shutil.copytree(self.folder / "runs" / "latest", lost)
         live = json.loads((lost / "live.json").read_text())
@@ -332,12 +332,12 @@ class Runs(unittest.TestCase):
                          {"good": "finished", "bad": "failed", "saved": "preempted", "going": "running", "lost": "lost"})  # fmt: skip
         self.assertEqual((runs["bad"]["exit_status"], runs["good"]["ranks"], runs["good"]["step"]), (3, 1, 20000))
         self.assertEqual(runs["good"]["values"], {"valid_loss": "NaN", "lr": 0.1})
-        self.assertGreater(runs["good"]["bytes"], len(values) // 2)  # (not all has its blocks yet)
+        self.assertGreater(runs["good"]["bytes"], len(values) // 2)  # (some data may have no blocks on the disk yet)
         self.assertEqual(runs["lost"]["seconds"], 100)
         table = self.cohort("runs")
         self.assertRegex(table, r"-good-\w+ +finished +2\d\d\d-\d\d-\d\d \d\d:\d\d +0:\d\d +1 +20000 +\S+  valid_loss nan  lr 0\.1\n")
 
-        # Refused arguments, with which nothing else is removed either.
+        # With refused arguments, nothing else is removed either.
         names = {name: run["name"] for name, run in runs.items()}
         for arguments, said in (
             ([names["going"], names["bad"]], "it goes on"),
@@ -387,7 +387,7 @@ class Runs(unittest.TestCase):
         done = subprocess.run([COMMAND, "runs", "rm", str(self.folder)], capture_output=True, text=True, timeout=SECONDS)
         self.assertEqual(done.returncode, 2)
         self.assertIn("its command was started in that folder", done.stderr)
-        # It is elsewhere by now.
+        # The run's files move to another folder.
         (self.folder / "project").mkdir()
         for path in self.folder.iterdir():
             if path.name != "project":
@@ -410,12 +410,12 @@ class Runs(unittest.TestCase):
         self.assertIn("no run makes: results.csv", self.cohort("runs", "rm", "--keep", "0"))
         self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["exp", "other"])
         self.cohort("runs", "rm", "exp/logs/b")
-        # Once, however often it is named; what a removal that was killed has left is no run, and not in its way.
+        # A run is removed once, however often it is named. The rest of a killed removal is no run, and does not hinder.
         shutil.copytree(self.folder / "runs" / "exp", self.folder / "runs" / ".removed-exp")
         self.assertEqual([run["name"] for run in json.loads(self.cohort("runs", "--json"))], ["exp", "other"])
         self.assertIn("1 run,", self.cohort("runs", "rm", "exp", "runs/exp", "exp/earlier-1", "exp"))
         self.assertEqual([path.name for path in (self.folder / "runs").iterdir()], ["other"])
-        # In a folder that `cohort run` has named, all is the run's.
+        # In a folder that `cohort run` has named, everything belongs to the run.
         subprocess.run(self.job("own", 'touch "$COHORT_RUN_DIR/model.pt"'), cwd=self.folder, check=True, timeout=SECONDS)
         self.cohort("runs", "rm", "latest")
         self.assertEqual([path.name for path in (self.folder / "runs").iterdir()], ["other"])
@@ -428,7 +428,7 @@ class Runs(unittest.TestCase):
 
         def state(silence):
             live.write_text(json.dumps({**run, "state": "running", "time": time.time() - silence, "start": 1e300}))
-            self.assertRegex(self.cohort("runs"), r"\nexp +\w+ +- +0")  # (that start is in no calendar)
+            self.assertRegex(self.cohort("runs"), r"\nexp +\w+ +- +0")  # (no calendar has that start)
             return json.loads(self.cohort("runs", "--json"))[0]["state"]
 
         self.assertEqual(state(1800), "running")
@@ -463,7 +463,7 @@ class Page(Watched):
             seen.setdefault(ranks[0]["step"], time.time())
             time.sleep(0.05)
         happened = dict(line.split() for line in (self.run_folder / "when").read_text().splitlines())
-        # Each step that was shown was the newest when it was shown; how old was the news by then?
+        # Each step was the newest when it was shown. Measures how old it was by then.
         late = [at - float(happened[str(step + 1)]) for step, at in seen.items() if str(step + 1) in happened]
         self.assertGreater(len(late), 5)
         print(f"from a step to the page: at most {max(late):.2f} s, mean {sum(late) / len(late):.2f} s", file=sys.stderr)
@@ -485,7 +485,7 @@ class Page(Watched):
             self.assertEqual(status, 403, path)
             self.assertNotIn("peer", body)
             self.assertNotIn("Set-Cookie", answer)
-        # A name of somebody else's that leads here, with a token or without.
+        # Somebody else's name that leads to this address, with or without a token.
         for host in ("evil.example", "127.0.0.1.evil.example", f"evil.example:{port}", ""):
             self.assertIn(ask(port, f"/data?token={token}", host=host)[0], (400, 421), host)
         for host in ("localhost", f"127.0.0.1:{port}", "LOCALHOST:9", "[::1]:80"):
@@ -506,7 +506,7 @@ class Page(Watched):
         nonce = re.search(r"script-src 'nonce-(\w+)'", policy)[1]
         self.assertEqual(body.count(f'nonce="{nonce}"'), 2)
         self.assertNotEqual(re.search(r"nonce-(\w+)", ask(port, "/", cookie=cookie)[1]["Content-Security-Policy"])[1], nonce)
-        # Nothing comes from elsewhere (the name of SVG is no address).
+        # The page loads nothing from elsewhere (SVG's namespace is no address).
         self.assertEqual(set(re.findall(r"https?://[^\"' )]+", body)), {"http://www.w3.org/2000/svg"})
         self.assertEqual(headers["Cache-Control"], "no-store")
 
@@ -547,7 +547,7 @@ class Page(Watched):
             begin = time.monotonic()
             self.data(port, token)
             took = time.monotonic() - begin
-            # Not more are held than the page allows itself.
+            # No more connections are held open than the page allows itself.
             files = len(os.listdir(f"/proc/{process.pid}/fd"))
             self.assertLess(files, 90)
             self.wait_until(lambda: self.live()[1][0]["step"] >= before[0] + 20, "further steps")
@@ -617,7 +617,7 @@ class RunPage(unittest.TestCase):
                 text=True,
             )
             with job:
-                # Not on stderr, which is no terminal here: a batch system's file may be read by others.
+                # The address is not on stderr, which is no terminal here, since others may read a batch system's file.
                 for line in job.stderr:
                     self.assertNotIn("token=", line)
                     if "page.url" in line:
@@ -632,7 +632,7 @@ class RunPage(unittest.TestCase):
                 self.assertEqual(job.wait(SECONDS), 0)
             with self.assertRaises(OSError):
                 ask(port, "/")
-            # Its address is in no file of the run.
+            # The page's address is in no file of the run.
             files = {path.name: path.read_text() for path in (pathlib.Path(folder) / "run").rglob("*") if path.is_file()}
             self.assertEqual([name for name, text in files.items() if token in text], [])
             run = json.loads(files["live.json"])
@@ -660,10 +660,10 @@ class InATerminal(Watched):
         self.assertRegex(lines[23], r"^q quit  s sort: rank")
         step = int(re.search(r"step (\d+)", lines[1])[1])
         terminal.until(lambda text: int(re.search(r"step (\d+)", text)[1]) > step, "a further step")
-        # Sorted: the late one is first.
+        # After sorting, the late rank is first.
         terminal.type("s")
         terminal.until(lambda text: "sort: late" in text and re.match(r"1 ", text.split("\n")[4]), "rank 1 in the first row")
-        # Frozen: nothing moves.
+        # While the view is frozen, nothing moves.
         terminal.type("f")
         terminal.until(lambda text: "frozen" in text, "the word")
         for _ in range(5):
@@ -674,7 +674,7 @@ class InATerminal(Watched):
             terminal.read()
         self.assertEqual(shown, terminal.screen.display)
         terminal.type("f")
-        # A rank's log, and back.
+        # Shows a rank's log, and goes back.
         terminal.type("\r")
         terminal.until(lambda text: "rank-1.out" in text and "rank 1 has done step" in text, "the log of rank 1")
         terminal.type("e")
@@ -755,7 +755,7 @@ sys.stdout.write("answered\\n")
             shown = [re.search(rf"\| (<{rank}/(\d+)/x*>)$", line) for line in lines]
             texts = [match[1] for match in shown if match]
             self.assertEqual(sorted(texts), sorted(f"<{rank}/{i}/{'x' * (i % 30)}>" for i in range(60)))
-        # Whole lines of ranks and of the command, nothing else: the status is gone.
+        # There are whole lines of ranks and of the command, and nothing else, since the status is gone.
         for line in lines:
             self.assertRegex(line, r"^(\S+:\d +\| (<\d/\d+/x*>|a question\? answered)|\[[0-9-]+\] +\| a question\? answered|cohort: .*|.*runs?/.*)$")
 

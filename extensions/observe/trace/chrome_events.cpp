@@ -35,7 +35,7 @@ std::optional<double> number_at(const Json& object, const char* key) {
   return number && std::abs(*number) < kLastMicrosecond ? number : std::nullopt;
 }
 
-/// Horovod leaves the list open, and so does a program that is killed while writing one.
+/// Horovod leaves the list of events open, and so does a program that is killed while it writes the list.
 Json parse(std::string_view text) {
   Json whole = parse_json_or_discard<Json>(text);
   if (!whole.is_discarded()) return whole;
@@ -120,7 +120,7 @@ ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::pat
     const auto base = whole.find("baseTimeNanoseconds");
     if (base != whole.end() && base->is_number())
       reader.base_ns = std::clamp(base->get<double>(), 0.0, kLastNanosecond);
-    older = !reader.base_ns && whole.contains("schemaVersion");  // then times are times of day
+    older = !reader.base_ns && whole.contains("schemaVersion");  // its times are times of day
     if (const auto info = whole.find("distributedInfo"); info != whole.end() && info->is_object()) {
       if (const auto rank = number_at(*info, "rank"); rank && *rank >= 0)
         trace.rank = static_cast<std::uint32_t>(*rank);

@@ -35,14 +35,14 @@ Placed::Placed(const TraceSet& set, const ChromeTrace& trace) : set_(set), piece
 
 std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
   const std::int64_t host_ns = piece_->clock.host_ns_of(realtime_ns).value_or(0);
-  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our own traces: sums with clocks' times do not
-                                                            // overflow
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our own traces, so that sums with times of clocks
+                                                            // do not overflow
   return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
 }
 
 namespace {
 
-/// Title of a row.
+/// Returns the title of a row.
 std::string title_of(const ChromeTrace& trace, const ChromeTrace::Row& row) {
   const auto found = trace.names.find(row);
   return found == trace.names.end() || found->second.empty() ? fmt::format("thread {}", row.second) : found->second;
@@ -68,7 +68,7 @@ std::string process_name(const HostPiece& piece, std::string_view name) {
   return fmt::format("{}; {})", name.substr(0, name.size() - 1), remark);
 }
 
-/// Replaces a file as a whole, writing events in large pieces: an object as torch's profiler writes it.
+/// Writes events in large pieces into a file, replaced as a whole: an object like that of torch's profiler.
 class File {
  public:
   File(const fs::path& path, const OrderedJson& head) : file_(value_or_throw(sys::AtomicFile::create(path.string()))) {
@@ -141,7 +141,7 @@ class Merge {
     if (!is_new && mine.begun_ns < found->second.begun_ns) found->second = mine;
   }
 
-  // Appends lines unchanged except for times, arrows and names of processes.
+  // Appends lines without changes, except for times, arrows and names of processes.
   void append(const HostPiece& piece) {
     const sys::FileBytes bytes = read_trace(piece);
     for (TraceReader reader(bytes.text()); reader.next();) {
@@ -179,7 +179,7 @@ class Merge {
     ++summary_.events;
   }
 
-  /// Sums of one host's ranks, so that only its operations are kept.
+  /// Appends the sums for one host's ranks at a time, so that only the operations of that host are kept in memory.
   void append_in_flight() {
     for (auto& [rank, changes] : in_flight_) {
       std::stable_sort(changes.begin(), changes.end());

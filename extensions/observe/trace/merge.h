@@ -1,5 +1,5 @@
-// Merges the traces of a run's hosts into one: times by the common clock, the traces of other programs (torch's
-// profiler, Horovod's timeline) at the same times, and the bytes that each rank had under way. Free functions; the
+// Merges the traces of a run's hosts into one: converts times to the common clock, adds the traces of other programs
+// (torch's profiler, Horovod's timeline), and the bytes that each rank had in flight. Free functions that run on the
 // caller's thread.
 #pragma once
 
@@ -32,8 +32,8 @@ struct ChromeTrace {
   std::map<Row, std::string> names;
 };
 
-/// Read a list of events, or an object with one. Throw Unavailable, Io, or Corrupt, naming the file, if it is no such
-/// trace, or lacks the time of day.
+/// Reads a list of events, or an object with such a list. Throws Unavailable, Io, or Corrupt, naming the file, if it is
+/// no such trace or lacks the time of day.
 ChromeTrace read_chrome_trace(const std::filesystem::path& file);
 ChromeTrace parse_chrome_trace(std::string_view text, const std::filesystem::path& file);
 
@@ -43,11 +43,11 @@ inline constexpr std::size_t kMergeBuffer = std::size_t{1} << 20;
 struct MergeSummary {
   std::uint64_t events = 0;
   int ranks = 0;
-  std::vector<std::string> remarks;  ///< on incomplete traces
+  std::vector<std::string> remarks;  ///< remarks on incomplete traces
 };
 
 /// Writes a file of all ranks, or, if `output` is a folder, one for each rank: rank-R.json. Replaces files atomically.
-/// Throws Io; InvalidArgument if another program's trace is of no rank of this run, or if the time of day of its host
+/// Throws Io; InvalidArgument if another program's trace belongs to no rank of this run, or if its host's time of day
 /// is unknown.
 MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& others,
                           const std::filesystem::path& output);
@@ -55,8 +55,8 @@ MergeSummary merge_traces(const TraceSet& set, const std::vector<ChromeTrace>& o
 /// Converts another program's times of day to times in the trace of a run.
 class Placed {
  public:
-  /// Both arguments have to outlive this object. Throws InvalidArgument if the run has no such rank, or the time of day
-  /// of its host is unknown.
+  /// Both arguments have to outlive this object. Throws InvalidArgument if the run has no such rank, or if the time of
+  /// day on its host is unknown.
   Placed(const TraceSet& set, const ChromeTrace& trace);
   /// Returns nanoseconds since the beginning of all traces.
   std::int64_t operator()(std::int64_t realtime_ns) const;

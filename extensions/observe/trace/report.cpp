@@ -59,7 +59,7 @@ struct RankEvents {
   Span all{std::numeric_limits<std::int64_t>::max(), 0};
 };
 
-/// Finds the last rank to start a collective, which waited least. Needs no clocks.
+/// Finds the last rank to start a collective, which is the one that waited least. Needs no common clock.
 struct Arrivals {
   std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
   std::int64_t second_ns = std::numeric_limits<std::int64_t>::max();

@@ -1,5 +1,5 @@
 // Summary of a run's trace in numbers: which rank was late, how much of the communication the program had to wait for,
-// the bytes sent between hosts, the longest operations. Free functions; the caller's thread.
+// the bytes sent between hosts, the longest operations. Free functions that run on the caller's thread.
 #pragma once
 
 #include "observe/trace/trace_set.h"
@@ -14,19 +14,19 @@ namespace cohort::track {
 struct RankFigures {
   std::uint32_t rank = 0;
   std::string host;
-  std::int64_t steps = 0;   ///< number of steps with a known beginning, so without the first
+  std::int64_t steps = 0;   ///< number of steps with a known beginning, which the first lacks
   double step_seconds = 0;  ///< total duration of these steps
-  double seconds = 0;       ///< from the beginning of the first step to the end of the last; without steps, of all its
-                            ///< events
+  double seconds = 0;       ///< from the beginning of the first step to the end of the last; without steps, from its
+                            ///< first to its last event
   double communication_seconds = 0;  ///< time within `seconds` in which operations were under way
   double exposed_seconds = 0;        ///< time in which a thread of the program only waited for operations
   double hidden_seconds = 0;         ///< communication that was not waited for
   double waited_seconds = 0;         ///< time that operations waited for other ranks to start them
   std::int64_t last = 0;             ///< number of operations that this rank was the last to start
-  double made_wait_seconds = 0;      ///< total delay of these after the rank before
+  double made_wait_seconds = 0;      ///< total delay of these after the second-last rank
   std::uint64_t bytes = 0;
-  std::uint64_t wire_bytes = 0;  ///< sent to other hosts
-  double wire_seconds = 0;       ///< sending, and waiting for bytes of other hosts
+  std::uint64_t wire_bytes = 0;  ///< bytes sent to other hosts
+  double wire_seconds = 0;       ///< time of sending to other hosts, and of waiting for their bytes
   std::uint64_t lost = 0;        ///< events that were not recorded
 };
 
@@ -47,7 +47,7 @@ struct HostFigures {
 
 struct TraceReport {
   std::vector<RankFigures> ranks;            ///< by rank
-  std::vector<OperationFigures> operations;  ///< by time
+  std::vector<OperationFigures> operations;  ///< sorted by time
   std::vector<HostFigures> hosts;
   std::vector<std::string> remarks;
 };

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Latest time of a trace, in microseconds: sums of a few of these, in nanoseconds, do not overflow.
+/// Latest valid time of a trace, in microseconds. Sums of a few such times, in nanoseconds, do not overflow.
 constexpr double kLatest = 1e15;
 
 std::optional<std::int64_t> time_in(const Json& object, const char* name) {
@@ -31,7 +31,7 @@ std::uint64_t count_in(const Json& object, const char* name) {
   return found != object.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
 }
 
-/// Reads the arguments of an event that are there.
+/// Reads those arguments of an event that it has.
 struct ArgumentReader {
   const Json& arguments;
   void operator()(const char* name, std::uint64_t& value) const { value = count_in(arguments, name); }
@@ -98,7 +98,7 @@ namespace {
 /// A measurement this many times worse than the best would make the drift less accurate, and is left out.
 constexpr std::int64_t kWorse = 4;
 constexpr std::int64_t kNegligible = 20'000;
-/// Longer than any clock runs, or differs from another, and small enough that sums of a few do not overflow.
+/// Longer than any clock runs or differs from another, and small enough that sums of a few do not overflow.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 61;
 /// Limit for times of day.
 constexpr std::int64_t kLatestDay = std::int64_t{1} << 62;
@@ -191,7 +191,7 @@ HostPiece look_at(const fs::path& file) {
   piece.clock.settle();
   piece.damaged = reader.damaged();
   piece.torn = reader.torn();
-  // A merged trace is an object: its clocks are of several hosts.
+  // A merged trace is an object. Its clocks belong to several hosts.
   if (!known || piece.host.empty() || !bytes.text().starts_with('[')) {
     raise(ErrorCode::Corrupt,
           "{}: this is no trace of one host -- give the folder of a run that was started with "

@@ -1,5 +1,5 @@
-// Reads a host's trace as Cohort writes it: an event on each line. Accepts any bytes: the trace ends at a torn end, and
-// lines that are no events are counted. The text has to outlive the reader. One thread.
+// Reads a host's trace in Cohort's format, with an event on each line. Accepts any bytes; a torn line ends the trace,
+// and lines that are no events are counted. The text has to outlive the reader. One thread.
 #pragma once
 
 #include "base/files.h"
@@ -19,7 +19,7 @@ namespace cohort::track {
 
 using status::TraceEvent;
 
-/// The name of a process or row, or its place among the others.
+/// The name of a process or row, or its position among the others.
 struct TraceDescription {
   std::uint64_t pid = 0;
   bool names_process = false;
@@ -32,12 +32,12 @@ class TraceReader {
 
   /// Reads the next line; returns false at the end.
   bool next();
-  /// The object as it stands in the line.
+  /// The line with the event's object.
   std::string_view line() const noexcept { return line_; }
-  const std::optional<TraceEvent>& event() const noexcept { return event_; }  ///< its texts: until the next call
+  const std::optional<TraceEvent>& event() const noexcept { return event_; }  ///< texts valid until the next call
   const std::optional<TraceDescription>& description() const noexcept { return description_; }
 
-  /// Number of lines that make no sense, which were skipped.
+  /// Number of lines that were skipped because they make no sense.
   std::uint64_t damaged() const noexcept { return damaged_; }
   /// True if the trace ends in the middle of an event.
   bool torn() const noexcept { return torn_; }
@@ -59,7 +59,7 @@ class TraceReader {
 
 class HostClock {
  public:
-  /// Takes an event of the host's own track.
+  /// Takes an event from the host's own track.
   void take(const TraceEvent& event);
   /// Call it after the last event.
   void settle();
@@ -85,7 +85,7 @@ class HostClock {
   struct Realtime {
     std::int64_t host_ns, realtime_ns;
   };
-  /// There have to be entries.
+  /// Requires entries.
   const Realtime& nearest(std::int64_t Realtime::*clock, std::int64_t ns) const noexcept;
 
   std::optional<std::int64_t> base_ns_;
@@ -94,7 +94,7 @@ class HostClock {
 };
 
 // The traces of a run, one per host, with their clocks; read from the run's folder or named one by one. Their bytes are
-// read when needed, since they may be large. Plain data; the caller's thread.
+// read when needed, since they may be large. Plain data, used on the caller's thread.
 
 struct HostPiece {
   std::filesystem::path file;
@@ -116,18 +116,18 @@ struct TraceSet {
 };
 
 /// `run` is a run's folder, or one host's trace. Throws Unavailable if there is no trace, Io, and Corrupt, naming the
-/// file, if it is no trace of Cohort's.
+/// file, if it is no trace by Cohort.
 TraceSet open_traces(const std::filesystem::path& run);
 sys::FileBytes read_trace(const HostPiece& piece);
 /// Remarks for people on traces that are incomplete.
 std::vector<std::string> remarks_on(const TraceSet& set);
 
-/// An event on a rank's row. Times are of the common clock, since the beginning of all traces.
+/// An event on a rank's row. Times are on the common clock, from the beginning of all traces.
 struct Slice {
   status::TrackId track;
   const TraceEvent& event;
   std::int64_t begun_ns = 0;
-  std::int64_t ended_ns = 0;  ///< for a moment, its time
+  std::int64_t ended_ns = 0;  ///< for an instant event, its time
 };
 
 /// Passes the events of ranks to `take`, in the order of their ends.

@@ -30,8 +30,8 @@ using status::TimelineKind;
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kMillisecond = 1'000'000;
 
-/// Two hosts with a rank each, whose clocks differ by hours and drift, in the folder of a run. Each rank does ten steps
-/// of 20 ms by the true clock; rank 1 comes 3 ms late to each collective.
+/// The folder of a run on two hosts with one rank each. The hosts' clocks differ by hours, and drift. Each rank does
+/// ten steps of 20 ms by the true clock; rank 1 comes 3 ms late to each collective.
 class TraceTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -68,7 +68,7 @@ class TraceTest : public testing::Test {
     for (const std::int64_t at : {kStart, kStart + kSecond}) {
       if (measured) host.trace.append_offset(out, base, host.there(at), host.there(at) - at + 3000, 20'000);
     }
-    // Much worse than the others: it is not used.
+    // This measurement is much worse than the others, so it is not used.
     if (measured) host.trace.append_offset(out, base, host.there(kStart + 2 * kSecond), 77 * kSecond, kSecond);
     RankTrace trace({static_cast<std::uint32_t>(rank), 0, host.trace.name, 100 + rank, base});
     for (int step = 0; step < 10; ++step) {
@@ -77,7 +77,7 @@ class TraceTest : public testing::Test {
       TimelineEntry forward = entry(host, TimelineKind::Span, begin, begin + 5 * kMillisecond);
       forward.lane = static_cast<std::uint32_t>(100 + rank);
       trace.append(out, forward, "forward");
-      // Begins when this rank comes; both end at the same moment.
+      // The operation begins when this rank comes, and ends on both ranks at the same moment.
       TimelineEntry reduce =
           entry(host, TimelineKind::Operation, begin + 10 * kMillisecond + late, begin + 16 * kMillisecond);
       reduce.lane = 42;
@@ -246,7 +246,7 @@ TEST_F(TraceTest, OtherProgramsTracesLieOnTheSameTimeBase) {
     if (event["name"] == "all_reduce" && ours[event["pid"]] == 0) ours[event["pid"]] = ns_of(event);
     if (event["name"] == "outer") theirs.push_back(ns_of(event));
     if (event["name"] == "inner") {
-      EXPECT_EQ(ns_of(event), theirs.back());  // within the outer one, which stands behind it in their file
+      EXPECT_EQ(ns_of(event), theirs.back());  // within the outer one, which comes later in their file
     }
   }
   ASSERT_EQ(theirs.size(), 2U);
@@ -284,7 +284,7 @@ TEST_F(TraceTest, JsonIsAsTorchsProfilerWritesIt) {
   merge_traces(set, {}, run_ / "all.json");
   const Json all = Json::parse(value_or_throw(sys::read_file((run_ / "all.json").string())).text());
   EXPECT_EQ(all["distributedInfo"]["world_size"], 2);
-  // (A drift is not known before the first measurement.)
+  // (Before the first measurement, the drift is not known.)
   EXPECT_NEAR(all["baseTimeNanoseconds"].get<double>(), static_cast<double>(kDay + kStart - kSecond / 2), 50'000);
   int slices = 0;
   for (const Json& event : all["traceEvents"]) slices += event["ph"] == "X" ? 1 : 0;
@@ -292,7 +292,7 @@ TEST_F(TraceTest, JsonIsAsTorchsProfilerWritesIt) {
 
   fs::create_directories(run_ / "each");
   merge_traces(set, {}, run_ / "each");
-  const ChromeTrace own = read_chrome_trace(run_ / "each/rank-1.json");  // ours are read as theirs
+  const ChromeTrace own = read_chrome_trace(run_ / "each/rank-1.json");  // our traces can be read like other programs'
   EXPECT_EQ(own.rank, 1U);
   EXPECT_FALSE(fs::exists(run_ / "each/rank-2.json"));
 }

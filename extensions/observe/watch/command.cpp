@@ -1,5 +1,5 @@
-// `cohort watch`: shows a running or ended run, of this or another machine, in the terminal or on a page. `cohort
-// runs`: lists and removes runs.
+// `cohort watch`: shows a running or ended run on this or another machine, in the terminal or on a page. `cohort runs`:
+// lists and removes runs.
 #include "base/env.h"
 #include "base/hardware.h"
 #include "base/result.h"
@@ -57,7 +57,7 @@ net::Secret token_of_page(const std::string& file) {
     if (::isatty(0) != 0) fmt::print(stderr, "token: ");
     std::getline(std::cin, typed);
   }
-  // Accepts the whole address, too, since people copy it.
+  // Accepts the page's whole address in place of the token, since people copy it.
   if (const auto at = typed.find("token="); at != std::string::npos) typed.erase(0, at + 6);
   while (!typed.empty() && (typed.back() == '\r' || typed.back() == ' ')) typed.pop_back();
   const auto token = net::Secret::from_digits(typed);
@@ -187,7 +187,7 @@ void remove_runs(const RunsArguments& arguments) {
   } else {
     raise(ErrorCode::InvalidArgument, "which runs? -- cohort runs rm RUN..., --older-than 30d, --keep 10");
   }
-  for (const watch::RunSummary& run : chosen) watch::require_removable(run);  // all, or none
+  for (const watch::RunSummary& run : chosen) watch::require_removable(run);  // removes all of them, or none
   std::uint64_t bytes = 0;
   for (const watch::RunSummary& run : chosen) {
     if (!arguments.dry_run) watch::remove_run(run);

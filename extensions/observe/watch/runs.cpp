@@ -41,13 +41,13 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Reads only the end of a record, which has the last values.
+/// Size of the end of a record that is read, since the end has the last values.
 constexpr std::streamoff kTail = std::streamoff{1} << 20;
-/// A launcher writes live.json every 2 s.
+/// Seconds without live.json being written (usually every 2 s) after which a launcher counts as gone.
 constexpr double kSilence = 15;
-/// The same for a launcher on another host: clocks differ, networks and their file systems come back.
+/// The same for a launcher on another host, since clocks differ, and networks and their file systems recover.
 constexpr double kSilenceElsewhere = 3600;
-/// A run that is being removed.
+/// Beginning of the name of a run's folder while it is removed.
 constexpr std::string_view kRemoved = ".removed-";
 /// Names that `cohort` makes in a run's folder, besides earlier-N; `checkpoints` as in the documentation.
 constexpr std::string_view kOwnNames[] = {
@@ -76,8 +76,8 @@ std::optional<Json> job_of(const fs::path& run) {
   return job;
 }
 
-/// On this host, the launcher and its agents hold a lock in the folder. (This does not try to take the lock, which
-/// could disturb a job that is about to.)
+/// True if the launcher or its agents on this host hold the lock in the folder. (Does not try to take the lock, which
+/// could disturb a job that is about to take it.)
 bool is_locked_here(const fs::path& run) {
   struct stat status {};
   if (::stat((run / launch::kLockFile).c_str(), &status) != 0) return false;
@@ -152,7 +152,7 @@ std::optional<RunSummary> read_run(const fs::path& folder) {
   run.step = record.progress().step;
   for (const LiveRank& rank : live.ranks) run.step = std::max(run.step, rank.figures.step);
   run.values = record.progress().values;
-  // Puts the values first that people look at first.
+  // Puts the values that people look at first in front.
   std::stable_partition(run.values.begin(), run.values.end(), [&](const Logged& one) {
     return one.name == record.progress().loss_name || one.name.find("accuracy") != std::string::npos;
   });
@@ -179,7 +179,7 @@ bool is_earlier(std::string_view name) {
   return name.starts_with("earlier-") && name.find_first_not_of("0123456789", 8) == std::string_view::npos;
 }
 
-/// Describes files in the run's folder that are not the run's; empty: none.
+/// Describes files in the run's folder that do not belong to the run; empty: none.
 std::string others_in(const fs::path& run, std::string_view job_id) {
   std::error_code error;
   std::vector<std::string> others;
@@ -293,7 +293,7 @@ void require_removable(const RunSummary& run) {
   if (is_within(fs::current_path(error), run.folder)) refuse(run, "it has the working directory");
   const auto job = job_of(run.folder);
   if (!job) refuse(run, "it is no run any more");
-  // With --run-dir a run may be in any folder.
+  // With --run-dir, a run can be in any folder.
   if (const fs::path from = text_in(*job, "folder"); from.empty() || is_within(from, run.folder))
     refuse(run, "its command was started in that folder, which holds more than the run");
   if (const std::string others = others_in(run.folder, text_in(*job, "job_id")); !others.empty()) refuse(run, others);

@@ -21,7 +21,7 @@ constexpr std::array<std::string_view, 6> kSorts = {"rank", "late", "exposed", "
 /// Least width of a terminal for which the table has a column for the CPU.
 constexpr int kWithCpu = 90;
 
-/// A line whose parts may have colours, none of which counts for its width.
+/// A line with coloured parts; colours do not count for its width.
 class Text {
  public:
   Text(int columns, const Look& look) : columns_(columns), look_(look) {}
@@ -71,7 +71,7 @@ std::string progress_text(const View& view) {
   for (const LiveRank& rank : view.run.ranks) step = std::max(step, rank.figures.step);
   std::string text = fmt::format("step {}", step);
   if (progress.steps) text += fmt::format("/{:.0f}", *progress.steps);
-  if (progress.epochs && (progress.epoch > 0 || view.run.state != "ended")) {  // the run may log no epochs
+  if (progress.epochs && (progress.epoch > 0 || view.run.state != "ended")) {  // a run may log no epochs
     text += fmt::format("  epoch {:.4g}/{:.0f}", progress.epoch, *progress.epochs);
   } else if (progress.epoch > 0) {
     text += fmt::format("  epoch {:.4g}", progress.epoch);
@@ -137,7 +137,7 @@ std::vector<std::string> header(const View& view, const Look& look) {
   return lines;
 }
 
-/// The rows shown: one for each rank, or for each host.
+/// Returns the rows to show, one for each rank or for each host.
 LiveRun rows_of(const View& view, const Look& look) {
   if (look.host) return of_host(view.run, *look.host);
   return look.shown == Rows::Hosts ? by_host(view.run) : view.run;
@@ -169,7 +169,7 @@ std::vector<std::size_t> sorted(const LiveRun& rows, Sort sort) {
   return order;
 }
 
-/// Widths of all columns but the last, which takes the rest.
+/// Widths of all columns except the last, which takes the rest.
 struct Widths {
   int name = 5;
   int state = 8;
@@ -232,7 +232,7 @@ std::string fitted(std::string_view text, int columns, bool unicode) {
   for (; !text.empty() && width < columns; ++width) {
     const std::size_t length = character_length(text);
     const auto byte = static_cast<unsigned char>(text[0]);
-    // (Controls of the second kind, U+0080 to U+009F, are C2 80 to C2 9F.)
+    // (The control characters U+0080 to U+009F are C2 80 to C2 9F.)
     const bool control =
         byte < 0x20 || byte == 0x7F || (length == 2 && byte == 0xC2 && static_cast<unsigned char>(text[1]) < 0xA0);
     if (control || length == 0 || (length > 1 && !unicode))
@@ -266,7 +266,7 @@ std::vector<std::string> draw(const View& view, const Look& look) {
     const LiveRun rows = rows_of(view, look);
     const std::vector<std::size_t> order = sorted(rows, look.sort);
     Widths widths;
-    // (Names of thousands of rows are looked at only where they can be long.)
+    // (Looks at the names of thousands of rows only if they can be long.)
     if (look.shown == Rows::Hosts || look.columns >= 100) {
       for (const auto& host : view.run.hosts)
         widths.name = std::max(widths.name, Text::width_of(host.name) + (look.shown == Rows::Hosts ? 0 : 6));

@@ -1,6 +1,6 @@
-// Rendering of a run in a terminal: lines of text for a view, a size and the reader's choices. Pure; one thread.
-// `cohort watch` in a terminal, or as lines of text without one. Belongs to one thread, and uses the terminal until
-// `watch` returns, which restores the terminal even after a signal or an exception.
+// draw: renders a run as lines of text, from a view, a size and the reader's choices. Pure; one thread. watch: `cohort
+// watch` in a terminal, or as lines of text without one. One thread; `watch` uses the terminal until it returns, and
+// restores it even after a signal or an exception.
 #pragma once
 
 #include "observe/watch/source.h"
@@ -23,7 +23,7 @@ struct Look {
   bool unicode = true;
   bool colour = true;
   Rows shown = Rows::Ranks;
-  std::optional<std::size_t> host = {};  ///< shows the ranks of this host alone
+  std::optional<std::size_t> host = {};  ///< shows only the ranks of this host
   Sort sort = Sort::Rank;
   std::size_t selected = 0;  ///< selected line of the table
   bool frozen = false;
@@ -33,9 +33,9 @@ struct Look {
   double now = 0;                ///< seconds since 1970
 };
 
-/// The index behind each row of the table, in the order shown: of a rank in `view.run.ranks`, or of a host.
+/// For each row of the table, in the order shown: the index of its rank in `view.run.ranks`, or of its host.
 std::vector<std::size_t> order_of(const View& view, const Look& look);
-/// At most look.rows lines, each at most look.columns wide.
+/// Returns at most look.rows lines, each at most look.columns wide.
 std::vector<std::string> draw(const View& view, const Look& look);
 /// One line about the state of the run: for pipes, and below the output of `cohort run`.
 std::string line_of(const View& view, double now);
@@ -46,11 +46,11 @@ std::string fitted(std::string_view text, int columns, bool unicode = true);
 struct WatchOptions {
   bool ascii = false;
   bool once = false;                                             ///< prints the present state as text, and returns
-  std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< between two lines without a terminal
+  std::chrono::milliseconds interval = std::chrono::seconds(5);  ///< time between two lines, without a terminal
 };
 
-/// Shows the run until the reader quits, or, without a terminal, until the run has ended. Returns 128 + the signal that
-/// ended watching, else 0.
+/// Shows the run until the reader quits, or, without a terminal, until the run has ended. Returns 128 + the number of
+/// the signal that ended it, else 0.
 int watch(Source& source, const WatchOptions& options);
 
 }  // namespace cohort::watch

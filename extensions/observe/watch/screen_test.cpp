@@ -161,7 +161,7 @@ TEST(Screen, HostsSumUp) {
   EXPECT_EQ(hosts.ranks[0].figures.state, "running");
   EXPECT_EQ(hosts.ranks[1].figures.state, "1 failed, 3 running");
   EXPECT_EQ(hosts.ranks[1].figures.step, 1100);
-  // Hosts that another build, or somebody else, has written.
+  // These hosts were written by another build, or by somebody else.
   view.run.hosts = {{"a", -4, 9}, {"b", 6, 99}, {"c", 2'000'000'000, 2'000'000'000}, {"d", 1, -7}};
   EXPECT_EQ(by_host(view.run).ranks.size(), 4U);
   EXPECT_EQ(of_host(view.run, 1).ranks.size(), 2U);
@@ -200,7 +200,7 @@ TEST(Screen, FourThousandRanksAreDrawnInTime) {
   Look look = a_look();
   look.sort = Sort::Late;
   const std::string text = to_text(view, Rows::Ranks);
-  // The parts of a refresh: read, sort, draw. (100 ms are the aim; a busy machine gets more.)
+  // Measures the parts of a refresh: read, sort, draw. (The aim is 100 ms; the test allows more for a busy machine.)
   const auto begin = std::chrono::steady_clock::now();
   const auto read = parse_view(text);
   ASSERT_TRUE(read);

@@ -31,7 +31,7 @@ constexpr std::int64_t kLogBytes = 256 << 10;
 
 /// Text of a line as a terminal or a page shows it.
 std::string shown(std::string_view line) {
-  // A progress bar overwrites itself: its last text counts.
+  // A progress bar overwrites itself, so its last text counts.
   if (const auto back = line.find_last_of('\r'); back != std::string_view::npos && back + 1 < line.size())
     line.remove_prefix(back + 1);
   return launch::plain(line);
@@ -77,7 +77,7 @@ bool RunFiles::read_record() {
       if (!record_->superseded()) progress_.take(record_->line());
     }
   } catch (const Error&) {
-    // The record is another run's, or temporarily unreadable: starts from its beginning.
+    // The record belongs to another run, or cannot be read now, so reading starts again from its beginning.
     record_.reset();
     progress_ = {};
   }
@@ -115,7 +115,7 @@ std::string RunFiles::trouble() const {
 LogTail RunFiles::log(int rank, launch::Stream stream, std::size_t lines) {
   LogTail tail;
   const std::string name = fmt::format("rank-{}.{}", rank, stream == launch::Stream::Stdout ? "out" : "err");
-  // The folder may have moved since, or be seen at another place from here.
+  // The folder may have moved since, or may have another path on this host.
   std::error_code error;
   fs::path folder = view_.run.logs;
   if (folder.empty() || !fs::is_directory(folder, error)) folder = folder_ / "logs";
@@ -170,8 +170,8 @@ Result<std::string> RemotePage::get(const std::string& target) const {
                     });
   });
   std::future<httplib::Result> answered = task.get_future();
-  // The library's timeouts are per system call, so this thread stops a request whose server answers byte by byte. The
-  // library also raises SIGPIPE, so its thread blocks that. A stop before the request began is lost.
+  // The library's timeouts hold for one system call, so this thread stops a request whose server answers byte by byte.
+  // The library also raises SIGPIPE, so its thread blocks that. A stop before the request has begun is lost.
   std::thread thread = sys::start_without_signals([&task] { task(); });
   while (answered.wait_for(kTimeout) != std::future_status::ready) http.stop();
   thread.join();
@@ -244,7 +244,7 @@ PageServer::PageServer(RunFiles& files, const net::Address& at, const net::Secre
 
 std::string PageServer::url() const {
   net::Address at = server_.address();
-  if (at.host == "0.0.0.0" || at.host == "::") at.host = sys::host_name();  // which can be typed elsewhere
+  if (at.host == "0.0.0.0" || at.host == "::") at.host = sys::host_name();  // a name that can be typed elsewhere
   return fmt::format("http://{}/?token={}", net::to_string(at), digits_of(token_));
 }
 

@@ -1,4 +1,4 @@
-// Sources of the data shown: the files of a run, or the page of another machine. One thread. RunFiles reads a run's
+// Sources of the data to show: the files of a run, or the page of another machine. One thread. RunFiles reads a run's
 // files: live.json, the record, the ranks' logs. It only reads, so that watching cannot harm a run. RemotePage reads
 // the page of another machine, for `cohort watch HOST:PORT`.
 #pragma once
@@ -76,7 +76,7 @@ class RunFiles final : public Source {
 
 class RemotePage final : public Source {
  public:
-  /// Connects once: throws Unavailable if there is no answer, or the token is refused.
+  /// Connects once. Throws Unavailable if there is no answer, or if the token is refused.
   RemotePage(net::Address address, const net::Secret& token);
 
   bool poll() override;
@@ -91,17 +91,17 @@ class RemotePage final : public Source {
   net::Address address_;
   net::Secret token_;
   View view_;
-  double ahead_ = 0;  ///< seconds that the other clock is ahead of ours
+  double ahead_ = 0;  ///< seconds by which the other clock is ahead of ours
   std::string trouble_;
   std::chrono::steady_clock::time_point next_{};
 };
 
-// Serves the live page of a run: one HTML file, its figures, the logs of its ranks, to browsers that have the token,
-// and to `cohort watch HOST:PORT`. Runs in a process of its own, which only reads files: requests of strangers cannot
-// disturb the run. The server's thread alone reads the files.
+// Serves the live page of a run (one HTML file, its figures, the logs of its ranks) to browsers that have the token,
+// and to `cohort watch HOST:PORT`. Runs in its own process, which only reads files, so that requests of strangers
+// cannot disturb the run. Only the server's thread reads the files.
 class PageServer {
  public:
-  /// Listens; throws as net::HttpServer. `files` has to outlive the server, which alone uses it.
+  /// Listens; throws what net::HttpServer throws. `files` has to outlive the server, and only the server uses it.
   PageServer(RunFiles& files, const net::Address& at, const net::Secret& token);
 
   std::uint16_t port() const noexcept { return server_.address().port; }
@@ -116,9 +116,9 @@ class PageServer {
 
   RunFiles& files_;
   net::Secret token_;
-  std::string last_data_;  ///< of all ranks, or of hosts if there are many ranks
+  std::string last_data_;  ///< data of all ranks, or of hosts if there are many ranks
   net::Deadline poll_again_{};
-  net::HttpServer server_;  ///< last: its thread uses the others
+  net::HttpServer server_;  ///< declared last, since its thread uses the others
 };
 
 }  // namespace cohort::watch

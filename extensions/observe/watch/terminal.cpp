@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// Between two looks at the files.
+/// Time between two looks at the files.
 constexpr milliseconds kLook{200};
 
 bool put(std::string_view bytes) { return sys::write_all(1, bytes); }
@@ -114,7 +114,7 @@ class Viewer {
     Screen screen;
     measure();
     source_.poll();
-    // Initial choice by the run's size; `h` changes it.
+    // The run's size decides the initial choice; `h` changes it.
     if (source_.view().run.ranks.size() > kManyRanks) look_.shown = Rows::Hosts;
     view_ = source_.view();
     auto next = Clock::now();

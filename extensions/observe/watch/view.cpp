@@ -12,16 +12,16 @@
 namespace cohort::watch {
 namespace {
 
-/// A speed is measured over this many seconds, or one step.
+/// A speed is measured over this many seconds, but over at least one step.
 constexpr double kSpeedSeconds = 1;
-/// Names of values that are shown.
+/// Limit on the names of values that are shown.
 constexpr std::size_t kMostNames = 40;
 
 }  // namespace
 
 void Curve::add(double step, double value) {
   if (!std::isfinite(value) || !std::isfinite(step)) return;
-  // The last point is the curve's present end; it is kept only if it is far enough from the point before.
+  // The last point is the curve's present end. It stays only if it is far enough from the previous point.
   if (points_.size() >= 2 && points_.back().step - points_[points_.size() - 2].step < spacing_) points_.pop_back();
   points_.push_back({step, value});
   if (points_.size() <= most_) return;
@@ -123,7 +123,7 @@ bool is_sound(const LiveHost& host, const LiveRun& run) {
   return host.first_rank >= 0 && static_cast<std::size_t>(host.first_rank) <= run.ranks.size();
 }
 
-/// "running" if all ranks are; else "2 failed, 6 running", rarest state first.
+/// Returns "running" if all ranks are, else "2 failed, 6 running", with the rarest state first.
 std::string joined_states(const std::map<std::string, int>& states) {
   if (states.size() == 1) return states.begin()->first;
   std::vector<std::pair<int, std::string>> ordered;
@@ -166,7 +166,7 @@ Json curve_json(const Curve& curve) {
   return points;
 }
 
-/// JSON has no NaN, which has to be shown, so it becomes a text.
+/// NaN has to be shown, but JSON has none, so it becomes a text.
 Json number_json(double value) { return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value)); }
 
 Json logged_json(const std::vector<Logged>& values) {

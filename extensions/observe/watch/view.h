@@ -1,7 +1,7 @@
 // Progress of a training, from its run record: step, loss, time left, and two curves that are thinned out as they grow.
-// Takes lines in their order; plain values, one thread. A View is the data shown in the terminal and on the page, from
-// a run's launcher and record, as values and as text (a line of JSON about the training, then live.json). Plain data;
-// the input was written by another process.
+// Takes lines in their order; plain values, one thread. A View has the data from a run's launcher and record that the
+// terminal and the page show, as values and as text (a line of JSON about the training, then live.json). Plain data;
+// another process has written the input.
 #pragma once
 
 #include "base/result.h"
@@ -39,7 +39,7 @@ class Curve {
   double spacing_ = 0;
 };
 
-/// Values logged under one name, by all ranks together or by rank 0.
+/// Values that all ranks together, or rank 0, have logged under one name.
 struct Logged {
   std::string name;
   double last = 0;
@@ -53,11 +53,11 @@ struct Progress {
   std::int64_t step = 0;
   std::optional<double> steps;   ///< number of steps in all, if the record has it
   double epoch = 0;              ///< epochs done, with a fraction
-  std::optional<double> epochs;  ///< in all
+  std::optional<double> epochs;  ///< number of epochs in all
   std::string loss_name;
   std::optional<double> loss;
   std::optional<double> learning_rate;
-  std::optional<double> seconds_left;  ///< at the speed since the last start
+  std::optional<double> seconds_left;  ///< time left at the speed since the last start
   Curve losses;
   Curve speeds;  ///< steps per second
   /// Values by name, in order of appearance; only the first few names are kept.
@@ -101,11 +101,11 @@ struct View {
   double now = 0;  ///< by the clock of the machine that wrote this text
 };
 
-/// Rows are ranks, or hosts if there are many ranks: with sums of samples and memory, means of shares, the latest rank.
+/// Rows are ranks or, if there are many, hosts, with sums of samples and memory, means of shares, the greatest delay.
 enum class Rows { Ranks, Hosts };
 inline constexpr std::size_t kManyRanks = 64;
 LiveRun by_host(const LiveRun& run);
-/// The run with the ranks of one host alone; without ranks if there is no such host.
+/// The run with only the ranks of one host; without ranks if there is no such host.
 LiveRun of_host(const LiveRun& run, std::size_t host);
 /// The host of a rank; empty if unknown.
 std::string host_of(const LiveRun& run, int rank);
