@@ -92,7 +92,7 @@ TEST(BenchShape, WhatOneSendsAnotherExpects) {
   }
 }
 
-// doc/PERFORMANCE.md of nccl-tests.
+// The expected factors are from nccl-tests' doc/PERFORMANCE.md.
 TEST(BenchFactors, AreThoseOfNcclTests) {
   EXPECT_DOUBLE_EQ(bus_factor(Collective::AllReduce, 4), 1.5);
   EXPECT_DOUBLE_EQ(bus_factor(Collective::AllGather, 4), 0.75);
@@ -118,7 +118,7 @@ TEST(BenchValues, EveryWrongElementIsCounted) {
       data[999 * element] ^= std::byte{1};
       EXPECT_EQ(count_wrong(data.data(), 1000, dtype, tile, first), 2);
     }
-    // Another rank's values, and the same at another place, are something else.
+    // Another rank's values differ, and so do the same values at another position.
     std::vector<std::byte> data(1000 * element);
     fill(data.data(), 1000, dtype, input_tile(dtype, ReduceOp::Sum, 0));
     EXPECT_GT(count_wrong(data.data(), 1000, dtype, input_tile(dtype, ReduceOp::Sum, 1)), 200);
@@ -217,7 +217,7 @@ TEST(BenchPicture, HasACurveForEachWorld) {
   EXPECT_TRUE(draw({}, machine).ends_with("</svg>\n"));
 }
 
-// All ranks get the same, and the machine is at least as fast as one that nobody has any more.
+// All ranks get the same figures, and these are at least those of a very old machine.
 TEST(BenchBound, IsMeasuredByAllRanksTogether) {
   std::vector<double> rates(3), trips(3);
   cohort::run_on_threads(3, [&](Communicator comm) {

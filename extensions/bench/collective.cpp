@@ -93,7 +93,7 @@ Shape shape_of(Collective collective, std::size_t bytes, DType dtype, int rank, 
       return shape;
     case Collective::AllToAll:
     case Collective::AllToAllV:
-      // Rank a's part for rank b is the (a + b)-th: each rank sends and receives every size once.
+      // Rank a's part for rank b has size number a + b, so that each rank sends and receives every size once.
       with_parts(collective == Collective::AllToAllV ? rotated(growing_parts(all, ranks), rank) : equal);
       shape.input = shape.output = static_cast<std::int64_t>(shape.bytes) / element;
       return shape;
@@ -120,7 +120,7 @@ double bus_factor(Collective collective, int ranks) {
 double touched_bytes(Collective collective, std::size_t bytes, int ranks, bool in_place) {
   const auto n = static_cast<double>(bytes);
   const double p = ranks;
-  const double moved = in_place ? (p - 1) / p : 1;  // what already lies in its place stays there
+  const double moved = in_place ? (p - 1) / p : 1;  // data that is in its place already is not moved
   switch (collective) {
     case Collective::AllReduce: return 2 * n;               // p n read, p n written
     case Collective::Reduce: return n + n / p;              // p n read, n written
@@ -134,7 +134,7 @@ double touched_bytes(Collective collective, std::size_t bytes, int ranks, bool i
     case Collective::AllToAll:                              // p n read, p n written
     case Collective::AllToAllV: return 2 * n;               //
     case Collective::PingPong: return n;                    // n read, n written, by two
-    case Collective::Exchange: return 2 * n;                // twice that
+    case Collective::Exchange: return 2 * n;                // twice as much as PingPong
     case Collective::Barrier: return 0;
   }
   return 0;
@@ -266,7 +266,7 @@ Result<std::size_t> parse_size(const std::string& text) {
 Result<Plan> plan_of(const Words& words) {
   Plan plan;
   std::vector<State> states;
-  std::optional<Error> error;  // the first
+  std::optional<Error> error;  // the first error
   const auto take = [&error](auto parsed, auto& to) {
     if (parsed)
       to = *std::move(parsed);

@@ -1,5 +1,5 @@
-// `cohort bench` measures how fast the collectives are on this machine, and how fast they could be;
-// `cohort doctor --run`.
+// `cohort bench` measures how fast the collectives are on this machine, and how fast they could be. The same program
+// runs `cohort doctor --run`.
 #include "bench/collective.h"
 #include "bench/machine.h"
 #include "bench/measure.h"
@@ -100,7 +100,7 @@ class Report {
 
  private:
   void write(const nlohmann::json& event) {
-    if (json_.is_open()) json_ << event.dump() << std::endl;  // each line at once: a run that is ended has its rows
+    if (json_.is_open()) json_ << event.dump() << std::endl;  // written at once, so that a killed run has its rows
   }
 
   const BenchOptions& options_;
@@ -150,7 +150,7 @@ void run_bench(const BenchOptions& options, int& exit_status) {
     });
   } else {
     for (const int ranks : worlds) bench::check_root(plan, ranks);
-    if (plan.memories.front() == bench::MemoryKind::Cuda) bench::check_gpus();  // said once, not by each rank
+    if (plan.memories.front() == bench::MemoryKind::Cuda) bench::check_gpus();  // reported once, not by each rank
     start_report();
     for (const int ranks : worlds) {
       const std::string kind = options.threads ? "threads" : ranks == 1 ? "process" : "processes";

@@ -54,7 +54,7 @@ double own_cpu_seconds() {
 
 namespace {
 
-/// Cores that are busy now, watched for `time`.
+/// Number of busy cores, measured for `time`.
 double busy_cores(std::chrono::milliseconds time) {
   const CpuTime begin = cpu_time();
   std::this_thread::sleep_for(time);
@@ -100,7 +100,7 @@ void check_gpus() { number_of_gpus(); }
 
 RankGpu gpu_of(const Communicator& comm) {
   RankGpu own;
-  // If some of the host's ranks have to share a GPU, all do, since mixed times would mean little.
+  // If some of the host's ranks have to share a GPU, all share one, since mixed times would mean little.
   own.index = comm.local_size() <= number_of_gpus() ? comm.local_rank() : 0;
   own.uuid = comm::cuda::Gpu::at(own.index).uuid();
   own.software = value_or_throw(comm::cuda::Gpu::look());
@@ -150,7 +150,7 @@ double MemoryRoof::rate(Communicator& comm, std::byte* data, std::size_t bytes, 
       comm.barrier().wait();
       const auto begin = Clock::now();
       for (int pass = 0; pass < passes; ++pass) read_and_write(data, bytes, streams);
-      // Measures until the last rank ends, since with more ranks than cores they run one after the other.
+      // Measures until the last rank ends, since more ranks than cores run one after the other.
       comm.barrier().wait();
       const double seconds = over_ranks(comm, seconds_since(begin), ReduceOp::Max);
       best = std::max(best, 2.0 * static_cast<double>(bytes) * passes / seconds);
@@ -210,7 +210,7 @@ void await(const Line& line, std::uint32_t value) {
   }
 }
 
-/// Time of a round trip in the fastest batch: interruptions of the other batches are no part of the distance.
+/// Time of a round trip in the fastest batch, since interruptions of other batches are no part of the distance.
 double shortest_trip(Page& page) {
   double shortest = 1e12;
   for (std::uint32_t i = 1; i <= kBatch * kBatches;) {
@@ -246,7 +246,7 @@ std::vector<double> flag_round_trips(Communicator& comm) {
       page.turn.word.store(static_cast<std::uint32_t>(peer), std::memory_order_release);
       trip = shortest_trip(page);
     } else {
-      // The other ranks leave the cores to the two that measure.
+      // Ranks that do not measure leave the cores to the two that do.
       const auto deadline = Clock::now() + kPatience;
       while (page.turn.word.load(std::memory_order_acquire) < static_cast<std::uint32_t>(peer)) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));

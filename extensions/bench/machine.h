@@ -18,10 +18,10 @@
 
 namespace cohort::app::bench {
 
-/// Processor time since boot, in seconds over all cores: /proc/stat's first line.
+/// Processor time since boot, in seconds over all cores, from the first line of /proc/stat.
 struct CpuTime {
   double busy = 0;    ///< all time except idle, waiting for disks, and stolen
-  double stolen = 0;  ///< given to others by the hypervisor
+  double stolen = 0;  ///< time that the hypervisor gave to others
   std::chrono::steady_clock::time_point at;
 };
 CpuTime cpu_time();
@@ -31,7 +31,7 @@ double own_cpu_seconds();
 /// A machine with more busy cores than this is not idle.
 inline constexpr double kIdleCores = 0.1;
 
-/// `{"event": "header", ...}`: version, host, processor, cores, load, cores that were busy for 200 ms just now.
+/// `{"event": "header", ...}`: version, host, processor, cores, load, cores that were busy during the last 200 ms.
 nlohmann::json describe_machine();
 
 struct RankGpu {
@@ -42,7 +42,7 @@ struct RankGpu {
 
 /// Throws Unavailable, naming what is missing, if this process has no driver or no GPU.
 void check_gpus();
-/// Throws what `check_gpus` does.
+/// Returns the GPU that a rank measures. Throws what `check_gpus` throws.
 RankGpu gpu_of(const Communicator& comm);
 /// Number of different GPUs over all ranks. Collective.
 int different_gpus(Communicator& comm, const RankGpu& own);
@@ -53,9 +53,9 @@ int different_gpus(Communicator& comm, const RankGpu& own);
 /// Measures memory rates, and remembers them. Belongs to the rank's thread.
 class MemoryRoof {
  public:
-  /// Bytes per second that the slowest rank reads and writes, in place, in its own buffer of `bytes` at `data`, while
-  /// all ranks do so; the best of several kernels and passes. `state` is the buffer's state before (touched counts as
-  /// hot: the owner has it in its caches). Overwrites the buffer. 0 below 4096 bytes.
+  /// Bytes per second that the slowest rank reads and writes in place, in its own buffer of `bytes` at `data`, while
+  /// all ranks do so; the best of several kernels and passes. `state` is the buffer's state before. (Touched counts as
+  /// hot, since the owner has the buffer in its caches.) Overwrites the buffer. 0 below 4096 bytes.
   double rate(Communicator& comm, std::byte* data, std::size_t bytes, MemoryKind kind, State state);
 
  private:
@@ -63,11 +63,11 @@ class MemoryRoof {
 };
 
 /// Nanoseconds of a cache line's round trip between rank 0 and each of up to 8 other ranks on its host; empty if they
-/// share no memory. The ranks that do not take part sleep meanwhile.
+/// share no memory. Ranks that do not measure sleep meanwhile.
 std::vector<double> flag_round_trips(Communicator& comm);
 
-/// Numbers of streams tried: the buffer is cut into so many parts, which are read in parallel. One stream does not
-/// reach the machine's rate: prefetchers stop at page ends and follow each stream with few requests.
+/// Numbers of streams to try. Each is a number of parts into which the buffer is cut, to be read in parallel. One
+/// stream does not reach the machine's rate, since prefetchers stop at page ends and make few requests for each stream.
 inline constexpr std::size_t kStreams[] = {1, 4, 8, 16};
 
 /// Adds 1 to every float32 of `data`, in `streams` streams. Bytes beyond whole vectors of all streams do not change.

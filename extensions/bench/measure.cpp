@@ -24,7 +24,7 @@
 namespace cohort::app::bench {
 namespace {
 
-/// Lists each field once, for reading and writing.
+/// Visits each field; one list serves reading and writing.
 template <class S, class F>
 void visit(S& side, F&& field) {
   field("time_us", side.time), field("in_a_row", side.in_a_row), field("p50_us", side.p50), field("p90_us", side.p90);
@@ -87,13 +87,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Below this, hot calls are also timed in a row: reading the clock takes 25 ns, a call perhaps 100.
+/// Below this size, hot calls are also timed in a row, since reading the clock takes 25 ns and a call perhaps 100.
 constexpr std::size_t kInARowBytes = 4096;
 constexpr int kRows = 11;  ///< number of repetitions, of which the median counts
 
 double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
 
-/// One rank's part in measuring a plan.
+/// One rank's part in the measurement of a plan.
 class Measurement {
  public:
   Measurement(Communicator& comm, const Plan& plan, const Emit& emit) : comm_(comm), plan_(plan), emit_(emit) {}
@@ -162,7 +162,7 @@ class Measurement {
     row.op = traits.reduces ? std::string(to_string(op)) : "none";
     row.root = traits.rooted ? plan_.root : -1;
 
-    // The possible speed of a GPU is not measured.
+    // For GPUs, the speed that is possible is not measured.
     const bool on_gpu = memory == MemoryKind::Cuda;
     double rate = 0;
     if (on_gpu) {
@@ -261,7 +261,7 @@ class Measurement {
     return operation.collective == Collective::PingPong ? time / 2 : time;
   }
 
-  /// Time of the slowest rank, call by call.
+  /// Returns the time of the slowest rank in each call.
   std::vector<double> slowest(std::vector<double> own) {
     comm_.all_reduce(std::span<double>(own), {.op = ReduceOp::Max}).wait();
     return own;
@@ -289,15 +289,15 @@ void check_root(const Plan& plan, int ranks) {
 
 namespace {
 
-/// Called by all ranks with the same plan; rank 0 emits a `world` event and then one `row` event for each row. Throws
-/// what the communicator throws, InvalidArgument if this world cannot carry out the plan.
+/// Called by all ranks with the same plan; rank 0 emits a `world` event and then a `row` event for each row. Throws
+/// what the communicator throws, and InvalidArgument if this world cannot carry out the plan.
 void run_plan(Communicator& comm, const Plan& plan, const Emit& emit) {
   check_root(plan, comm.size());
   Measurement(comm, plan, emit).run();
   comm.barrier().wait();  // so that no rank leaves while another still reads its memory
 }
 
-/// `cohort run` needs a timeout of the job, although each operation has its own.
+/// `cohort run` needs a timeout of the job, although each operation has its own timeout.
 constexpr std::chrono::hours kLongEnough(24 * 365);
 
 }  // namespace
@@ -306,7 +306,7 @@ void run_on_processes(int ranks, const Emit& emit) {
   JobRequest request;
   request.options = {"--standalone"};
   request.program = {value_or_throw(launch::own_command()), "bench", kAsRank};
-  const std::vector<std::string> own = sys::own_arguments();  // cohort bench WORDS, or cohort-bench WORDS
+  const std::vector<std::string> own = sys::own_arguments();  // cohort bench ARGUMENTS, or cohort-bench ARGUMENTS
   const auto words = own.begin() + (own.size() > 1 && own[1] == "bench" ? 2 : 1);
   request.program.insert(request.program.end(), words, own.end());
   request.processes = ranks;

@@ -1,8 +1,8 @@
-// Measurements, and the events by which ranks report them to the process that prints: JSON objects, one a line. Values;
-// any thread.
-// The measurement: every row of a plan, on every rank of a world together.
-// The ranks of a benchmark: a job of this command's own, threads of it, or the job that it is part of. No rank outlives
-// the call, not even after an error. For the main thread.
+// Measurements, and the events by which ranks report them to the process that prints: JSON objects, one per line. Plain
+// values; any thread.
+// The measurement: all ranks of a world together measure every row of a plan.
+// The ranks of a benchmark: a job that this command starts, threads of this process, or the job that it is part of. No
+// rank outlives the call, not even after an error. For the main thread.
 #pragma once
 
 #include "bench/collective.h"
@@ -24,7 +24,7 @@ namespace cohort::app::bench {
 struct Side {
   double time = 0;  ///< median; with `in_a_row`, of consecutive calls
   bool in_a_row = false;
-  double p50 = 0, p90 = 0, p99 = 0, p99_9 = 0, max = 0;  ///< of calls that were timed individually
+  double p50 = 0, p90 = 0, p99 = 0, p99_9 = 0, max = 0;  ///< percentiles of calls that were timed individually
   int calls = 0;                                         ///< number of such calls
   std::int64_t wrong = -1;                               ///< number of wrong elements on all ranks; -1: not compared
   double algbw = 0, busbw = 0;                           ///< GB/s (10^9)
@@ -45,7 +45,7 @@ struct Row {
   std::optional<Side> out_of_place, in_place;
 };
 
-/// The in-place measurement if there is one: the source of printed percentiles and per cent of the bound.
+/// The in-place side if there is one. Printed percentiles, and per cent of the bound, are from this side.
 const Side& main_side(const Row& row);
 
 nlohmann::json to_json(const Row& row);
@@ -55,17 +55,17 @@ Row row_from(const nlohmann::json& event);
 /// `{"event": "world" | "row", ...}` from rank 0.
 using Emit = std::function<void(const nlohmann::json& event)>;
 
-/// Percentile by nearest rank; `sorted` ascending and not empty.
+/// Percentile by nearest rank; `sorted` is ascending and not empty.
 double percentile(const std::vector<double>& sorted, double share);
 
 /// Throws InvalidArgument if the plan's root is not below `ranks`.
 void check_root(const Plan& plan, int ranks);
 
-/// Runs the ranks as processes on this host, each with this command's own words behind `kAsRank`. Throws what `run_job`
+/// Runs the ranks as processes on this host, each with this command's arguments behind `kAsRank`. Throws what `run_job`
 /// does.
 void run_on_processes(int ranks, const Emit& emit);
 inline constexpr const char* kAsRank = "--as-rank";
-/// Runs one of these processes; rank 0 emits to stdout.
+/// Runs this process as one of those ranks; rank 0 emits to stdout.
 void be_rank(const Plan& plan);
 /// Runs the ranks as threads of this process.
 void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
@@ -73,10 +73,10 @@ void run_on_threads(int ranks, const Plan& plan, const Emit& emit);
 /// Returns whether a launcher has started this process as a rank. Throws InvalidArgument if its variables contradict
 /// each other.
 bool inside_a_job();
-/// Forms that job's world. `emit` is called in rank 0 only.
+/// Forms that job's world. Calls `emit` only on rank 0.
 void run_in_job(const Plan& plan, const Emit& emit);
 
-// The printed table, in the columns that nccl-tests made customary, and more. Belongs to the thread that prints.
+// The printed table, with the columns that nccl-tests made customary, and more. Belongs to the thread that prints.
 // The rows of a benchmark as curves. Pure; any thread.
 class Table {
  public:
@@ -97,7 +97,7 @@ class Table {
 };
 
 /// Returns an SVG: for each collective a panel of times over sizes, and with only one collective a panel of bus
-/// bandwidths. Both axes are logarithmic, with a curve for each number of ranks, kind of memory, type and reduction.
+/// bandwidths. Both axes are logarithmic; each number of ranks, kind of memory, type and reduction has a curve.
 std::string draw(const std::vector<Row>& rows, const nlohmann::json& machine);
 
 }  // namespace cohort::app::bench

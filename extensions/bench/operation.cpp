@@ -46,7 +46,7 @@ std::uint16_t bfloat16_of(float value) {
   return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// Converts 0 and positive normal numbers; nothing else occurs here.
+// Converts 0 and positive normal numbers, since no others occur here.
 std::uint16_t float16_of(float value) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -109,7 +109,7 @@ std::complex<double> complex_number(ReduceOp op, int whole) {
   return {kReal[whole % 4], kImaginary[whole % 4]};
 }
 
-/// One rounding, in the precision in which the type is accumulated.
+/// Rounds once, in the precision in which the type is accumulated.
 double averaged(DType dtype, double sum, int ranks) {
   if (dtype == DType::Float64 || dtype == DType::Complex128) return sum / ranks;
   return static_cast<double>(static_cast<float>(sum) / static_cast<float>(ranks));
@@ -152,7 +152,7 @@ double reduced_real(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t i
   return op == ReduceOp::Average ? averaged(dtype, result, ranks.count) : result;
 }
 
-// Uses the order and the formula of the reductions, so that zeros have the same sign.
+// Uses the reductions' order and formula, so that zeros have the same sign.
 std::complex<double> reduced_complex(DType dtype, ReduceOp op, const Ranks& ranks, std::int64_t index) {
   std::complex<double> result = complex_number(op, whole_number(dtype, op, ranks.first, index));
   for (int rank = ranks.first + 1; rank < ranks.first + ranks.count; ++rank) {
@@ -280,7 +280,7 @@ Buffers place_buffers(Communicator& comm, Regions& regions, MemoryKind kind, Col
 
 void drop_from_caches(const void* data, std::size_t bytes) {
 #if defined(__x86_64__)
-  // Flushing lines is surer than reading other memory, for any size of the last cache.
+  // Flushing lines is more reliable than reading other memory, whatever the size of the last cache.
   for (std::size_t at = 0; at < bytes; at += 64) _mm_clflush(static_cast<const char*>(data) + at);
   _mm_mfence();
 #else
@@ -321,7 +321,7 @@ std::size_t bytes_of(const Operation& operation, std::int64_t count) {
   return static_cast<std::size_t>(count) * size_of(operation.dtype);
 }
 
-/// Copies the mirror to the GPU's buffers. In place they share bytes, and so does the mirror.
+/// Copies the mirror to the GPU's buffers. In place, the buffers share bytes, and so do those of the mirror.
 void to_gpu(const Operation& operation) {
   if (operation.device.type != DeviceType::CUDA) return;
   auto& gpu = comm::cuda::Gpu::at(operation.device.index);
@@ -397,7 +397,7 @@ void call(Communicator& comm, const Operation& operation) {
 }
 
 void write_input(const Communicator& comm, const Operation& operation) {
-  // In place, the output contains the input, so the output is written first.
+  // In place, the output contains the input, so this writes the output first.
   if (operation.shape.output > 0)
     std::memset(operation.mirror.output, kGarbage, bytes_of(operation, operation.shape.output));
   if (brings(operation, comm.rank())) {

@@ -1,8 +1,8 @@
 // Inputs of ranks and expected results, for every type and reduction: small whole numbers that depend on the rank and
-// the position, so that results are exact and misplaced parts are detected. Pure functions; any thread. The memory that
-// a rank's calls work on, and the state of the caches before each. Belongs to the rank's thread. Buffers live as long
-// as the Regions object, which has to be destroyed before the communicator. One operation of the plan on one rank:
-// calling it, and comparing the result with the expected one. Belongs to the rank's thread.
+// the position, so that results are exact and misplaced parts are detected. Pure functions; any thread. The memory for
+// a rank's calls, and the state of the caches before each call. Belongs to the rank's thread. Buffers live as long as
+// the Regions object, which has to be destroyed before the communicator. One operation of the plan on one rank: calls
+// it, and compares the result with the expected one. Belongs to the rank's thread.
 #pragma once
 
 #include "bench/collective.h"
@@ -18,23 +18,23 @@
 
 namespace cohort::app::bench {
 
-/// Period of the elements: element i of a buffer is element (first + i) mod kPeriod of its tile. A prime, so that parts
-/// begin differently.
+/// Period of the elements: element i of a buffer is element (first + i) mod kPeriod of its tile. It is a prime, so that
+/// parts begin differently.
 inline constexpr std::int64_t kPeriod = 251;
 
 /// One period of elements, encoded.
 using Tile = std::vector<std::byte>;
 
-/// Input of rank `rank` to a reduction by `op` (to an operation that only moves data: any op).
+/// Input of rank `rank` to a reduction by `op`. (If the operation only moves data, `op` does not matter.)
 Tile input_tile(DType dtype, ReduceOp op, int rank);
-/// The reduction over ranks 0 .. ranks - 1 of their input tiles.
+/// The reduction of the input tiles of ranks 0 .. ranks - 1.
 Tile reduced_tile(DType dtype, ReduceOp op, int ranks);
 
 void fill(void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
 /// Number of elements that differ from those `fill` would write.
 std::int64_t count_wrong(const void* data, std::int64_t count, DType dtype, const Tile& tile, std::int64_t first = 0);
 
-/// Memory of each kind, zeroed and touched; grows if more is requested, and does not move if less is.
+/// Memory of each kind, zeroed and touched; grows if more is requested, and stays where it is otherwise.
 class Region {
  public:
   /// Returns at least `bytes`, aligned to pages; for Cuda, on the GPU `gpu`. Throws Unavailable if there is not that
@@ -53,13 +53,13 @@ class Region {
 /// One row's buffers on one rank.
 struct Buffers {
   std::byte* input = nullptr;
-  std::byte* output = nullptr;  ///< in place: inside `input`, or `input` inside it
+  std::byte* output = nullptr;  ///< in place: inside `input`, or around it
 };
 
 /// Memory for a rank's buffers: `first` for the input, or for both in place; `second` for the output.
 struct Regions {
   Region first, second;
-  int gpu = -1;  ///< of MemoryKind::Cuda
+  int gpu = -1;  ///< GPU for MemoryKind::Cuda
 };
 
 /// Places this rank's buffers. In place, the smaller buffer is the rank's part of the larger.
@@ -77,19 +77,19 @@ struct Operation {
   bool in_place = true;
   Shape shape;
   Buffers buffers;
-  Device device;                    ///< of the buffers
+  Device device;                    ///< device of the buffers
   Buffers mirror;                   ///< copies of GPU buffers in host memory; else the buffers themselves
-  std::optional<GpuSums> gpu_sums;  ///< none: what COHORT_GPU_SUMS says
+  std::optional<GpuSums> gpu_sums;  ///< nullopt: COHORT_GPU_SUMS decides
 };
 
-/// Runs the operation and waits. A send_recv is a round trip between ranks 0 and 1; a sendrecv passes data round the
-/// ring.
+/// Runs the operation and waits. A send_recv is a round trip between ranks 0 and 1; a sendrecv passes data around the
+/// ring of ranks.
 void call(Communicator& comm, const Operation& operation);
 
-/// Writes this rank's values into its input, and values that must not remain into its output.
+/// Writes this rank's values into its input, and values into its output that the operation has to overwrite.
 void write_input(const Communicator& comm, const Operation& operation);
 
-/// Writes zeros into input and output, which remain zeros in any number of sums.
+/// Writes zeros into input and output. They stay zeros in any number of sums.
 void clear(const Operation& operation);
 
 /// After `write_input` and `call` on all ranks, returns the number of wrong elements in this rank's output.

@@ -12,7 +12,7 @@
 namespace cohort::app::bench {
 namespace {
 
-// Formats microseconds and GB/s with the significant digits.
+// Formats microseconds and GB/s with their significant digits.
 std::string number(double value) {
   if (value >= 10000) return fmt::format("{:.0f}", value);
   if (value >= 100) return fmt::format("{:.1f}", value);
@@ -115,7 +115,7 @@ std::vector<std::string> different(const std::vector<Row>& rows, const std::func
   return values;
 }
 
-/// Label that tells a row's curve apart from the others of its panel.
+/// Label that distinguishes a row's curve from the others in its panel.
 std::string curve_name(const Row& row, bool types, bool ops) {
   std::string name = fmt::format("{} rank{}, {} memory", row.ranks, row.ranks == 1 ? "" : "s", row.memory);
   if (types) name += " " + row.type;

@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr std::string_view kLevels[] = {"ok", "warning", "FAILED"};
-/// Shares of a minute for all checks: the doctor takes at most half.
+/// Parts of the minute that all checks take; the doctor takes at most half of it.
 constexpr double kCollectivesSeconds = 18, kTrainingSeconds = 3;
 constexpr std::chrono::seconds kJobLimit(50), kDoctorLimit(60);
 
@@ -123,7 +123,7 @@ std::string verdict_of(const std::vector<Line>& lines, std::size_t hosts, double
 
 namespace {
 
-// The job: what its ranks do.
+// The next functions run in the ranks of the job.
 
 /// On rank 0, prints a line for the command.
 void tell(const Communicator& comm, const json& event) {
@@ -132,7 +132,7 @@ void tell(const Communicator& comm, const json& event) {
   if (std::fflush(stdout) != 0) raise(ErrorCode::Io, "a rank cannot report: {}", errno_text(errno));
 }
 
-/// Ranks that passed true for `said`.
+/// Returns the ranks that passed true for `said`.
 std::vector<int> ranks_with(Communicator& comm, bool said) {
   const std::array<std::int64_t, 1> own = {said ? 1 : 0};
   std::vector<std::int64_t> all(static_cast<std::size_t>(comm.size()));
@@ -150,7 +150,7 @@ void try_collective(Communicator& comm, bench::Regions& regions, bench::Collecti
   const std::vector<DType> all = {DType::Float32, DType::BFloat16, DType::Float64, DType::Float16,
                                   DType::Int32,   DType::Int64,    DType::UInt8};
   constexpr std::size_t kSizes[] = {8, 1 << 10, 1 << 16, 1 << 20, 1 << 23, 1 << 26};
-  constexpr std::size_t kAllTypes = 1 << 20;  // the largest with all types; two of them above
+  constexpr std::size_t kAllTypes = 1 << 20;  // largest size with all types; larger ones use two types
   const auto begun = Clock::now();
   std::int64_t wrong = 0, calls = 0;
   std::size_t largest = 0;
@@ -212,7 +212,7 @@ void be_trial_rank() {
     comm.barrier().wait();
   }
   const auto begun = Clock::now();
-  // `train` itself checks that all have the same weights at the end.
+  // `train` checks that all ranks have the same weights at the end.
   const training::Trained trained =
       training::train(comm, {.layers = {784, 256, 10}, .batch = 100, .seconds = kTrainingSeconds});
   const auto who = ranks_with(comm, trained.last_loss >= trained.first_loss);
@@ -223,14 +223,14 @@ void be_trial_rank() {
               {"wrong", who}});
 }
 
-// The command.
+// The next functions are the command's.
 
-/// Runs `cohort doctor --json`; throws output that is no report as the error.
+/// Runs `cohort doctor --json`; throws its output as the error if that is no report.
 json doctor_report(const std::vector<std::string>& given) {
   std::vector<std::string> command = {value_or_throw(launch::own_command()), "doctor", "--json"};
   command.insert(command.end(), given.begin(), given.end());
   const launch::Captured said = value_or_throw(launch::capture(command, kDoctorLimit));
-  const auto begin = said.text.find("{\n");  // remarks may stand before it
+  const auto begin = said.text.find("{\n");  // remarks may precede the report
   json report = parse_json_or_discard(begin == std::string::npos ? std::string() : said.text.substr(begin));
   if (!report.is_object()) raise(ErrorCode::Unavailable, "`cohort doctor` ended with {}: {}", said.status, said.text);
   return report;
@@ -241,7 +241,7 @@ void try_hosts(const SharedOptions& options, int& exit_status) {
   const launch::JobSpec& spec = options.spec;
   narrow_networks(spec.network);
   const launch::Plan plan = hosts_of(spec);
-  std::vector<std::string> given, hosts;  // of each rank
+  std::vector<std::string> given, hosts;  // by rank
   for (const auto& [name, value] : options.given) given.insert(given.end(), {name, value});
   for (const launch::PlannedHost& host : plan.hosts)
     hosts.insert(hosts.end(), static_cast<std::size_t>(host.slots), host.name);
@@ -277,7 +277,7 @@ void try_hosts(const SharedOptions& options, int& exit_status) {
       for (Line& line : slow_hosts(run_job(request).ranks)) show(std::move(line));
     } catch (const Error& error) {
       std::string why = error.what();
-      if (const auto at = why.find(" -- "); at != std::string::npos) why = why.substr(at + 4);  // its options are known
+      if (const auto at = why.find(" -- "); at != std::string::npos) why = why.substr(at + 4);  // drops known options
       if (error.code() == ErrorCode::Timeout) why += "; is the network slow?";
       show({Level::Failed, "job", "", fmt::format("after the check {}: {}", lines.back().what, why),
             "`cohort run` with the same options shows all that it says", since(job_begun)});

@@ -20,7 +20,7 @@ TEST(Trial, WrongResultsNameTheirHost) {
                                  std::string(34, ' ') + "what to do: leave b out, and test its memory and processor\n");
   EXPECT_EQ(verdict_of({line}, 2, 9.4),
             "FAILED after 9 s, a job on these 2 hosts would not work: all_reduce (7 types; wrong on b (rank 2, 3))\n");
-  // If all ranks have the same wrong data from one of them, that rank cannot be identified.
+  // If all ranks have the same wrong data from one rank, that rank cannot be identified.
   const json all = {{"check", "all_reduce"}, {"found", ""}, {"wrong", {0, 1, 2, 3}}};
   EXPECT_NE(line_of_check(all, kHosts).fix.find("for each host alone"), std::string::npos);
 }

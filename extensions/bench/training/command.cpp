@@ -29,7 +29,7 @@
 namespace cohort::app::training {
 
 std::string unit_of(const JobOutcome& outcome, const Counting& counting) {
-  // The samples in a step, and the steps with other numbers of processes, are known only from `counting`.
+  // Only `counting` says how many samples a step has, and so how steps with different numbers of processes compare.
   return launch::takes_steps(outcome.ranks) && (counting.per_rank > 0 || counting.per_step > 0) ? "samples" : "runs";
 }
 
@@ -107,8 +107,8 @@ struct Options {
   std::string json, svg;
   bool quiet = false;
   std::string wire_format = "none";
-  bool plan = false;     ///< `cohort bench plan`
-  bool latency = false;  ///< of a rank: tell_latency
+  bool plan = false;     ///< this is `cohort bench plan`
+  bool latency = false;  ///< for a rank that runs tell_latency
   std::vector<std::string> program;
 };
 
@@ -177,7 +177,7 @@ std::vector<Setup> setups_of(const Options& options) {
   std::vector<Setup> setups;
   for (const int number : hosts) {
     for (const int ranks : processes) {
-      if (ranks < number) continue;  // a host without a process is none
+      if (ranks < number) continue;  // a host without a process does not count
       Setup setup{ranks, number, {}};
       if (given) {
         std::vector<std::string> list;
@@ -255,8 +255,8 @@ void check_writable(const std::string& path, const char* option) {
 struct Experiment {
   std::string what;  ///< what is trained
   Workload workload;
-  std::vector<std::vector<Point>> measured;  ///< of each setup, a Point for each repetition so far
-  std::string failure;                       ///< what ended it early
+  std::vector<std::vector<Point>> measured;  ///< by setup: a Point for each repetition so far
+  std::string failure;                       ///< what ended the experiment early
 };
 
 /// Shows the plan for the one setup that was measured.
@@ -282,8 +282,8 @@ void show_plan(const Options& options, const Experiment& experiment, const JobRe
   value_or_throw(sys::write_file_atomically(options.json, lines));
 }
 
-/// Table, bars, files and the sentence, or the failure instead of it. Leaves out rows without measurements; without any
-/// row, shows nothing.
+/// Shows table, bars, files and the verdict, or the failure in place of the verdict. Leaves out rows without
+/// measurements; shows nothing without any row.
 void show(const Options& options, const Experiment& experiment) {
   const std::string& failure = experiment.failure;
   const Workload& workload = experiment.workload;
@@ -362,7 +362,7 @@ void run(const Options& options) {
   if (!options.quiet) std::printf("%s\n", what.c_str());
   experiment.measured.resize(setups.size());
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time of the machine affects all setups
+    for (std::size_t i = 0; i < setups.size(); ++i) {  // in turn, so that a busy time affects all setups
       request.options = setups[i].options;
       request.options.insert(request.options.end(), {"--env", fmt::format("{}=1", env::kTimes)});
       request.processes = setups[i].processes;

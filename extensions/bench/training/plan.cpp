@@ -18,8 +18,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using launch::Change;
 
-constexpr std::size_t kMeasured = 1 << 18;  // floats: what a core works on at a time lies in its cache
-constexpr std::size_t kSmall = 16 << 10;    // floats: more than what travels with the ranks' agreement
+constexpr std::size_t kMeasured = 1 << 18;  // floats, few enough to lie in a core's cache
+constexpr std::size_t kSmall = 16 << 10;    // floats, too many to travel with the ranks' agreement
 
 }  // namespace
 

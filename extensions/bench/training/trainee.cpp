@@ -22,7 +22,7 @@ constexpr int kWarmUp = static_cast<int>(status::StatusLayout::kWarmSteps);
 constexpr int kFewest = 5;  // measured steps
 constexpr int kMost = 20000;
 
-/// out[rows x columns] = left * right[inner x columns]. Elements of `left` lie row_step and inner_step apart.
+/// out[rows x columns] = left * right[inner x columns]. Neighbours in `left` are row_step or inner_step floats apart.
 struct Product {
   const float* left;
   std::size_t row_step, inner_step;
@@ -32,7 +32,7 @@ struct Product {
 };
 
 void multiply(const Product& p) {
-  constexpr std::size_t kTile = 128;  // columns: that part of `right` stays in the cache for all rows
+  constexpr std::size_t kTile = 128;  // columns: this much of `right` stays in the cache for all rows
   std::fill_n(p.out, p.rows * p.columns, 0.0F);
   for (std::size_t begin = 0; begin < p.columns; begin += kTile) {
     const std::size_t wide = std::min(kTile, p.columns - begin);
@@ -47,8 +47,8 @@ void multiply(const Product& p) {
   }
 }
 
-/// Fully connected layers with ReLU between them and a softmax at the end, without biases; the same weights on all
-/// ranks. A rank's samples are noise with a mark for their class, the same in each step.
+/// Fully connected layers with ReLU between them and a softmax at the end, without biases. All ranks have the same
+/// weights. A rank's samples are noise with a mark for their class, and are the same in each step.
 class Network {
  public:
   Network(const std::vector<int>& widths, int batch, int rank)
@@ -102,7 +102,7 @@ class Network {
   }
 
  private:
-  /// Writes the derivative of the loss by the last layer's outputs to error_. Sample s is of class s.
+  /// Writes the derivative of the loss with respect to the last layer's outputs to error_. Sample s has class s.
   double softmax() {
     error_ = outputs_.back();
     double loss = 0;
@@ -122,9 +122,9 @@ class Network {
 
   std::vector<std::size_t> widths_;
   std::size_t batch_;
-  std::vector<std::size_t> begins_;  // of each layer's matrix, and the end
+  std::vector<std::size_t> begins_;  // beginning of each layer's matrix, and the end of the last
   std::vector<float> weights_, error_;
-  std::vector<std::vector<float>> outputs_;  // the samples, and what each layer makes of them
+  std::vector<std::vector<float>> outputs_;  // the samples, and each layer's outputs
 };
 
 }  // namespace
@@ -152,7 +152,7 @@ Trained train(Communicator& world, const TraineeOptions& options) {
   const double seconds = std::chrono::duration<double>(Clock::now() - begun).count();
   std::int64_t steps[] = {
       static_cast<std::int64_t>(std::clamp(options.seconds / seconds, double{kFewest}, double{kMost}))};
-  world.broadcast(std::span<std::int64_t>(steps)).wait();  // rank 0's
+  world.broadcast(std::span<std::int64_t>(steps)).wait();  // takes rank 0's number
   trained.steps = static_cast<int>(steps[0]);
   for (int i = 0; i < trained.steps; ++i) trained.last_loss = step();
   std::vector<float> same = weights;

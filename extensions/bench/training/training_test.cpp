@@ -33,7 +33,7 @@ Workload hundred() {
   return workload;
 }
 
-/// 2 x 2 against 1 x 2, with 200 samples per step and process pair: the S4 article's case.
+/// 2 hosts x 2 processes against 1 x 2, with 200 samples per step for two processes, as in the S4 article.
 std::vector<Point> slow_wire() {
   Point one = point(1, 2, 200 / 0.4, {.compute = 0.4, .waiting = 0, .local = 0, .wire = 0});
   Point two = point(2, 4, 400 / 8.6, {.compute = 0.4, .waiting = 0, .local = 0, .wire = 8.2});
@@ -62,7 +62,7 @@ TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
   };
   EXPECT_NEAR(rate(points[1], remedies.batch_factor, 8.2), rate(points[0], remedies.batch_factor, 0), 1e-9);
   EXPECT_NEAR(rate(points[1], 1, 8.2 / remedies.link_factor), rate(points[0], 1, 0), 1e-9);
-  // Near enough: half the bytes do.
+  // The wire takes little longer than allowed, so half the bytes suffice.
   points[1].step.wire = 0.6;
   EXPECT_EQ(remedies_of(points[0], points[1], hundred()).format, WireFormat::BFloat16);
   points[1].busy_wire = 0.6;
@@ -72,7 +72,7 @@ TEST(TrainingVerdict, RemediesHoldWhatTheyPromise) {
 
 TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
   auto points = slow_wire();
-  points[1].processes = 2;  // as many as on one host, which is as fast without a wire
+  points[1].processes = 2;  // as many processes as on one host, which is as fast without a wire
   points[1].rate = 200 / 8.6;
   const Remedies remedies = remedies_of(points[0], points[1], hundred());
   EXPECT_EQ(remedies.batch_factor, 0);
@@ -82,7 +82,7 @@ TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
 
 TEST(TrainingVerdict, NothingIsPromisedThatRestsOnChance) {
   auto points = slow_wire();
-  points[1].step.compute = 0.7999;  // of 0.8 that twice the samples may take: both hosts are the same cores
+  points[1].step.compute = 0.7999;  // of 0.8 s that twice the samples may take; the two hosts are the same cores
   const Remedies remedies = remedies_of(points[0], points[1], hundred());
   EXPECT_EQ(remedies.batch_factor, 0);
   EXPECT_EQ(remedies.link_factor, 0);
@@ -106,7 +106,7 @@ TEST(TrainingVerdict, RunsOfUnknownWorkAreComparedAndNothingFollows) {
   EXPECT_EQ(verdict_of(gain, steps).find("nearer to"), std::string::npos);
 }
 
-// Importing libraries takes seconds, and a step milliseconds.
+// In this case, importing libraries takes seconds, and a step milliseconds.
 TEST(TrainingVerdict, OfShortRunsTheStartIsTheReason) {
   Workload runs;
   runs.unit = "runs";
@@ -127,7 +127,7 @@ TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
   Workload shared;
   shared.scaling = Scaling::PerStep;
   shared.batch = 512;
-  // Half the computing, and 7.5 ms of wire: slower. 5.5 ms of it would do, whatever the number of processes.
+  // Half the computing and 7.5 ms on the wire are slower. 5.5 ms on the wire would do, for any number of processes.
   Point one = point(1, 4, 512 / 10e-3, {.compute = 9e-3, .waiting = 0, .local = 1e-3, .wire = 0});
   Point two = point(2, 8, 512 / 12e-3, {.compute = 4.5e-3, .waiting = 0, .local = 0, .wire = 7.5e-3});
   two.wire_bytes = 7.5e6;  // 1 GB/s
@@ -138,7 +138,7 @@ TEST(TrainingVerdict, RanksThatShareAStepNeedLessOfTheWire) {
   EXPECT_NEAR(remedies.batch_factor, 6.5 / 4.5, 1e-9);
   expect_in(verdict_of({one, two}, shared),
             {"from a batch of 740 in all (now 512)", "on a link of 10.9 Gbit/s", "or with bfloat16 on the wire"});
-  // Twice the processes that do not compute faster share cores.
+  // If twice as many processes do not compute faster, they share cores.
   two = point(2, 8, 512 / 10e-3, {.compute = 9e-3, .waiting = 0, .local = 1e-3, .wire = 0});
   expect_in(verdict_of({one, two}, shared), {"computing a step takes 9.00 ms instead of 4.50 ms"});
 }
@@ -148,7 +148,7 @@ TEST(TrainingVerdict, WhatIsUsedAlreadyIsNotRecommended) {
   half.wire_format = WireFormat::BFloat16;
   auto points = slow_wire();
   points[1] = point(2, 4, 400 / 1.0, {.compute = 0.4, .waiting = 0, .local = 0, .wire = 0.6});
-  EXPECT_EQ(remedies_of(points[0], points[1], half).format, WireFormat::Int8);  // 0.3 s of 0.4 that may be
+  EXPECT_EQ(remedies_of(points[0], points[1], half).format, WireFormat::Int8);  // 0.3 s of an allowed 0.4 s
   EXPECT_EQ(verdict_of(points, half).find("bfloat16"), std::string::npos) << verdict_of(points, half);
   half.wire_format = WireFormat::Int8;
   points[1] = point(2, 4, 400 / 0.6, {.compute = 0.4, .waiting = 0.01, .local = 0.01, .wire = 0.18});
@@ -321,7 +321,7 @@ TEST(TrainingMeasured, WaitsThatCannotBeSeenAreEstimated) {
   EXPECT_NEAR(hidden.step.compute, 0.1, 1e-12);
   EXPECT_NEAR(hidden.step.wire, 0.05, 1e-12);
   EXPECT_NEAR(hidden.step.waiting, 0.01, 1e-12);
-  Point shared = point(2, 2, 12, {.compute = 0.08});  // alone: 0.1; its share: 0.05
+  Point shared = point(2, 2, 12, {.compute = 0.08});  // a step alone takes 0.1, so its share is 0.05
   shared.split = Split::Unknown;
   shared.busy_wire = 0.02;
   estimate_split(shared, alone, Scaling::PerStep);
@@ -336,7 +336,7 @@ TEST(TrainingMeasured, WaitsThatCannotBeSeenAreEstimated) {
 TEST(TrainingMeasured, WaitsThatAreHiddenWellAreSeenAllTheSame) {
   JobOutcome outcome;
   outcome.exit_status = 0;
-  for (int rank = 0; rank < 2; ++rank) {  // ten operations at once, almost all of it while the program computes
+  for (int rank = 0; rank < 2; ++rank) {  // ten operations at once, almost all of the time while the program computes
     outcome.ranks.push_back({.rank = rank,
                              .host = "a",
                              .steps = 10,

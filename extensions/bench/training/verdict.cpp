@@ -15,7 +15,7 @@ namespace cohort::app::training {
 namespace {
 
 constexpr double kFaster = 1.05;  // two rates count as equal below this ratio, and above its inverse
-constexpr double kChance = 0.05;  // no promise is based on a smaller share of the measured time
+constexpr double kChance = 0.05;  // smaller shares of the measured time justify no promise
 
 using launch::three_digits;
 
@@ -40,7 +40,7 @@ const Point* best_on(const std::vector<Point>& points, int hosts) {
   return best;
 }
 
-/// Bytes per second that the wire carried while an operation waited for it; 0: not known.
+/// Bytes per second over the wire while an operation waited for it; 0: not known.
 double wire_rate(const Point& point) { return point.busy_wire > 0 ? point.wire_bytes / point.busy_wire : 0; }
 
 /// "7.2 MB over a wire that brings 11.8 MB/s".
@@ -76,13 +76,13 @@ double ratio_now(const Point& point, const Workload& workload) {
   return measured > 0 ? measured : launch::ratio_of(workload.wire_format);
 }
 
-/// "a larger batch, a faster link or int8 on the wire": the changes that make the wire's part of a step smaller.
+/// "a larger batch, a faster link or int8 on the wire": the changes that make the part of a step on the wire smaller.
 std::string less_wire_text(const Point& point, const Workload& workload) {
   return ratio_now(point, workload) < 0.4 ? "a larger batch or a faster link"
                                           : "a larger batch, a faster link or int8 on the wire";
 }
 
-/// Reason why the distribution of the time is unknown.
+/// Reason why the parts of a step's time are unknown.
 std::string unseen_text(const Point& point) {
   return point.steps > 0
              ? "where the time goes is not known, since the program waits where it cannot be seen; a row with one "
@@ -117,7 +117,7 @@ double fair_compute(const Point& fewer, const Point& more, const Workload& workl
   return fewer.step.compute * (workload.scaling == Scaling::PerStep ? share : 1);
 }
 
-/// Text for whole runs whose steps are the smaller part: waits within steps do not explain slower runs. Else empty.
+/// Text for whole runs that are mostly not steps, so that waits within steps do not explain slow runs. Else empty.
 std::string start_text(const Point& point, const Workload& workload) {
   const double steps = point.steps * point.step.step();
   if (workload.unit != "runs" || point.run <= 0 || point.steps <= 0 || steps >= point.run / 2) return {};
@@ -148,15 +148,15 @@ std::string one_host_text(const Point& fewer, const Point& more, const Workload&
 Remedies remedies_of(const Point& fewer, const Point& more, const Workload& workload) {
   Remedies remedies;
   if (workload.scaling == Scaling::Unknown) return remedies;
-  // Samples per second are processes * batch / step, or batch / step if all ranks share a batch; x is the batch divided
-  // by the present one.
+  // Samples per second are processes * batch / step, or batch / step if all ranks share a batch. x is the batch divided
+  // by the present batch.
   const double ratio = workload.scaling == Scaling::PerRank ? static_cast<double>(more.processes) / fewer.processes : 1;
   const double rest_fewer = fewer.step.step() - fewer.step.compute;
   const double rest_more = more.step.step() - more.step.compute;
-  const double gain = ratio * fewer.step.compute - more.step.compute;  // of each x
+  const double gain = ratio * fewer.step.compute - more.step.compute;  // gain per unit of x
   if (gain > kChance * more.step.compute)
     remedies.batch_factor = std::max(1.0, (rest_more - ratio * rest_fewer) / gain);
-  const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // on the wire
+  const double allowed = ratio * fewer.step.step() - (more.step.step() - more.step.wire);  // for the wire
   if (allowed > kChance * ratio * fewer.step.step() && more.step.wire > 0) {
     remedies.link_factor = std::max(1.0, more.step.wire / allowed);
     for (const launch::FormatCosts& one : launch::usual_formats()) {
@@ -175,7 +175,7 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
   const Point* more = best_on(points, most_hosts);
   const Point* one = nullptr;
   for (int hosts = 1; hosts < most_hosts && one == nullptr; ++hosts) one = best_on(points, hosts);
-  // The gain of another host shows between pairs with as many processes on each host: of these, the fastest without it.
+  // Another host's gain shows between points with equal numbers per host; of these, takes the fastest without the host.
   const Point* alike = nullptr;
   for (const Point& with : points) {
     if (one == nullptr || with.hosts != most_hosts) continue;
@@ -188,7 +188,7 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
   }
   if (alike != nullptr) one = alike;
 
-  if (one == nullptr) {  // all on as many hosts
+  if (one == nullptr) {  // all points have the same number of hosts
     const Point& fewest = *std::min_element(points.begin(), points.end(),
                                             [](const Point& a, const Point& b) { return a.processes < b.processes; });
     const std::string where = plural(most_hosts, "host");
@@ -304,7 +304,7 @@ std::string drawn(const PartOfStep& part, std::size_t length, const sys::TextSty
   return style.colour && length > 0 ? fmt::format("\033[{}m{}\033[0m", part.colour, out) : out;
 }
 
-/// A value for each point, divided as a step is; undivided ones are all compute.
+/// A column for each point's value, divided like its step; an undivided one counts as compute.
 track::Panel columns_of(const std::vector<Point>& points, const std::string& title,
                         const std::function<double(const Point&)>& value) {
   track::Panel panel{.title = title, .percent = false, .curves = {}, .note = {}};
