@@ -177,7 +177,7 @@ struct StartJob {
   std::uint32_t tail_lines = 20;
   std::uint64_t open_files = 0;  ///< soft limit of open files of the workers
   bool bind_to_cores = false;    ///< binds each worker to its share of the host's cores
-  bool elsewhere = false;        ///< the environment is another host's: HOME and the like come from the agent's own
+  bool elsewhere = false;        ///< the environment is another host's, so HOME etc. come from the agent's
   std::string run_folder;        ///< made on this host if it does not exist
   bool trace = false;            ///< the supervisor wants TracePieces
   bool divides_cores = true;     ///< unset env::kThreadCounts become each rank's share of the cores
@@ -240,7 +240,7 @@ struct KillWorker {
   std::int32_t rank = 0;
 };
 
-/// Nothing more is wanted: the agent ends. One of several launchers ends with the job's exit status.
+/// Nothing more is wanted, so the agent ends. One of several launchers ends with the job's exit status.
 struct Finish {
   std::int32_t status = 0;
 };

@@ -12,7 +12,7 @@
 
 namespace cohort::launch {
 
-/// Figures of a rank at its end: `times` of the event `rank_ended`.
+/// Figures that a rank reports when it ends: `times` of the event `rank_ended`.
 struct RankTimes {
   int rank = 0;
   std::string host;

@@ -189,7 +189,7 @@ void wait_for_name(const net::Address& address, const Environment& environment, 
   while (!net::resolve(address, deadline) && !net::passed(deadline)) std::this_thread::sleep_for(kLookAgain);
 }
 
-// Sets the place for tcp:// and env://: with a secret, they meet by TCP at the address. Ranks that are surely on one
+// Sets the place for tcp:// and env://: with a secret, ranks meet by TCP at the address. Ranks that are surely on one
 // host meet at a Unix name, which needs no port (under torchrun, MASTER_PORT belongs to its agent).
 Result<void> settle_place(InitPlan& plan, std::string_view kind, const net::Address& address, bool surely_one_host,
                           const Environment& environment, net::Deadline deadline) {

@@ -82,7 +82,7 @@ TEST(TrainingVerdict, NothingIsPromisedThatDoesNotHelp) {
 
 TEST(TrainingVerdict, NothingIsPromisedThatRestsOnChance) {
   auto points = slow_wire();
-  points[1].step.compute = 0.7999;  // of 0.8 s that twice the samples may take; the two hosts are the same cores
+  points[1].step.compute = 0.7999;  // twice the samples may take 0.8 s; both hosts are the same cores
   const Remedies remedies = remedies_of(points[0], points[1], hundred());
   EXPECT_EQ(remedies.batch_factor, 0);
   EXPECT_EQ(remedies.link_factor, 0);

@@ -38,9 +38,9 @@
 namespace cohort::doctor {
 namespace {
 
-// A file in the working folder, for which `cohort doctor` has other hosts look. The SharedFile removes it on
-// destruction; if this process is killed, a small shell that waits for that does so. One thread; the shell is a child
-// that the owner of this process's children reaps.
+// A file in the working folder that `cohort doctor` has other hosts look for. The SharedFile removes it on destruction;
+// if this process is killed, a small shell that waits for that does so. One thread; the shell is a child that the owner
+// of this process's children reaps.
 
 class SharedFile {
  public:

@@ -209,7 +209,7 @@ class Channels {
   virtual std::unique_ptr<Channel> open(int peer) = 0;
   /// Receives what has come, if these channels are driven. Returns true if there was anything.
   virtual bool look() = 0;
-  /// The value that is passed to `sleep`, which then misses no `wake` after this call.
+  /// The value to pass to `sleep`, so that it misses no `wake` after this call.
   virtual std::uint32_t bell() noexcept = 0;
   /// Sets whether peers wake threads that sleep here.
   virtual void arm(bool on) noexcept = 0;

@@ -534,7 +534,7 @@ TEST(Join, ServesTheOthersUntilAllHaveJoined) {
     // Rank r takes part in 2 + r rounds; each round averages over the ranks still there.
     Memory memory = comm.allocate(100000 * sizeof(float));
     for (int round = 0; round < 2 + comm.rank(); ++round) {
-      const int lowest = std::max(0, round - 1);  // of the active ranks
+      const int lowest = std::max(0, round - 1);  // the lowest active rank
       float sum = 0;
       for (int rank = lowest; rank < 3; ++rank) sum += static_cast<float>(rank + 1);
       const float average = sum / static_cast<float>(3 - lowest);

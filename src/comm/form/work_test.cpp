@@ -115,7 +115,7 @@ TEST(Work, WaitForGivesUpWaitingButNotTheOperation) {
 
 // Waits in slices, like Python. Each slice may run the operation or leave it to the next one.
 TEST(Work, WaitedForInSlicesIsDoneOnceAllHaveCome) {
-  std::atomic<int> waits{0};  // of rank 0, over all rounds
+  std::atomic<int> waits{0};  // waits of rank 0, over all rounds
   comm::testing::run_world(2, [&waits](Communicator comm) {
     for (int i = 0; i < 5; ++i) {
       std::vector<float> small(100, 1), large(200000, 1);

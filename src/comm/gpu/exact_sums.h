@@ -87,7 +87,7 @@ class ExactSums {
   void add_columns(const Request& request);
   void add_parts_of_columns(const Request& request);
   bool goes_by_columns(const Request& request) const noexcept;
-  /// Takes a part of the scratch memory of the current step, in which pieces are exchanged. The part is in use until
+  /// Takes a part of the scratch memory of `current_`, the step in which pieces are exchanged. The part is in use until
   /// the next step is over.
   std::byte* take(std::size_t bytes);
   ExactStep& step(std::size_t number);

@@ -22,9 +22,9 @@ namespace {
 
 constexpr std::size_t kLeastRoom = 4096;
 
-/// The Work of a receive, done when the message is in GPU memory. The copy begins in the thread that receives the
-/// message, which must not block; waiting threads check whether the copy is over, and the thread of Unattended checks
-/// deliveries that no thread waits for.
+/// The Work of a receive, done when the message is in GPU memory. The thread that receives the message begins the copy,
+/// and must not block. Waiting threads check whether the copy is over, and the thread of Unattended checks deliveries
+/// that no thread waits for.
 class Delivery final : public DeviceWork {
  public:
   Delivery(std::shared_ptr<Staging> staging, Clock::time_point deadline, WhyEnded why_ended)

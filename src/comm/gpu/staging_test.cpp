@@ -220,7 +220,7 @@ TEST_F(OnGpus, ARankWhoseStreamHangsHearsOfAnAbort) {
       [](Communicator& comm, const Buffer& hangs, const Buffer&) { return comm.recv(hangs, 1); },
   };
   const std::size_t usual = cuda::piece_bytes();
-  constexpr std::size_t kCollectives = 3;  // which go in pieces, too
+  constexpr std::size_t kCollectives = 3;  // the first calls, which are collectives, also go in pieces
   for (std::size_t i = 0; i < calls.size() + kCollectives; ++i) {
     const std::size_t which = i % calls.size();
     SCOPED_TRACE(i);

@@ -275,7 +275,7 @@ void HostWorkers::stop(const StopWorkers& order) {
   if (!runs(order.role)) return;
   const bool saves = order.role == Role::Worker && makes_room();
   const milliseconds grace(saves ? std::max(order.grace_ms, order.saving_ms) : order.grace_ms);
-  if (saves) send_reports();  // tells the supervisor to wait as long
+  if (saves) send_reports();  // so that the supervisor waits as long
   for (auto& worker : workers_) {
     if (worker->role() != order.role) continue;
     worker->announce_end();

@@ -82,7 +82,7 @@ class Worker {
   void ask_to_end(int number);
   /// Asks the rest of the group, too.
   void ask_group();
-  /// Returns true if the rank was asked without its group, which is still to be asked.
+  /// Returns true if the rank was asked, and the rest of its group is still to be asked.
   bool spares_its_group() const noexcept { return asked_alone_ > 0; }
   /// Returns true if the process that was asked has ended, but not the shell around it that the agent has started.
   bool left_by_its_rank() const;

@@ -155,7 +155,7 @@ class Health {
     bool gone = false;
     bool left = false;
     bool swept = false;            ///< its descendants are gone, too
-    bool paused = false;           ///< waited in the report before, and apparently not in this one
+    bool paused = false;           ///< waited in the previous report, and seemingly not in the latest
     Clock::time_point heard_at{};  ///< time of the last report, or of the rank's end
     bool silence_told = false;
     Clock::time_point moved_at{};    ///< last time that its counters changed or it used its processor

@@ -227,7 +227,7 @@ std::string demangled(std::string_view text) {
 namespace {
 
 struct Sign {
-  std::string_view text;  ///< part of the rank's last output
+  std::string_view text;  ///< text to find in the rank's last output
   std::string_view advice;
 };
 

@@ -59,7 +59,7 @@ class Roster {
 
   /// Records the worker's own report, and raises latest_formed().
   void report(KnownWorker& worker, std::int64_t formed_epoch, bool has_state);
-  /// Returns true if some worker has trained, as far as is known: fresh workers alone would begin anew.
+  /// Returns true if some worker has trained, as far as is known: a world of only fresh workers would begin anew.
   bool begun() const noexcept { return state_said_ || formed(); }
   bool formed() const noexcept { return latest_formed_ >= 0; }
   /// Returns the latest epoch of which some worker has formed the world; -1: none.

@@ -49,7 +49,7 @@ class Figures {
   /// Period of shares and rates, if ranks take steps that often.
   static constexpr std::chrono::seconds kWindow{10};
 
-  /// `others`: processes behind the ranks, whose roles wait for nobody.
+  /// `others`: number of processes behind the ranks; their roles wait for nobody.
   explicit Figures(int ranks, int others = 0)
       : workers_(static_cast<std::size_t>(ranks)), ranks_(static_cast<std::size_t>(ranks + others)) {}
 

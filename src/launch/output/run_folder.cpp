@@ -153,7 +153,7 @@ void correct_record(const fs::path& aside, const std::string& before) {
   if (folder) (void)write_job_record({aside.string(), aside.string(), std::move(*folder), {}, {}}, record);
 }
 
-/// Moves these names into a new folder below `folder`, whose name it returns.
+/// Moves these names into a new folder below `folder`. Returns the new folder's name.
 Result<std::string> put_aside(int folder, const std::vector<std::string>& what) {
   std::string name;
   for (int number = 1;; ++number) {

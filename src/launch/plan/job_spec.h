@@ -30,7 +30,7 @@ enum class Starter {
 
 enum class Binding {
   None,  ///< the kernel places ranks as it likes
-  Core,  ///< each rank is bound to a share of the cores, which are adjacent
+  Core,  ///< each rank is bound to a share of adjacent cores
 };
 
 enum class PrefixStyle {
@@ -70,7 +70,7 @@ struct StepLimits {
   std::size_t warm_windows = 5;  ///< windows that the median needs
 };
 
-/// Horovod's default.
+/// Default time for hosts to come, the same as Horovod's.
 inline constexpr std::chrono::seconds kElasticTimeout{600};
 
 /// Options of a job that goes on with fewer ranks.

@@ -65,7 +65,7 @@ struct PlannedHost {
   std::string part_of = {};
   /// GPUs of its agent, as CUDA_VISIBLE_DEVICES names them; in a plan, of all parts of its host. Empty: not known.
   std::vector<std::string> devices = {};
-  int component = -1;  ///< of a heterogeneous Slurm job, for srun; -1: none
+  int component = -1;  ///< component of a heterogeneous Slurm job, for srun; -1: none
   // The processes of this host.
   int index = 0;       ///< index of its agent
   int first_rank = 0;  ///< its ranks are consecutive

@@ -74,7 +74,7 @@ class Epoch {
 
   void say(const std::string& text) { run_.say(text); }
   void on_start_late();
-  /// Called when the agent cannot be had. Returns true if an elastic job begins without its host, before any rank runs.
+  /// Called when the agent cannot be started or does not come. Returns true if an elastic job begins without its host.
   bool begins_without(AgentHandle& agent, const std::string& why);
   void on_started(AgentHandle& agent, const Started& started);
   void look_for_running();

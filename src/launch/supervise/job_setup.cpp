@@ -100,7 +100,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
     setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // on this host
-  int processes = 0;  // on this host, of all roles
+  int processes = 0;  // processes of all roles on this host
   for (const PlannedHost& host : setup.plan.hosts) {
     if (!host.local) continue;
     ranks += host.ranks;
@@ -244,7 +244,7 @@ std::string describe_job(const JobSpec& spec, Plan plan) {
   std::vector<std::vector<std::string>> rows = {{roles.others() > 0 ? "process" : "rank", "host", "local rank"}};
   const bool bound = spec.bind == Binding::Core;
   if (bound) rows.front().push_back("processors");
-  std::vector<std::vector<std::string>> own;  // variables of each rank beyond the command's
+  std::vector<std::vector<std::string>> own;  // variables that each rank has beyond the command's
   std::vector<std::vector<std::string>> other_rows;
   std::string of_others;  // environment of the other roles
   int threads = 1;

@@ -49,7 +49,7 @@ struct JobSetup {
   std::uint64_t open_files = 0;          ///< the workers' limit, which this process had before it raised its own
 };
 
-/// Makes a JobSetup, which `spec` outlives, and raises this process's limit of open files. Throws cohort::Error on
+/// Makes a JobSetup (`spec` has to outlive it), and raises this process's limit of open files. Throws cohort::Error on
 /// options that cannot be met.
 JobSetup set_up_job(const JobSpec& spec, Plan plan);
 

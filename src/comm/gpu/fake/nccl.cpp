@@ -98,7 +98,7 @@ ReduceOp op_of(NcclOp op) {
 }
 
 struct Comm;
-/// Returns false if it is a message that cannot go yet, or if it was aborted.
+/// `run` returns false for a message that cannot go yet, or if it was aborted.
 struct Step {
   std::function<bool(Comm&)> run;
   int way = -1;  // for messages: direction and peer; messages of one way go in order

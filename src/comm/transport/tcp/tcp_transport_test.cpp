@@ -355,7 +355,7 @@ TEST_P(TcpTransportTest, ACrowdThatRepeatsAPeersFirstWordsKeepsNoPeerOut) {
     crowd.push_back(*std::move(socket));
     ranks[0].progress();
   }
-  crowd.erase(crowd.begin());  // the real peer's, which has gone
+  crowd.erase(crowd.begin());  // the real peer's has gone by now
   ranks[1].message(0, 0, "hello");
   EXPECT_TRUE(
       ranks.drive_until([&] { return ranks.heard[0].messages.size() == 1; }, 4s));  // unauthenticated peers have 5 s
