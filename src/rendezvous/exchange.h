@@ -69,7 +69,7 @@ class Munge {
   /// `socket`: path of the daemon's socket; empty: the default one. Fails with Unavailable if there is no libmunge.
   static Result<std::shared_ptr<Munge>> load(const std::string& socket);
 
-  /// Makes a credential for this user's processes only. Fails with Unavailable if the daemon does not answer.
+  /// Makes a credential only for this user's processes. Fails with Unavailable if the daemon does not answer.
   Result<std::string> seal(std::string_view bytes) const;
   /// Returns a credential's bytes. Fails with InvalidArgument if it is no fresh credential of this user.
   Result<std::string> open(const std::string& credential) const;

@@ -22,7 +22,7 @@ inline constexpr double kPlotWidth = kWidth - kLeft - kRight;
 
 using Out = std::back_insert_iterator<std::string>;
 
-/// Returns whether both coordinates are below 1e300; beyond, a range could overflow.
+/// Returns whether both coordinates are below 1e300; above that, a range could overflow.
 inline bool finite(const Point& point) { return std::abs(point.x) < 1e300 && std::abs(point.y) < 1e300; }
 
 struct Range {

@@ -97,8 +97,8 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Begins the timeout at `called`, or now if that is zero and `begin_now` is called: reading the clock takes as long
-  /// as a small operation.
+  /// Begins the timeout at `called`. If that is zero, `begin_now` begins it: reading the clock takes as long as a small
+  /// operation.
   void begin(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
     called_ = called;
     timeout_ = timeout;

@@ -48,7 +48,7 @@ class Mesh {
   std::optional<Location> locate(const void* data, std::size_t bytes) const;
   /// Sends queued messages that did not fit into the sockets before. Cheap if there are none.
   void flush() noexcept;
-  /// Stops sending, because the communicator is being destroyed, or in a forked child.
+  /// Stops sending. Called when the communicator is destroyed, and in a forked child.
   void close() noexcept;
 
   /// Number of messages queued or sent to each peer so far.

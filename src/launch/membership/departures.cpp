@@ -28,7 +28,7 @@ void Departures::let_go(const std::vector<int>& agents, Reason reason, const std
   std::vector<int> leavers;
   for (const int index : agents) {
     if (job_.agents[index].leaving) {
-      // They leave at the end of their step already: a signal before would tell all ranks that the job is to end.
+      // They leave at the end of their step anyway. An earlier signal would tell all ranks that the job is to end.
       for (Leaving& leaving : leaving_) {
         if (leaving.agent == index && !leaving.limit) leaving.limit = limit;
       }

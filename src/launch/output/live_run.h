@@ -1,6 +1,6 @@
-// live.json: the state of a run, rank by rank, which the launcher writes while the run goes on and viewers read. Plain
-// data, converted to text and back; docs/reference/run-record.md has the fields. The text may have been written by
-// another build, so unknown fields are ignored, missing ones have their defaults. The ranks' figures are pure: they
+// live.json has the state of a run, rank by rank. The launcher writes it while the run goes on, and viewers read it.
+// Plain data, converted to text and back; docs/reference/run-record.md has the fields. The text may have been written
+// by another build, so unknown fields are ignored, missing ones have their defaults. The ranks' figures are pure: they
 // take reports and the time, on one thread. LiveFile writes the file on a thread of its own.
 #pragma once
 
