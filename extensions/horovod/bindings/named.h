@@ -68,7 +68,7 @@ class NamedOperation : public Held {
   std::weak_ptr<NamedWorld> keeper_;
 };
 
-/// Python functions that are called on a thread of their own as soon as operations are done.
+/// Python functions that are called on a separate thread as soon as operations are done.
 class Callbacks {
  public:
   /// Calls `function(work)` when the operation is done; immediately, in the caller, if it is done already.

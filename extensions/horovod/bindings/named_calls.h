@@ -50,7 +50,7 @@ struct NamedReply {
   const NamedMade* made = nullptr;  ///< one for each operation; null after a failure
 };
 
-/// Operations called together: all or none are accepted, and `done` is called once for all.
+/// Operations called together. All or none are accepted, and `done` is called once for all.
 struct NamedGroup {
   std::uint64_t engine = 0;  ///< the number under which it was published
   const NamedCall* calls = nullptr;

@@ -70,10 +70,10 @@ class Engine {
   /// Requests an operation. Throws InvalidArgument, and does nothing, for an invalid request, for a name that is still
   /// under way, and after `join`. Throws the error that ended the engine, if it has ended.
   Handle submit(Request request);
-  /// Requests several operations: either all or none are accepted, and they become visible together.
+  /// Requests several operations. Either all or none are accepted, and they become visible together.
   std::vector<Handle> submit(std::vector<Request> requests);
 
-  /// Declares that this rank has no more data: it contributes neutral elements until all ranks have joined, and may not
+  /// Declares that this rank has no more data. It contributes neutral elements until all ranks have joined, and may not
   /// submit until then. Operations requested before are still carried out.
   Handle join_async();
   /// Does join_async and waits. Returns the rank that joined last, the same on all ranks.

@@ -35,7 +35,7 @@ std::int64_t product(std::span<const std::int64_t> shape) noexcept {
   return result;
 }
 
-/// Returns what is wrong with the buffer, or an empty text. The communicator would refuse it later, on this rank alone.
+/// Returns what is wrong with the buffer, or an empty text. The communicator would refuse it later, on only this rank.
 std::string fault_of(const ConstBuffer& buffer) {
   const std::size_t size = size_of(buffer.dtype);
   const std::size_t alignment = is_complex(buffer.dtype) ? size / 2 : size;

@@ -44,7 +44,7 @@ std::string_view name_of(Kind kind) noexcept;
 
 /// Function that returns memory for an output of this shape, on the input's device. The size is known only when all
 /// ranks have requested the operation. Work queued on the input's stream before that may still use the memory. Called
-/// on the engine's thread; must not call the engine. An exception ends the communicator: other ranks wait for this one.
+/// on the engine's thread; must not call the engine. An exception ends the communicator, as others wait for this rank.
 using OutputAllocator = std::function<void*(std::span<const std::int64_t> shape)>;
 
 /// A request. On GPU memory, the operation runs after the work that is in the stream at the time of the request.

@@ -25,7 +25,7 @@ class Wakeup {
   void notify();
   /// Notes a new request that nobody waits for yet.
   void request();
-  /// Notes that a thread waits for a request, until `relax`: the engine does not linger meanwhile.
+  /// Notes that a thread waits for a request, until `relax`. The engine does not linger meanwhile.
   void urge() {
     ++urgent_;
     if (lingering_) end_lingering();
@@ -44,7 +44,7 @@ class Wakeup {
   std::condition_variable changed_;
   bool notified_ = false;
   bool requested_ = false;
-  // Each side writes its variable, then reads the other's, in sequential order: at least one sees the other's write.
+  // Each side writes its variable, then reads the other's, in sequential order, so at least one sees the other's write.
   std::atomic<bool> lingering_{false};
   std::atomic<int> urgent_{0};
 };
@@ -52,7 +52,7 @@ class Wakeup {
 class RoundAnnouncer {
  public:
   virtual ~RoundAnnouncer() = default;
-  /// Tells all peers that this rank has entered round `round`, from 1. Never waits: peers may receive this only after
+  /// Tells all peers that this rank has entered round `round`, from 1. Never waits; peers may receive this only after
   /// the round.
   virtual void ring(std::uint64_t round) = 0;
   /// Returns the highest round that a peer has announced; 0 if none has. Throws the error that ended the communicator.

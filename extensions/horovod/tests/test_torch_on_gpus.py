@@ -1,5 +1,5 @@
-"""cohort.horovod.torch on tensors of "cuda" (cuda_support): operations give what they give on the CPU. 2 ranks, which share a GPU;
-by NCCL, and with COHORT_NCCL=off by way of the host's memory. Values are whole, so sums are exact in any order."""
+"""cohort.horovod.torch on tensors of "cuda" (cuda_support): results are as on the CPU. 2 ranks share a GPU,
+with NCCL, and with COHORT_NCCL=off through host memory. Values are whole, so sums are exact in any order."""
 
 import ctypes
 import gc

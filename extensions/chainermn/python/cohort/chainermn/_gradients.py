@@ -46,7 +46,7 @@ class Collected(NamedTuple):
 
     tensors: list[torch.Tensor]
     digest: int  # tells which of all parameters these are; the same on all ranks
-    others: list[str]  # names of the parameters that are not among them
+    others: list[str]  # names of all other parameters
 
 
 def collected(comm: Communicator, parameters: Named, zero_fill: bool) -> Collected:

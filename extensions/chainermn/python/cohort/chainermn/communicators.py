@@ -86,7 +86,7 @@ class CommunicatorBase:
         self._hosts = _number_hosts(communicator)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CommunicatorBase:
-        return self  # models that hold one are copied
+        return self  # a model that holds a communicator can be copied
 
     def __reduce__(self) -> Any:
         raise TypeError(

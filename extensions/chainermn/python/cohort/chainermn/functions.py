@@ -25,7 +25,7 @@ Tensors = Union[Tensor, tuple[Tensor, ...]]
 
 
 def _anchor() -> Tensor:
-    """Returns an input for functions without one that requires a gradient, so that autograd calls their backward."""
+    """Returns an input that requires a gradient, so that autograd calls the backward of functions without other such inputs."""
     return torch.zeros((), requires_grad=True)
 
 

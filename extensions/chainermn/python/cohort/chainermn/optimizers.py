@@ -149,7 +149,7 @@ class MultiNodeOptimizer(Wrapped):
         self._scaled = True
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
-        """Like the optimizer's own."""
+        """Like the optimizer's own method."""
         self._scaled = False
         return super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
@@ -186,7 +186,7 @@ class MultiNodeOptimizer(Wrapped):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Like the optimizer's own; the new parameters become rank 0's. Collective."""
+        """Like the optimizer's own method; the new parameters become rank 0's. Collective."""
         before = {id(tensor) for _, tensor in self._named()}
         super().add_param_group(param_group)  # type: ignore[misc]
         self._send_parameters([(name, tensor) for name, tensor in self._named() if id(tensor) not in before])

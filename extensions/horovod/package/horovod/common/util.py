@@ -19,7 +19,7 @@ _FRAMEWORKS = {"tensorflow": "tensorflow", "torch": "torch"}
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if this process's framework ("torch" or "tensorflow") can use a GPU."""
+    """Returns True if this process's framework ("torch" or "tensorflow") can use a GPU."""
     if ext_base_name not in _FRAMEWORKS:
         raise ValueError(f"gpu_available({ext_base_name!r}): of Horovod's frameworks Cohort has {sorted(_FRAMEWORKS)}")
     framework = importlib.import_module(_FRAMEWORKS[ext_base_name])
@@ -33,7 +33,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """True if `horovod.EXT_BASE_NAME` can be used here: its framework and cohort are installed."""
+    """Returns True if `horovod.EXT_BASE_NAME` can be used here: its framework and cohort are installed."""
     needed = _FRAMEWORKS.get(ext_base_name)
     available = needed is not None and all(importlib.util.find_spec(name) for name in (needed, "cohort"))
     if verbose:
@@ -114,7 +114,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """True if it is 1, 2, 4, 8, ..."""
+    """Returns True if it is 1, 2, 4, 8, ..."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -133,7 +133,7 @@ def split_list(items: list[_Item], num_parts: int) -> list[list[_Item]]:
 
 
 def is_iterable(value: object) -> bool:
-    """True if `iter(value)` works."""
+    """Returns True if `iter(value)` works."""
     try:
         iter(value)  # type: ignore[call-overload]
     except TypeError:

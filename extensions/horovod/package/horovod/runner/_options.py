@@ -12,7 +12,7 @@ SPELLINGS: dict[str, str] = {}
 
 
 class _Given(argparse.Action):
-    """Stores, and remembers how the user spelled it."""
+    """Stores the value, and the user's spelling of the option."""
 
     def __init__(self, *args: Any, value: Any = None, **kwargs: Any) -> None:
         self.value = value

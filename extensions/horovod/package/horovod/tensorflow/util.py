@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def _executing_eagerly() -> bool:
-    """True if operations are carried out at once."""
+    """Returns True if operations run eagerly, not in a graph."""
     return bool(tf.executing_eagerly())
 
 

@@ -18,7 +18,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the tensor that arrived, as it was before `compress`."""
+        """Returns the tensor that arrived in the form that it had before `compress`."""
         raise NotImplementedError
 
 

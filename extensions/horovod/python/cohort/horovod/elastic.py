@@ -30,12 +30,12 @@ def _change_of_job() -> int:
     if news is None:
         return 0
     _, came, left = news
-    # The same workers in another order need no new state either.
+    # The same workers in a different order need no new state either.
     return (_ADDED if came else 0) | (_REMOVED if left or not came else 0)
 
 
 class State:
-    """The base of states, which says when to save, restore and send. Subclasses say what."""
+    """The base of states, which says when to save, restore and send. Subclasses define how."""
 
     _commits = 0
     _told_job = False  # the job knows that the training has begun

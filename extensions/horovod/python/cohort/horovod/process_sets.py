@@ -1,4 +1,4 @@
-"""Process sets: groups of ranks with operations of their own. Each has its own engine, so sets do not block each other.
+"""Process sets: groups of ranks with separate operations. Each has its own engine, so sets do not block each other.
 
 `add_process_set` and `remove_process_set` may be called at any time, by all ranks, in the same order.
 """

@@ -28,7 +28,7 @@ def now() -> float:
 
 
 class Timeline:
-    """A file that a thread of its own writes. Any thread may call."""
+    """A file that a separate thread writes. Any thread may call."""
 
     def __init__(self, path: str, mark_cycles: bool, rank: int, size: int) -> None:
         # Unbuffered, because a forked child would write the buffer's contents a second time.

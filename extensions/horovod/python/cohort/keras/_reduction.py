@@ -61,7 +61,7 @@ class Reduction:
     # --- which ranks take part ---
 
     def is_shared(self) -> bool:
-        """True if there are other ranks to reduce with, or may be later, as programs compiled in a world of one outlive it."""
+        """Returns True if there are or may later be other ranks. Programs compiled in a world of one outlive it."""
         process_set = self.settings.process_set
         if process_set.process_set_id is not None and not process_set.included():
             return False
@@ -123,7 +123,7 @@ class Reduction:
         ]
 
     def weighted(self, loss: Any) -> Any:
-        """Returns the loss scaled by this rank's fraction of samples, so that gradients averaged over ranks are by
+        """Returns the loss scaled by this rank's fraction of samples, so that gradients averaged over ranks are weighted by
         samples."""
         step = _step.current()
         if step is None or step.factor is None or step.process_set is not self.settings.process_set:

@@ -187,7 +187,7 @@ class Training:
                     reduction.sparse.setdefault(name, kind)  # type: ignore[union-attr]
 
     def _is_eager(self) -> bool:
-        """True if gradients may be sparse, and steps are not graphs."""
+        """Returns True if gradients may be sparse, and steps are not graphs."""
         if _flavor.backend_name(self.package) != "tensorflow":
             return False
         import tensorflow as tf
@@ -195,7 +195,7 @@ class Training:
         return bool(getattr(self.model, "run_eagerly", False)) or tf.config.functions_run_eagerly()
 
     def _by_samples(self) -> bool:
-        """True if this rank's loss is a mean over samples, and the average over ranks is to be one, too."""
+        """Returns True if this rank's loss is a mean over samples, and the average over ranks is to be one, too."""
         settings = self.reduction.settings
         if settings.op != _reduction.Average or settings.average_by != "samples":
             return False
@@ -203,7 +203,7 @@ class Training:
         return not any(str(getattr(one, "reduction", "")).lower().endswith("sum") for one in losses)
 
     def _absent_step(self) -> None:
-        """Runs a step on the other ranks' batches."""
+        """Takes part in a step for which only other ranks have batches."""
         recipe = self.recipe or [(self.model.optimizer, list(self.model.trainable_variables))]
         for optimizer, variables in recipe:
             outer = next((one for one in self.optimizers if _reduction.inner_of(one) is optimizer), optimizer)

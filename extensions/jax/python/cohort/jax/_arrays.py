@@ -43,7 +43,7 @@ def _check_place(array: jax.Array, what: str) -> None:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Returns True if some are placeholders for values not computed yet: within jit, grad, vmap, scan."""
+    """Returns True if some arrays are placeholders for values not computed yet, as within jit, grad, vmap, scan."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 

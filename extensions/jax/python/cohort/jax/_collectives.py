@@ -38,7 +38,7 @@ def _run(call: Call, arrays: Sequence[jax.Array]) -> List[jax.Array]:
 
 
 def _is_none(cotangent: Any) -> bool:
-    """Returns True for integers, which have no gradient: their gradient is None."""
+    """Returns True for integers. They have no gradient, so their gradient is None."""
     return bool(cotangent.dtype == jax.dtypes.float0)
 
 
@@ -85,7 +85,7 @@ def _reduced(call: Call, arrays: List[jax.Array]) -> List[jax.Array]:
 
 
 def _changes_nothing(call: Call, arrays: Sequence[jax.Array]) -> bool:
-    # A program compiled in a world of one is compiled anew for a larger one.
+    # A program compiled in a world of one is compiled again for a larger one.
     alone = engine_of(call.process_set).size() == 1 and call.prescale == call.postscale == 1
     return alone and all(jnp.issubdtype(array.dtype, jnp.number) for array in arrays)
 

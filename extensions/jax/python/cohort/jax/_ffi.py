@@ -18,7 +18,7 @@ _LIBRARY = pathlib.Path(_core.__file__).with_name("_jax_ffi.so")
 
 @functools.lru_cache(maxsize=None)
 def is_usable() -> bool:
-    """True if programs may be compiled with the library. Registers it the first time."""
+    """Returns True if programs may be compiled with the library. Registers it the first time."""
     try:
         _register()
     except Exception as error:

@@ -24,7 +24,7 @@ from cohort.errors import Error, Unavailable
 from cohort.horovod.torch._tensors import dense
 from torch import Tensor
 
-# Smaller gradients travel together, through a buffer of the core's, wherever they are.
+# Smaller gradients travel together, through a buffer of the core, wherever they are.
 _LEAST_BYTES = (64 << 10) + 1
 
 # Gradients begin on pages, as the memory does.
@@ -54,7 +54,7 @@ class _Place:
         view = self._bytes[:]  # lives as long as the storage made from it
         self._lent = weakref.ref(view)
         whole = torch.frombuffer(view, dtype=self._dtype)
-        # Not a view of the whole: programs call detach_() on gradients, which views refuse.
+        # Not a view of the whole, as programs call detach_() on gradients, which views refuse.
         return torch.empty(0, dtype=self._dtype).set_(whole, 0, self._shape)
 
 

@@ -18,7 +18,7 @@ _OWN = re.compile(r"BASH_FUNC_.*|OLDPWD")
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as the launcher has set them; (0, 1) where none has. Without `init`."""
+    """Returns this process's rank and the number of ranks, as set by the launcher; (0, 1) without one. Needs no `init`."""
     for rank, size in _RANK_AND_SIZE:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
@@ -26,5 +26,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_exportable(variable: str) -> bool:
-    """True if a variable of this name is given to ranks."""
+    """Returns True if a variable of this name is given to ranks."""
     return not _OWN.fullmatch(variable)
