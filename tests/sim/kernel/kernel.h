@@ -211,7 +211,7 @@ struct Host {
   std::map<std::string, File*> listeners;  ///< by "tcp:PORT" and "unix:NAME"
 };
 
-/// What is to be done at some time.
+/// An action that is due at some time.
 struct Action {
   virtual ~Action() = default;
   virtual void run() = 0;
