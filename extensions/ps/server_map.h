@@ -124,8 +124,9 @@ class Placement {
 
 inline constexpr const char* kPurpose = "parameter server";
 
-/// Address at which a server without a given endpoint listens: the one at which other processes of its job reach this
-/// host (one of COHORT_NETWORK's addresses if that is set); outside a job, loopback. The system chooses the port.
+/// Address at which a server without a given endpoint listens, that is the one at which other processes of its job
+/// reach this host (one of COHORT_NETWORK's addresses if that is set); outside a job, loopback. The system chooses the
+/// port.
 Result<std::string> own_endpoint();
 /// Parses "HOST:PORT" or "@NAME".
 Result<net::Endpoint> parse_endpoint(const std::string& text);

@@ -41,8 +41,8 @@ struct AllReduceOptions {
   /// one adds it; weights and `postscale` may change meanwhile. On one host nothing is stored.
   float* residual = nullptr;
   /// Makes `Work::finite()` say whether the result is free of NaN and infinities. On one host that costs next to
-  /// nothing: each rank checks the part of the result that it makes. Ranks may differ in this option; only those that
-  /// set it get the answer.
+  /// nothing, since each rank checks the part of the result that it makes. Ranks may differ in this option; only those
+  /// that set it get the answer.
   bool check_finite = false;
   /// Distinguishes operations of the same shape and type: ranks that give different tags get Mismatch.
   std::uint32_t tag = 0;

@@ -122,8 +122,8 @@ class Communicator {
   /// The Work is done as soon as every rank has called `barrier`.
   Work barrier(const BarrierOptions& options = {});
 
-  // Grouped forms: one Work for many buffers, of any dtypes and sizes; small buffers are sent together. Results are, to
-  // the bit, those of one call for each buffer.
+  // Grouped forms: one Work for many buffers, of any dtypes and sizes; small buffers are sent together. Results are
+  // equal, to the bit, to one call for each buffer.
   Work all_reduce(std::span<const Buffer> data, const AllReduceOptions& options = {});
   Work broadcast(std::span<const Buffer> data, const BroadcastOptions& options = {});
   Work all_gather(std::span<const ConstBuffer> inputs, std::span<const Buffer> outputs,

@@ -27,7 +27,7 @@ enum class NonFinite : std::uint8_t {
 };
 
 /// The part of a training's state that is divided over the ranks to save memory (ZeRO stages 1 to 3). Parameters are
-/// the same to the bit as with None if the optimizer works on each element alone. Each value also divides what the
+/// the same to the bit as with None if the optimizer works on each element separately. Each value also divides what the
 /// value before it divides.
 enum class Sharding : std::uint8_t {
   None,        ///< nothing: every rank has the whole state

@@ -1,5 +1,5 @@
-// The ranks of a communicator as a grid with named axes, and this rank's group along each of them: so that data,
-// pipeline and tensor parallelism each have a communicator of their own. Handles; one thread at a time.
+// The ranks of a communicator as a grid with named axes, and this rank's group along each axis, so that data, pipeline
+// and tensor parallelism each have their own communicator. Handles; one thread at a time.
 //
 //   cohort::Mesh mesh(comm, {{"dp", 2}, {"pp", 2}, {"tp", 2}});                     // 8 ranks
 //   cohort::nn::DistributedDataParallel model(net, mesh.along("dp"));

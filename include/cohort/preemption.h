@@ -36,13 +36,13 @@ struct PreemptionOptions {
 ///     }
 ///   }
 ///
-/// Make the Preemption early: before that, a signal has its ordinary effect, which is to end the process. (`cohort run`
-/// holds SIGUSR1 back until a rank has a handler for it.) When SIGTERM ends a job of `cohort run`, a rank with a
+/// Make the Preemption early, since before that a signal has its ordinary effect, which is to end the process. (`cohort
+/// run` holds SIGUSR1 back until a rank has a handler for it.) When SIGTERM ends a job of `cohort run`, a rank with a
 /// Preemption may take --preempt-grace, instead of --grace, to end.
 ///
 /// A rank that is ending may be signalled again, by another process that passes signals on or by a batch system that
 /// repeats them. So after `requested` has returned true, or `received` has returned a signal, the handlers stay when
-/// the object is destroyed: the process then ends by itself, and SIGTERM does not end it.
+/// the object is destroyed. The process then has to end by itself, since SIGTERM does not end it.
 class Preemption {
  public:
   /// Throws InvalidArgument for no signals, signals that cannot be handled, and `every` below 1.

@@ -1,6 +1,6 @@
 // Addresses of a job's servers: each server announces its own address, and callers wait until all servers have
 // (docs/roles.md). Addresses go through the store of `cohort run`; without it, TF_CONFIG lists them. Any thread; each
-// call connects anew.
+// call makes its own connection.
 #pragma once
 
 #include <chrono>

@@ -112,7 +112,7 @@ struct Metric {
 
 /// Selects how the values that all ranks log are combined.
 enum class Reduce {
-  No,    ///< rank 0's values are written; those of other ranks are not
+  No,    ///< only rank 0's values are written
   Mean,  ///< the mean over ranks, each with the same weight
   Max,
   Min,
@@ -122,15 +122,15 @@ enum class Reduce {
 };
 
 struct MetricsOptions {
-  /// Needed for values of several ranks. All ranks then make a Metrics, whose constructor forms a group of its own in
-  /// this communicator, and so blocks.
+  /// Needed for values of several ranks. All ranks then make a Metrics, whose constructor forms a group in this
+  /// communicator, and so blocks.
   Communicator communicator = {};
   std::chrono::milliseconds interval = std::chrono::seconds(1);  ///< between two writes
   /// Time that `close` and the destructor wait for values that other ranks have not logged yet.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
 };
 
-/// Logs values over steps at a cost of about a microsecond: a thread writes them to the record, at intervals and at the
+/// Logs values over steps at a cost of about a microsecond. A thread writes them to the record, at intervals and at the
 /// end, so a killed process loses the values of the last interval. That thread combines values of several ranks in a
 /// group of its own, by two small operations at each interval, which never delay the training's operations.
 ///

@@ -1,7 +1,6 @@
 // Processes: starting them (SpawnOptions), learning how they ended, and looking them up in /proc.
-// A ChildProcess owns its descriptors, not the process: the parent has to wait for the process. `spawn` may be called
-// by a process with several threads. A child with `parent_death_signal` lives no longer than the thread that started
-// it.
+// A ChildProcess owns its descriptors, but not the process, for which the parent has to wait. `spawn` may be called by
+// a process with several threads. A child with `parent_death_signal` lives no longer than the thread that started it.
 // PeerProcess: watches whether a process that is not a child is alive, dying or gone. Identifies it by pid and start
 // time, since a pid may be reused. Not thread-safe. Also the cores that this process may use.
 #pragma once

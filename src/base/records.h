@@ -21,8 +21,8 @@
 
 namespace cohort::codec {
 
-// Little-endian bytes for messages between processes. A Reader never reads past its end: every call returns a Result,
-// so untrusted bytes are safe to read. Not thread-safe; owns nothing.
+// Little-endian bytes for messages between processes. A Reader never reads past its end, and every call returns a
+// Result, so untrusted bytes are safe to read. Not thread-safe; owns nothing.
 static_assert(std::endian::native == std::endian::little, "messages are little-endian, and so must the host be");
 
 class Writer {

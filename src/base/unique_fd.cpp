@@ -13,7 +13,7 @@
 namespace cohort::sys {
 namespace {
 
-// Never destroyed: a fork may come while the process ends.
+// Never destroyed, since a fork may come while the process ends.
 struct Table {
   std::mutex mutex;
   std::vector<int> descriptors;

@@ -30,7 +30,7 @@ constexpr std::size_t kMostDenied = 64;
 constexpr std::size_t kMostRemembered = 4096;
 /// Number of tokens that a proof adds, since the ranks of a forming world connect amid unauthenticated clients.
 constexpr double kWorthOfProof = 100;
-/// Most connections closed unread in one pass, before the other work of the loop has its turn.
+/// Most connections closed unread in one pass, before the loop does other work.
 constexpr int kMostSwept = 512;
 constexpr auto kBetweenComplaints = std::chrono::seconds(10);
 

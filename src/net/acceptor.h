@@ -34,8 +34,8 @@ struct Source {
 };
 
 /// Picks the waiting connection to close. `waiting` is in order of arrival, and not empty. Picks the first connection
-/// that is not `credible`, else the first of all: a peer that has the secret proves it within moments. The newest,
-/// which may not have been read yet, is picked only if it is the only one.
+/// that is not `credible`, else the first of all, since a peer that has the secret proves it within moments. The
+/// newest, which may not have been read yet, is picked only if it is the only one.
 template <class Waiting, class Credible>
 auto pick_eviction(Waiting& waiting, Credible credible) {
   const auto newest = std::prev(waiting.end());

@@ -27,7 +27,7 @@ Result<Address> parse_address(std::string_view text);
 /// Formats the address as `parse_address` reads it.
 std::string to_string(const Address& address);
 
-/// True for "localhost", 127.0.0.0/8 and ::1, judged by spelling alone.
+/// True for "localhost", 127.0.0.0/8 and ::1, judged only by the spelling.
 bool is_loopback_name(std::string_view host);
 
 /// Either a Unix name or a TCP address: `unix_name` if it is not empty, else `tcp`.

@@ -297,7 +297,7 @@ void FileStore::catch_up() {
 }
 
 // Removes an incomplete record. Its writer held the lock that this process holds now, so the writer died while writing.
-// For members only: if locks work only within a host, other processes cannot know that.
+// Only for members, since other processes cannot know that if locks work only within a host.
 void FileStore::cut_torn() {
   if (!std::exchange(torn_, false)) return;
   log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);

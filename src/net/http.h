@@ -1,5 +1,5 @@
 // The part of HTTP/1.1 that Cohort's own pages need: a parser for the head of GET and HEAD requests, and a small
-// server. Requests are parsed strictly: a head that two parsers could read differently is refused. The parsing
+// server. Requests are parsed strictly, so a head that two parsers could read differently is refused. The parsing
 // functions are pure; any thread.
 #pragma once
 

@@ -1,6 +1,6 @@
 // A store in one process, served to other processes over authenticated connections.
-// The server runs on a thread of its own from construction to destruction; its methods may be called from any thread.
-// A client may be used by several threads: requests are numbered, so a wait in one thread does not hold up a set in
+// The server runs on its own thread from construction to destruction; its methods may be called from any thread. A
+// client may be used by several threads: requests are numbered, so a wait in one thread does not hold up a set in
 // another. It has no thread of its own. Not usable in a forked child (InvalidArgument).
 #pragma once
 

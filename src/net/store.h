@@ -110,7 +110,7 @@ struct FileStoreOptions {
 };
 
 /// Opens a store in a file that all ranks can lock (an append-only log under an open-file-description lock), for worlds
-/// without a server. The file belongs to one meeting: the first rank to arrive creates the file, and the last rank to
+/// without a server. The file belongs to one meeting. The first rank to arrive creates the file, and the last rank to
 /// leave removes it. Any thread may call; not usable in a forked child. Throws Unavailable if the file was left by an
 /// earlier job or its world is complete already (the message names the job, and how to remove the file),
 /// InvalidArgument if the file belongs to another user or others may write it, Mismatch if it is for another world

@@ -32,8 +32,8 @@ bool ReplayFilter::first_time(const Words& words) {
   return true;
 }
 
-// One end of a TLS 1.3 connection, authenticated by a pre-shared key alone, with a fresh X25519 exchange: an OpenSSL
-// session without I/O. Used by TlsSession (bytes in memory) and TlsStream (a socket). One thread at a time. (RFC 8446
+// One end of a TLS 1.3 connection, as an OpenSSL session without I/O: authenticated only by a pre-shared key, with a
+// fresh X25519 exchange. Used by TlsSession (bytes in memory) and TlsStream (a socket). One thread at a time. (RFC 8446
 // section 2.2; external PSKs as RFC 9257 requires: 256 bits, one per purpose.)
 class TlsEnd {
  public:

@@ -66,7 +66,7 @@ class TlsStream {
 };
 
 // TLS 1.3 as a state machine without I/O: takes bytes from the peer, and produces bytes for the peer. Authentication is
-// by a pre-shared key alone, derived from the job's secret; every session has a fresh X25519 exchange. One thread at a
+// only by a pre-shared key, derived from the job's secret; every session has a fresh X25519 exchange. One thread at a
 // time. (RFC 8446 section 2.2; external PSKs as RFC 9257 requires: 256 random bits, one per job and purpose.)
 
 /// Error text for two ends with different secrets.

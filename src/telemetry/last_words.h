@@ -1,6 +1,6 @@
 // Last words that a process leaves on its status page when it dies of an exception or a signal, and stacks written on
-// request. The user's program is not affected: the terminate handler calls the previous one, and signal handlers are
-// installed only if the disposition is the default. Without an agent nothing is installed. Any thread may call;
+// request. The user's program is not affected, since the terminate handler calls the previous one, and signal handlers
+// are installed only if the disposition is the default. Without an agent nothing is installed. Any thread may call;
 // repeated calls have no effect. Only the first caller's thread gets an alternate stack, for handlers after a stack
 // overflow.
 #pragma once

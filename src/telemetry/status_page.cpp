@@ -47,7 +47,7 @@ Result<sys::SharedSegment> create_status_page() {
   auto segment = sys::create_shared_segment("cohort-status", kStatusBytes);
   if (!segment) return segment;
   (new (segment->mapping.data()) StatusLayout{})->magic = StatusLayout::kMagic;
-  (void)::lseek(segment->fd.get(), kStatusStacksBegin, SEEK_SET);  // for stacks that somebody else asks for
+  (void)::lseek(segment->fd.get(), kStatusStacksBegin, SEEK_SET);  // for stacks that another process asks for
   return segment;
 }
 

@@ -1,4 +1,4 @@
-// The page by which a rank tells its agent what it does, between processes.
+// Tests, between processes, the page by which a rank shows its agent what it does.
 #include "telemetry/status_page.h"
 
 #include "base/env.h"

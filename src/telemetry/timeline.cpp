@@ -57,8 +57,8 @@ std::uint64_t pack(TimelineKind kind, std::uint64_t flags, std::uint64_t name, s
   return static_cast<std::uint64_t>(kind) | flags << 8 | name << 16 | static_cast<std::uint64_t>(lane) << 32;
 }
 
-// Stores each word with release order: a reader that sees a later event's word then also sees, in `head`, that the slot
-// was reused.
+// Stores each word with release order, so that a reader that sees a later event's word then also sees, in `head`, that
+// the slot was reused.
 void write(const Words& words) noexcept {
   constexpr auto kRelease = std::memory_order_release;
   const std::uint64_t number = own_ring->head.fetch_add(1, std::memory_order_acq_rel);

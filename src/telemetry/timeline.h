@@ -1,6 +1,6 @@
 // Events in a rank, for its agent: operations, steps, buckets, checkpoints, waits and the program's own spans, in a
 // ring of fixed slots. The agent makes the ring (a memory file that both map), drains it continuously (TimelineReader),
-// and keeps it if the rank is killed. Writers never wait: if the agent lags, the oldest events are overwritten, and the
+// and keeps it if the rank is killed. Writers never wait. If the agent lags, the oldest events are overwritten, and the
 // reader counts them. Without a ring (without `cohort run --trace`) an event costs one load. Any thread may write.
 // TimelineReader, for the agent, takes the events written since the last time out of a timeline, in order. Another
 // process writes the ring, so nothing in it is trusted. Numbers are checked, and texts are bounded. One thread.

@@ -1,6 +1,6 @@
 // Events in Chrome's Trace Event Format, which Perfetto and chrome://tracing read: a list of JSON objects, one on each
-// line. Events are appended to a file as they come: the format allows the list's end to be missing, and the last line
-// may be torn where a writer was killed. Each rank is a process with a row ("thread") for each kind of event that may
+// line. Events are appended to a file as they come, since the format allows the list's end to be missing. The last line
+// may be torn if the writer was killed. Each rank is a process with a row ("thread") for each kind of event that may
 // overlap. Times are nanoseconds since a base; in the file, microseconds. One thread.
 #pragma once
 

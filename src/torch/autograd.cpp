@@ -239,7 +239,7 @@ void refuse_double_backward(const char* what) {
   }
 }
 
-// Returns without waiting: the send is complete when the Work is destroyed.
+// Returns without waiting. The send is complete when the Work is destroyed.
 Work start_send(Peer& peer, const at::Tensor& x, int tag) {
   const at::Tensor data = x.contiguous();
   Work work = peer.comm.send(to_buffer(data), peer.rank, {.tag = tag});

@@ -12,7 +12,7 @@
 #include <cohort/torch/idx.h>
 #include <cohort/torch/tensor.h>
 
-// One header for archives only: the rest of torch/serialize is not needed.
+// Includes only the headers of archives, since the rest of torch/serialize is not needed.
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 

@@ -328,8 +328,8 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
   cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->core().progress()});
 }
 
-// Sends all buffers in one broadcast, as bytes. Every rank packs its own: if rank 0 has joined, the lowest active
-// rank's are sent. GPU buffers are sent in place.
+// Sends all buffers in one broadcast, as bytes. Every rank packs its own, since the lowest active rank's are sent if
+// rank 0 has joined. GPU buffers are sent in place.
 void DataParallelCore::State::broadcast_buffers() {
   take_buffers_again_if_changed();
   if (comm.size() == 1) return;

@@ -86,7 +86,7 @@ class BeforeMeasuring {
     for (at::Tensor& parameter : module.parameters()) {
       gradients_.emplace_back(parameter, parameter.grad());
     }
-    // Needs a loop of its own, since a parameter may be listed twice.
+    // Needs a separate loop, since a parameter may be listed twice.
     for (auto& [parameter, gradient] : gradients_) parameter.mutable_grad().reset();
   }
   void put_back() {

@@ -350,8 +350,8 @@ bool recomputing() noexcept { return recomputations > 0; }
 
 namespace detail {
 
-// The first run has a graph, too: it shows which tensors the function uses, so that their gradients pass through the
-// whole graph, as without recomputation. That graph is freed before this returns, so memory never exceeds the
+// The first run has a graph, too, which shows the tensors that the function uses, so that their gradients pass through
+// the whole graph, as without recomputation. That graph is freed before this returns, so memory never exceeds the
 // backward's.
 std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return function(inputs);

@@ -240,7 +240,7 @@ void* handle_of(const Guard& guard, const c10::Stream& stream, at::Device gpu) {
     return guard.getStreamNativeHandle(stream);
   }
   // c10::cuda::CUDAStream::stream() const, in libc10_cuda, which a program without CUDA does not load. A CUDAStream
-  // consists of a c10::Stream alone.
+  // consists only of a c10::Stream.
   using Function = void* (*)(const void*);
   static const auto function = reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, "_ZNK3c104cuda10CUDAStream6streamEv"));
   if (function == nullptr) {

@@ -1,8 +1,8 @@
 // Differentiable collectives. All ranks call the same functions in the same order, and all run the backward; if a rank
 // has no gradients (no_grad, or inputs that require none) while others have, it is refused or waits.
 //
-// Gradients are those of the sum over ranks of each rank's loss: a rank's gradient includes its input's effect on other
-// ranks' losses. If every rank computes the same loss, and it counts once, as in tensor parallelism, use copy_to,
+// Gradients are those of the sum over ranks of each rank's loss, so a rank's gradient includes its input's effect on
+// other ranks' losses. If every rank computes the same loss, and it counts once, as in tensor parallelism, use copy_to,
 // reduce_from, scatter_to and gather_from instead: their gradients are defined for that case.
 //
 // Tensors lie in host or CUDA memory, and have the same shape and type on all ranks; inputs are not changed, and

@@ -150,7 +150,7 @@ class CheckpointFolder {
   /// checkpoint is ignored. Hyperparameters (learning rate, ...) become the saved ones. Tensors are loaded to the
   /// module's devices, wherever they were saved from; an optimizer's tensors to the device of their parameter. Rank r
   /// gets rank r's random state and `state`; ranks that the saved world did not have keep their random state, and so do
-  /// GPUs without one in the checkpoint. CheckpointOptions::place may differ from that of the save.
+  /// GPUs without one in the checkpoint. CheckpointOptions::place may differ from the save's.
   std::optional<CheckpointInfo> load_latest(torch::nn::Module& module, torch::optim::Optimizer* optimizer);
 
   /// Like load_latest, for the best checkpoint by CheckpointOptions::best_by; if that is damaged, the next best. Throws

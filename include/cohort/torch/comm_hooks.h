@@ -49,8 +49,8 @@ class GradBucket {
   std::size_t index() const noexcept { return index_; }
   /// True for the last bucket of this backward.
   bool is_last() const noexcept { return is_last_; }
-  /// True if the previous backward ended in an error on all ranks (NonFiniteError, Mismatch): no rank has its
-  /// gradients, and a hook has to drop what it has kept of that step.
+  /// True if the previous backward ended in an error on all ranks (NonFiniteError, Mismatch): no rank has that step's
+  /// gradients, and a hook has to drop everything that it has kept of it.
   bool last_step_refused() const noexcept { return last_step_refused_; }
   /// All gradients, 1-D, with zeros between them. The hook may change it.
   const at::Tensor& buffer() const noexcept { return buffer_; }
@@ -78,7 +78,7 @@ class GradBucket {
 };
 
 /// A hook starts operations without waiting, on a thread of autograd. The function that it returns is called once, at
-/// the end of the backward and on backward's thread, in the order of buckets: it waits, and returns the average, which
+/// the end of the backward and on backward's thread, in the order of buckets. It waits, and returns the average, which
 /// has as many elements as the buffer and often is the buffer. The result has to have the same bits on all ranks.
 /// backward() throws the hook's errors; that rank is then out of step with the others. Waiting on a Work has the Work's
 /// deadline.

@@ -1,6 +1,6 @@
 // Defines which rank reads which sample. The sampler has one permutation per epoch for the whole world, cut into steps
-// of a global batch, each step spread evenly over the ranks: every sample occurs exactly once, for any number of ranks.
-// Pure arithmetic, without communication. One thread at a time per sampler. `scatter_dataset` gives each rank a
+// of a global batch, each step spread evenly over the ranks, so every sample occurs exactly once, for any number of
+// ranks. Pure arithmetic, without communication. One thread at a time per sampler. `scatter_dataset` gives each rank a
 // permanent part of a data set, which only one rank need have.
 #pragma once
 
@@ -75,7 +75,7 @@ using ArgumentOf = typename Signature<Member>::argument;
 ///   sampler.next_epoch();
 ///
 /// A handle: copies are the same sampler (the DataLoader keeps a copy, `step` is called on yours). A
-/// DistributedDataParallel with this sampler weights each rank's gradients by its samples: then call `step` after each
+/// DistributedDataParallel with this sampler weights each rank's gradients by its samples. Then call `step` after each
 /// batch, also if several batches are accumulated. All ranks see the same number of steps. In the last step of an epoch
 /// a rank may get fewer samples, or none: an empty batch, of weight 0. With measured shares `step` is collective.
 ///
@@ -125,7 +125,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// been called are drawn again. Throws InvalidArgument for a rank outside the world.
   void set_world(int rank, int world_size, std::int64_t global_batch = 0);
 
-  // For torch's DataLoader. The DataLoader's batch size replaces that of the options; give both the same. The
+  // For torch's DataLoader. The DataLoader's batch size replaces options().batch_size; give both the same. The
   // DataLoader calls `reset` when an epoch begins: `reset` continues at the cursor, or begins the next epoch if this
   // one was used up (or drawn to its end without any `step`). The data set's get_batch has to accept an empty list: a
   // rank may get no sample in the last step.

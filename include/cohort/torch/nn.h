@@ -205,9 +205,9 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// Gradients live in the communicator's memory: after a backward, `.grad()` of each parameter is a tensor over the
 /// gradient's place in a bucket, which the next backward overwrites. A parameter that no rank used keeps its gradient
 /// as it was, undefined or not. Sparse gradients are made dense. Double backward (create_graph) through the reduction
-/// is not supported. Until backward() has returned, do not read or write `.grad()`: the reduction may be under way, and
-/// a `.grad()` of 8 MiB or more usually still holds an earlier step's gradient, unless the parameter's own gradient
-/// accumulator has a hook that runs after it. Hooks on tensors receive the gradients themselves.
+/// is not supported. Until backward() has returned, do not read or write `.grad()`, since the reduction may be under
+/// way, and a `.grad()` of 8 MiB or more usually still holds an earlier step's gradient, unless the parameter's own
+/// gradient accumulator has a hook that runs after it. Hooks on tensors receive the gradients themselves.
 ///
 /// Errors of collectives surface in backward(), forward() and the calls above, as cohort::Error. A backward that ends
 /// in an exception on this rank only (in a layer, in the observer, for lack of memory) leaves the ranks out of step:

@@ -31,7 +31,7 @@ struct WarmupOptions {
 };
 
 /// Sets the optimizer's rate in the constructor, for step 0, and in each `step()`. The rates that the optimizer's
-/// parameter groups have at construction are those of one rank. The optimizer must outlive it.
+/// parameter groups have at construction are meant for one rank. The optimizer must outlive it.
 ///
 ///   torch::optim::SGD optimizer(model.parameters(), 0.01);
 ///   cohort::optim::WarmupScheduler schedule(optimizer, {.world_size = comm.size(), .warmup_steps = 200});

@@ -36,9 +36,9 @@ class HasShards {
 
 // Construction is collective: it throws Mismatch on all ranks if they give different sizes, and InvalidArgument if the
 // size to be divided is no multiple of the number of ranks. Each rank draws the whole weight, with the distribution of
-// torch's layer, from a generator whose seed rank 0 has drawn, and keeps its part: a model begins with the same weights
-// on any number of ranks if rank 0's generator was seeded alike. All ranks draw a seed, so generators that are in step
-// stay so.
+// torch's layer, from a generator whose seed rank 0 has drawn, and keeps its part, so that a model begins with the same
+// weights on any number of ranks if rank 0's generator had the same seed. All ranks draw a seed, so generators that are
+// in step stay so.
 //
 // Sequence parallelism: with `sequence_dim`, activations between a row-parallel (or embedding) layer and the next
 // column-parallel one are cut along that dimension, and each rank holds and computes its part; an all_gather and a
@@ -46,7 +46,7 @@ class HasShards {
 // computes only a part of their gradient: see `sum_gradients`.
 
 // In training, a layer's first and each 64th forward compare some values that have to be the same on all ranks (of a
-// whole input or bias): a difference throws Mismatch on all ranks, before their models have drifted far apart.
+// whole input or bias). A difference throws Mismatch on all ranks, before their models have drifted far apart.
 
 enum class Features : std::uint8_t {
   Whole,  ///< all of the last dimension, on all ranks
@@ -148,7 +148,7 @@ TORCH_MODULE(ParallelCrossEntropy);
 
 /// Makes the undivided parts of `module` the same on all ranks of `comm`: every parameter and buffer that no HasShards
 /// names becomes rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that the
-/// module is on: then a plain dropout of a whole activation draws the same mask on all ranks, as long as all make the
+/// module is on. Then a plain dropout of a whole activation draws the same mask on all ranks, as long as all make the
 /// same draws. Collective; call it after construction or a manual load, before the module is wrapped. Throws Mismatch
 /// on all ranks if their names or shapes differ.
 void replicate(Communicator& comm, torch::nn::Module& module);

@@ -105,11 +105,11 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   /// Runs forward and backward of all micro-batches, on all ranks; returns the mean loss on all ranks. Gradients are
-  /// added to the parameters' existing ones, by ascending micro-batch, and equal to the bit those of one process that
-  /// calls `(loss / micro_batches).backward()` for each micro-batch in turn. (The last digit may differ if a tensor
-  /// between stages, or its gradient, is not contiguous: it arrives contiguous, and kernels may sum in another order.)
-  /// Rank 0 reads `input`, the last rank `target`; other ranks may give undefined tensors. The first dimension of both
-  /// is the batch.
+  /// added to the parameters' existing ones, by ascending micro-batch, and equal, to the bit, the gradients of one
+  /// process that calls `(loss / micro_batches).backward()` for each micro-batch in turn. (The last digit may differ if
+  /// a tensor between stages, or its gradient, is not contiguous: it arrives contiguous, and kernels may sum in another
+  /// order.) Rank 0 reads `input`, the last rank `target`; other ranks may give undefined tensors. The first dimension
+  /// of both is the batch.
   double step(const at::Tensor& input, const at::Tensor& target);
   /// Returns the mean loss over micro-batches, without gradients. Does not change the modules' mode: see `eval`.
   double evaluate(const at::Tensor& input, const at::Tensor& target);

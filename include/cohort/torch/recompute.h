@@ -34,14 +34,14 @@ std::vector<at::Tensor> checkpoint(const TensorFunction& function, const std::ve
 /// function's share is one term of the sum. Under autocast, a weight used in several functions is cast in each; without
 /// recomputation it is cast once, and its gradients are summed in 16 bits. Each gradient arrives once, so
 /// DistributedDataParallel, hooks and shared parameters work as usual. autograd::grad works, and so do nested
-/// checkpoints (with collectives, too, alike on all ranks). In no_grad mode this is a plain call.
+/// checkpoints (with collectives, too, if all ranks do the same). In no_grad mode this is a plain call.
 ///
 /// The function has to do the same in both runs. The second run has the first run's random state (of the CPU's
-/// generator, and those of the GPUs that inputs lie on), so that dropout repeats, and its autocast state. (torch's CPU
-/// generator is one per process: ranks that are threads disturb each other.) Buffers that the function changes, such as
-/// running statistics of torch's BatchNorm, are changed twice; not those of SyncBatchNorm. The function is kept until
-/// the backward: objects it refers to have to live as long. The backward throws InvalidArgument if the runs differ, if
-/// a parameter was changed in between, and for double backward (create_graph).
+/// generator, and those of the GPUs that inputs lie on), so that dropout repeats, and its autocast state. (Ranks that
+/// are threads disturb each other, since a process has one CPU generator.) Buffers that the function changes, such as
+/// running statistics of torch's BatchNorm, are changed twice (SyncBatchNorm's are not). The function is kept until the
+/// backward: objects it refers to have to live as long. The backward throws InvalidArgument if the runs differ, if a
+/// parameter was changed in between, and for double backward (create_graph).
 template <class Function, class... Inputs>
 auto checkpoint(Function function, Inputs... inputs) {
   using Output = std::decay_t<std::invoke_result_t<Function&, Inputs&...>>;

@@ -1,5 +1,5 @@
 // Checks that all ranks hold the same parameters, to the bit. A memory error, a library that is not deterministic or a
-// step that one rank took alone lets replicas drift apart, which nothing else reports. Owns nothing; one thread at a
+// step that only one rank took lets replicas drift apart, which nothing else reports. Owns nothing; one thread at a
 // time per communicator.
 #pragma once
 
@@ -28,9 +28,9 @@ struct SameParametersOptions {
 /// once and sends 64 bytes. Ranks that have joined (Communicator::join) are left out. All ranks give tensors of the
 /// same shapes and types in the same order.
 ///
-/// Throws Mismatch on every rank, with the same text, if there is a difference: it names the first tensor that differs,
-/// the ranks that differ from most of the others, and, for the lowest of these, its host, the first differing element
-/// and both values. If two ranks, or two halves, differ, both are named, since neither is known to be right.
+/// Throws Mismatch on every rank, with the same text, if there is a difference. The text names the first tensor that
+/// differs, the ranks that differ from most of the others, and, for the lowest of these, its host, the first differing
+/// element and both values. If two ranks, or two halves, differ, both are named, since neither is known to be right.
 /// `context().peer` is the lowest differing rank. The communicator stays usable.
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
                              const SameParametersOptions& options = {});

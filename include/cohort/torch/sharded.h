@@ -112,23 +112,23 @@ class ShardedCore {
   bool clips_ = false;
 };
 
-/// True if an optimizer works on each element alone, without norms, factors or shapes of whole parameters: only then is
-/// it the same on pieces. Specialise it for optimizers that are not libtorch's.
+/// True if an optimizer works on each element separately, without norms, factors or shapes of whole parameters. Only
+/// then does it do the same on pieces. Specialise it for optimizers that are not libtorch's.
 template <class Optimizer>
 inline constexpr bool works_elementwise =
     std::same_as<Optimizer, torch::optim::SGD> || std::same_as<Optimizer, torch::optim::Adam> ||
     std::same_as<Optimizer, torch::optim::AdamW> || std::same_as<Optimizer, torch::optim::Adagrad> ||
     std::same_as<Optimizer, torch::optim::RMSprop>;
 
-/// The libtorch optimizer `Base` (SGD, Adam, AdamW, Adagrad, RMSprop, which work on each element alone), divided: every
-/// rank keeps the state of its pieces and steps them. `step` is collective: afterwards all ranks have all parameters,
-/// to the bit those of an unsharded `Base` (except after clip_grad_norm, whose norm may differ in its last digits).
-/// `step` throws Mismatch on all ranks, before anything is changed, if their groups or options differ. If gradients are
-/// not divided, it also throws Mismatch if ranks differ in which parameters have a gradient, or if there are gradients
-/// of a no_sync that no backward outside of it has averaged; if gradients are divided, the latter is InvalidArgument.
-/// Parameters of Half or BFloat16 are stepped in float32 ("master weights", kept here) and then rounded; torch::save
-/// does not save master weights, CheckpointFolder does. A parameter without a gradient is not changed, as by `Base`.
-/// The model has to outlive the optimizer.
+/// The libtorch optimizer `Base` (SGD, Adam, AdamW, Adagrad, RMSprop, which work on each element separately), divided
+/// over the ranks: every rank keeps and steps its own pieces. `step` is collective: afterwards all ranks have all
+/// parameters, to the bit those of an unsharded `Base` (except after clip_grad_norm, whose norm may differ in its last
+/// digits). `step` throws Mismatch on all ranks, before anything is changed, if their groups or options differ. If
+/// gradients are not divided, it also throws Mismatch if ranks differ in which parameters have a gradient, or if there
+/// are gradients of a no_sync that no backward outside of it has averaged; if gradients are divided, the latter is
+/// InvalidArgument. Parameters of Half or BFloat16 are stepped in float32 ("master weights", kept here) and then
+/// rounded; torch::save does not save master weights, CheckpointFolder does. A parameter without a gradient is not
+/// changed, as by `Base`. The model has to outlive the optimizer.
 template <class Base>
 class Sharded : public ShardedCore, public Base {
   static_assert(std::derived_from<Base, torch::optim::Optimizer> && works_elementwise<Base>,

@@ -67,9 +67,9 @@ struct BroadcastParametersOptions {
   std::size_t chunk_bytes = std::size_t{64} << 20;
 };
 
-/// Waits; for GPU tensors, libtorch's current stream waits instead. Overwrites the tensors of all ranks with those of
-/// the root, many tensors per broadcast, mixed types as bytes. All ranks give tensors of the same shapes and types in
-/// the same order (different numbers of bytes are refused: Mismatch). For a module: `broadcast_parameters(comm,
+/// Waits; for GPU tensors, libtorch's current stream waits instead. Overwrites the tensors of all ranks with the
+/// root's, many tensors per broadcast, mixed types as bytes. All ranks give tensors of the same shapes and types in the
+/// same order (different numbers of bytes are refused: Mismatch). For a module: `broadcast_parameters(comm,
 /// net->parameters())`, and the same with its buffers().
 void broadcast_parameters(Communicator& comm, const std::vector<at::Tensor>& tensors,
                           const BroadcastParametersOptions& options = {});

@@ -1,4 +1,4 @@
-// Saves in the background while the program trains: the bundle is copied into memory that is reused for the next save,
+// Saves in the background while the program trains. The bundle is copied into memory that is reused for the next save,
 // and a low-priority thread does the rest. The thread has its own communicator, so that its collectives cannot be
 // matched with the program's. One save at a time. One thread calls a BackgroundSaver; any thread may query a
 // PendingSave. Independent of torch.

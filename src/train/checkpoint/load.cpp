@@ -320,7 +320,7 @@ std::vector<Candidate> in_order(const Listing& listing, const FolderOptions& opt
 
 namespace {
 
-/// Limit on new listings: a training that saves a newer checkpoint may remove the one about to be read.
+/// Limit on new listings, needed if a training saves a newer checkpoint and removes the one about to be read.
 constexpr int kMostLooks = 1000;
 
 bool is_gone(const std::string& folder) {

@@ -30,7 +30,7 @@ std::optional<Reached> reached();
 /// earlier ranks had reached a later step, whose state is lost.
 std::optional<Error> lost_state(const Reached& reached, std::int64_t steps);
 
-/// Sends the writing rank's reports to the store, from a thread of its own, so that no step waits for the store.
+/// Sends the writing rank's reports to the store, from a separate thread, so that no step waits for the store.
 class Progress {
  public:
   Progress() = default;

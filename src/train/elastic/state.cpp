@@ -45,7 +45,7 @@ enum Notice : std::int32_t {
 constexpr auto kToldApart = std::chrono::seconds(1);
 /// Wait after which the job has too few members; longer than the 3 s after which the supervisor counts a host as lost.
 constexpr auto kUntilSaved = std::chrono::seconds(10);
-/// Exit status of a process that was told to end and has no function to save: a restart would find no checkpoint.
+/// Exit status of a process that was told to end and cannot save, so that a restart would find no checkpoint.
 constexpr int kToldToEnd = 128 + SIGTERM;
 /// Time that the remaining ranks have to report how far they are.
 constexpr auto kChoice = std::chrono::seconds(1);
@@ -158,7 +158,7 @@ struct State::Impl {
     return Clock::now() - *told_at < kToldApart ? change : kLeave;
   }
 
-  /// Aborts an exchange of notices that others have not joined: nobody waits for its result.
+  /// Aborts an exchange of notices that others have not joined, since nobody waits for its result.
   void end_notices() {
     if (saying && !saying->done()) notices.abort("this rank has left its world");
     try {
@@ -455,7 +455,7 @@ bool State::Impl::is_furthest() {
 State::Wait State::Impl::choose(bool told) {
   chose_in = epoch;
   const auto saves = [this] {
-    ledger.open(ledger_file);  // nobody else may know which samples the last steps have used
+    ledger.open(ledger_file);  // perhaps no other rank knows which samples the last steps have used
     return Wait::Save;
   };
   try {

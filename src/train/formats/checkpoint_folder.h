@@ -30,8 +30,8 @@
 
 namespace cohort::formats {
 
-/// SHA-256, by OpenSSL, of data that is added in pieces: shows whether a file's bytes are those that were written. The
-/// CRC-32 of each block, by zlib, shows where they differ. Not thread-safe.
+/// SHA-256, by OpenSSL, of data that is added in pieces. Shows whether a file still has the bytes that were written.
+/// The CRC-32 of each block, by zlib, shows where they differ. Not thread-safe.
 class Sha256 {
  public:
   Sha256();

@@ -58,9 +58,9 @@ struct Node {
 /// Looks up `module.name` in the allow-list; nullopt if it is not listed, so that the reader refuses it.
 std::optional<Global> find_global(std::string_view module, std::string_view name);
 
-// The stack machine that reads one pickle. It makes plain values and nothing else: it may call only the functions
-// listed in find_global, and each call is emulated here, not run. For any bytes, it reads only within them, and its
-// memory is bounded by PtLimits. For one use by one thread; its input has to outlive it.
+// The stack machine that reads one pickle. It makes only plain values. It may call only the functions listed in
+// find_global, and each call is emulated here, not run. For any bytes, it reads only within them, and its memory is
+// bounded by PtLimits. For one use by one thread; its input has to outlive it.
 
 /// Any failure is kept in `problem_`; the value is valid only if there is no problem.
 class Machine {

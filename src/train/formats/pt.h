@@ -72,8 +72,8 @@ struct PtLimits {
 };
 
 /// Returns the value in a `.pt`; its tensors view `bytes`. Returns Corrupt, naming `name` and the fault, if the archive
-/// is damaged (every storage's CRC-32 is checked), if it needs a class or function other than those of plain tensors
-/// (the message names it), or if it has the format from before torch 1.6, is a TorchScript archive, or is big-endian.
+/// is damaged (every storage's CRC-32 is checked), if it needs a class or function that plain tensors do not need (the
+/// message names it), or if it has the format from before torch 1.6, is a TorchScript archive, or is big-endian.
 Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits = {});
 
 enum class PtFloats : std::uint8_t {

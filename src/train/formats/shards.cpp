@@ -199,7 +199,7 @@ std::string shard_text(const Shard& shard) {
 
 namespace {
 
-/// The text has exactly one form: it is valid only if writing the parsed shard gives the same text.
+/// A shard's text has exactly one form, so a text is valid only if writing the parsed shard gives the same text.
 std::optional<Shard> parse_shard(const std::string& text) {
   const auto json = parse_json_or_discard(text);
   Shard shard;

@@ -7,7 +7,7 @@
 namespace cohort::gradients {
 
 /// State of no_sync, of accumulation, and of the sample counts that forwards declare. Nothing is derived from shapes or
-/// graphs: a rank that declares no count weighs as much as any other, as in torch's DistributedDataParallel.
+/// graphs, so a rank that declares no count weighs as much as any other, as in torch's DistributedDataParallel.
 class Accumulation {
  public:
   bool in_no_sync() const noexcept { return no_sync_depth_ > 0; }

@@ -1,6 +1,6 @@
 // Decides which gradients are reduced together (pure), and places them in buckets, in communicator or GPU memory. A
 // bucket is [large gradients | small gradients], all of one type and device, each gradient aligned. Each large gradient
-// is reduced on its own: the reduction reads it where autograd made it and writes the average to its place in the
+// is reduced on its own. The reduction reads it where autograd made it and writes the average to its place in the
 // bucket, so that most of the gradient is never copied. Small gradients are first written to their places, and are
 // reduced together. A bucket and the tensors over it share its memory. One thread at a time.
 #pragma once
@@ -20,8 +20,8 @@
 
 namespace cohort::gradients {
 
-/// The properties of a parameter that matter for its gradient. Every gradient is dense: its strides give the order of
-/// dimensions in memory.
+/// The properties of a parameter that matter for its gradient. Every gradient is dense, and its strides give the order
+/// of dimensions in memory.
 struct Parameter {
   std::string name;
   DType dtype = DType::Float32;

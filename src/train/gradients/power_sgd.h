@@ -34,7 +34,7 @@ class PowerSGD {
     std::string name = {};
   };
   /// Starts the reduction of a bucket; called in the order of buckets. `finish` writes the average to the bucket. If
-  /// `finish` is not called or fails, the bucket holds no gradient any more, and the kept state is that of the step
+  /// `finish` is not called or fails, the bucket holds no gradient any more, and the kept state stays that of the step
   /// before. Holds `keep` until the reduction is over. Only float32 is compressed. Ranks with different options, steps
   /// done or Q get Mismatch. Throws InvalidArgument if a matrix has another shape than its parameter's restored state.
   void start(step::Ranks& ranks, const Buffer& bucket, std::vector<Matrix> gradients, std::shared_ptr<const void> keep);

@@ -75,7 +75,7 @@ void Reducer::lay_out() {
     transaction_->agreement().set(std::move(options));
     transaction_->agreement().require(*ranks_);
   }
-  // All ranks use rank 0's number, which distinguishes this reducer's operations from those of other reducers.
+  // All ranks use rank 0's number, which distinguishes this reducer's operations from other reducers'.
   static std::atomic<std::uint32_t> reducers{0};
   std::vector<std::int64_t> number{++reducers & 0xFFFF};
   ranks_->run("broadcast", number, [](Communicator& comm, auto span) { return comm.broadcast(span); });
@@ -314,7 +314,7 @@ double Reducer::share_of_hook() {
   return total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total;
 }
 
-// Accumulated gradients stay marked as used: only a gradient that is the same on all ranks may be kept unreduced.
+// Accumulated gradients stay marked as used, since only a gradient that is the same on all ranks may be kept unreduced.
 void Reducer::forget_pass() {
   autograd_.drop_kept();
   for (State& state : states_) state.kept = state.ready = state.received = false;

@@ -51,7 +51,7 @@ double value_at(std::span<const std::byte> bytes, std::size_t index, DType dtype
 }
 
 // Returns half of the type's digits. Different processors or numbers of threads round differently, and replicas then
-// differ in their last digits; a change on one rank alone soon shows in the first digits.
+// differ in their last digits; a change on one rank only soon shows in the first digits.
 double tolerance_of(DType dtype) {
   switch (dtype) {
     case DType::Float64: return 0x1p-26;

@@ -25,7 +25,7 @@ struct WriteProtection::Entry {
 
 namespace {
 
-// Entries of this process: one for each model of each rank, and ranks may be threads.
+// This process's entries, one for each model of each rank; ranks may be threads.
 std::array<std::atomic<const WriteProtection::Entry*>, 64> entries;
 struct sigaction before = {};
 

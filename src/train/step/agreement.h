@@ -16,7 +16,7 @@
 
 namespace cohort::step {
 
-/// Returns "lr of parameter group 0 = 0.1", or the name alone if the option has no value.
+/// Returns "lr of parameter group 0 = 0.1", or only the name if the option has no value.
 struct Option {
   std::string owner = {}, name = {}, value = {};
   std::string text() const;

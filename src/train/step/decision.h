@@ -20,7 +20,7 @@ enum class Outcome : std::uint8_t {
   Lost,       ///< the step has failed on this rank; kept state stays if the step has not written to it
 };
 
-/// An outcome, and the source from which all ranks know it: no rank decides alone.
+/// An outcome, and the source from which all ranks know it, so that no rank decides alone.
 class Decision {
  public:
   /// Decided from the step's message.

@@ -1,6 +1,6 @@
 // State that a method of training keeps between steps (residuals, error, Q). The step under way changes the state in
 // place. The state is committed when all ranks have accepted the step. When they have refused or skipped the step, all
-// of the state, that of earlier steps too, is dropped on all ranks. One thread at a time.
+// ranks drop the whole state, including that of earlier steps. One thread at a time.
 #pragma once
 
 #include <map>

@@ -45,8 +45,8 @@ class Transaction {
   /// Sets the state under one of the method's names, replacing an earlier one. Null: there is no such state now.
   void keep(const std::string& name, std::shared_ptr<Kept> kept);
 
-  /// Ends a step: kept state is committed, dropped or left alone. Throws Internal, naming method and part, if the first
-  /// accepted step has not used a part that the method declares.
+  /// Ends a step: kept state is committed, dropped or left unchanged. Throws Internal, naming method and part, if the
+  /// first accepted step has not used a part that the method declares.
   void end(Decision decision);
   /// Notes that a step that another process began, and whose averages all ranks have, ends here; it is not the first.
   void resume() noexcept { resumed_ = true; }

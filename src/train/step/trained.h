@@ -42,8 +42,8 @@ class Trained {
  public:
   explicit Trained(const Meanings& meanings) : meanings_(meanings) {}
 
-  /// Stores what is trained now. Returns the changes since the last call, those of `now` in order, then removals; none
-  /// in the first call. Throws InvalidArgument, and changes nothing, if a change is refused; `advice` ends the text.
+  /// Stores what is trained now. Returns the changes since the last call, in the order of `now`, then removals; none in
+  /// the first call. Throws InvalidArgument, and changes nothing, if a change is refused; `advice` ends the text.
   std::vector<Change> update(std::vector<Shown> now, const char* where, const char* advice);
   /// Notes that an adapter has looked and found no change.
   void unchanged() noexcept { ++looks_; }
