@@ -99,8 +99,8 @@ class Link {
   /// Joins the server as this incarnation of the worker.
   Welcome come(std::uint64_t incarnation, net::Deadline deadline);
 
-  /// Sends a request, or a change, whose body `build` makes with the change's number. Waits for earlier requests if too
-  /// many bytes are under way. `room`: approximate size of the answer if it is large.
+  /// Send a request, or a change. `build` makes a change's body, with the change's number. Waits for earlier requests
+  /// if too many bytes are under way. `room`: approximate size of the answer if it is large.
   RequestPtr send(Method method, std::string body, std::size_t room = 0);
   RequestPtr send_change(Method method, const std::function<std::string(const Order&)>& build);
   /// Returns the memory of an earlier request, or an empty string, for use within `build`: avoids mapping new pages.

@@ -62,7 +62,7 @@ class KeyMap {
   std::size_t bytes() const noexcept { return entries_.capacity() * sizeof(Entry); }
   /// Value of `bytes` with this many keys.
   static std::size_t bytes_for(std::size_t keys) noexcept { return entries_for(keys) * sizeof(Entry); }
-  /// Returns whether adding this many keys makes the table grow, which visits all present keys again.
+  /// Returns whether adding this many keys makes the table grow; growing visits all present keys again.
   bool grows_with(std::size_t more) const noexcept { return entries_for(size_ + more) > entries_.size(); }
   void prefetch(std::uint64_t hash) const noexcept {
     if (!entries_.empty()) __builtin_prefetch(&entries_[hash & mask()]);

@@ -29,7 +29,7 @@ bool refuses(const std::string& endpoint) {
   return !socket && socket.error().kind == net::ConnectFailure::Refused;
 }
 
-/// Returns the address that a worker connects to, which accepts shared memory.
+/// Returns the address to which a worker connects, with shared memory allowed.
 net::RpcPlace sharing_place_of(const std::string& endpoint, const std::string& secret_file) {
   net::RpcPlace place = value_or_throw(place_of(endpoint, secret_file));
   place.secure.descriptors = true;

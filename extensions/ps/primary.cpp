@@ -255,7 +255,7 @@ Result<void> Primary::snapshot(const ClientPtr& client, const Call& call) {
 }
 
 void Primary::answer_snapshot(const ClientPtr& client, std::uint64_t id, const Snapshot& asked) {
-  // The name differs from an earlier primary's, which may still be writing its file.
+  // The name differs from an earlier primary's, since that one may still be writing its file.
   const std::string file = epoch_ > 1 ? fmt::format("ps-{}-{}", epoch_, asked.file.substr(3)) : asked.file;
   snapshots_.write(client, id, asked.folder, file, state_);
 }

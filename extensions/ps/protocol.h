@@ -181,7 +181,7 @@ struct Restore {
 };
 void visit_fields(auto& m, auto& a, const Restore*) { a(m.order, m.folder); }
 
-/// Takes over rows and counters of a table, which follow the record in the form that they have in a snapshot.
+/// Takes over rows and counters of a table. They follow the record, in the form that they have in a snapshot.
 struct Adopt {
   std::string name;
   TableOptions options;

@@ -218,7 +218,7 @@ class SparseTable {
   std::size_t dim() const noexcept { return dim_; }
   TableCounts counts() const noexcept;
 
-  /// Copies the keys' rows to `out`, or the initial values of absent rows, which are not created.
+  /// Copies the keys' rows to `out`, or the initial values of absent rows, without creating these.
   void read(const void* keys, std::size_t count, void* out, std::uint32_t now) const;
   /// Steps each key's row; a key may appear several times. If it throws std::bad_alloc, some rows have been stepped:
   /// see `bytes_with`.

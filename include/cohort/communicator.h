@@ -107,7 +107,7 @@ class Communicator {
   /// Like all_gather_v, but only the root receives: `output` may be empty elsewhere.
   Work gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                 const GatherOptions& options = {});
-  /// Rank r receives part r of the root's `input` (size() parts of `output.count`), which may be empty elsewhere. In
+  /// Rank r receives part r of the root's `input` (size() parts of `output.count`). `input` may be empty elsewhere. In
   /// place on the root: `output` is part rank() of `input`.
   Work scatter(ConstBuffer input, Buffer output, const ScatterOptions& options = {});
   /// Part r has `counts[r]` elements; `counts` is the same on all ranks. Otherwise like scatter.
@@ -159,11 +159,11 @@ class Communicator {
   /// receive has begun. Such a send ends before the receiver can refuse it. The Mismatch is then reported by the first
   /// send or recv with that rank that ends after the refusal has arrived; that operation is carried out nevertheless.
   Work send(ConstBuffer data, int peer, const SendOptions& options = {});
-  /// Receives a message. With kAnySource, takes the message that arrives first from any rank, which `Work::source`
-  /// names. A message goes to the first-started receive that it matches, specific or not; of several waiting messages,
-  /// a receive takes the one that this rank saw first. A receive from kAnySource ends with PeerLost if a rank dies
-  /// while it waits, or had left before there was a connection to that rank. Ranks that were seen to leave the world
-  /// end the receive only when all others have left.
+  /// Receives a message. With kAnySource, takes the message that arrives first from any rank; `Work::source` names that
+  /// rank. A message goes to the first-started receive that it matches, specific or not; of several waiting messages, a
+  /// receive takes the one that this rank saw first. A receive from kAnySource ends with PeerLost if a rank dies while
+  /// it waits, or had left before there was a connection to that rank. Ranks that were seen to leave the world end the
+  /// receive only when all others have left.
   Work recv(Buffer data, int peer, const RecvOptions& options = {});
 
   // --- groups ---

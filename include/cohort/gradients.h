@@ -54,11 +54,11 @@ struct DistributedDataParallelOptions {
   /// `load_residuals({})` on all ranks. Throws InvalidArgument with formats other than Int8 and Int4.
   std::optional<bool> error_feedback = {};
   /// Raise: if any rank has a gradient that is NaN or infinite, backward() (and `step_without_samples`) throws
-  /// NonFiniteError on every rank, which names the first such value: rank, host, parameter, element, value and step.
-  /// All gradients are then undefined, so that an optimizer's step changes nothing, and training can go on with the
-  /// next batch. With `wire_format` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of finite
-  /// values that overflows is not detected, nor are the gradients of a rank without samples, which are dropped. Over
-  /// several hosts the check reads the gradients once; on one host it costs next to nothing
+  /// NonFiniteError on every rank. The error names the first such value: rank, host, parameter, element, value and
+  /// step. All gradients are then undefined, so that an optimizer's step changes nothing, and training can go on with
+  /// the next batch. With `wire_format` on several hosts, a value that is infinite as bfloat16 counts, too. A sum of
+  /// finite values that overflows is not detected, nor are gradients that are dropped because their rank has no
+  /// samples. Over several hosts the check reads the gradients once; on one host it costs next to nothing
   /// (AllReduceOptions::check_finite).
   NonFinite non_finite = NonFinite::Ignore;
   /// N > 0: every N synchronised steps, a forward compares the parameters of all ranks to the bit and, with

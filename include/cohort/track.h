@@ -132,7 +132,7 @@ struct MetricsOptions {
 
 /// Logs values over steps at a cost of about a microsecond. A thread writes them to the record, at intervals and at the
 /// end, so a killed process loses the values of the last interval. That thread combines values of several ranks in a
-/// group of its own, by two small operations at each interval, which never delay the training's operations.
+/// group of its own, by two small operations at each interval. These never delay the training's operations.
 ///
 ///     track::Metrics metrics(&record, {.communicator = comm});     // on all ranks; `&record` on rank 0, else nullptr
 ///     metrics.log(step, {{"loss", loss}, {"lr", lr}});             // rank 0's

@@ -25,7 +25,7 @@ std::string folder_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-/// Returns an unused name in the folder of `path`, which is short, so that it fits the limits on names if `path` does.
+/// Returns an unused short name in the folder of `path`. It fits the limits on names if `path` does.
 std::string name_aside(const std::string& path) {
   return fmt::format("{}/.cohort-{:x}-{}.tmp", folder_of(path), ::getpid(), random_hex(8));
 }

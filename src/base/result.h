@@ -24,7 +24,7 @@ tl::unexpected<Error> fail(ErrorCode code, fmt::format_string<Args...> format, A
   return tl::unexpected<Error>(Error(code, fmt::format(format, std::forward<Args>(args)...)));
 }
 
-/// Like `fail`, for an error of the operating system, whose number the Error keeps.
+/// Like `fail`, for an error of the operating system. The Error keeps the error's number.
 template <class... Args>
 tl::unexpected<Error> fail_system(int error_number, ErrorCode code, fmt::format_string<Args...> format,
                                   Args&&... args) {

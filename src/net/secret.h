@@ -78,8 +78,8 @@ class Wiping {
   std::string& text_;
 };
 
-/// Makes a new secret and writes it to a new file of mode 0600, which `from_file` can read. Fails with Unavailable if
-/// the file exists (a secret is never overwritten), Io if it cannot be written. Leaves no partial file.
+/// Makes a new secret and writes it to a new file of mode 0600 that `from_file` can read. Fails with Unavailable if the
+/// file exists (a secret is never overwritten), Io if it cannot be written. Leaves no partial file.
 Result<void> write_new_secret_file(const std::string& path);
 
 // Digests and authentication codes, by OpenSSL. SHA-256 is for names that have to be the same on all ranks. Pure

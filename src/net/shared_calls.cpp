@@ -153,7 +153,7 @@ std::uint32_t SharedCallsClient::blocks_for(std::size_t body, std::size_t room) 
 }
 
 std::optional<SharedCallId> SharedCallsClient::begin(std::uint8_t method, std::string_view body, std::size_t room) {
-  // Use the lowest free blocks that suffice, so that recently used blocks are reused, which are in the caches.
+  // Use the lowest free blocks that suffice, so that recently used blocks, which are in caches, are reused.
   const std::uint32_t blocks = blocks_for(body.size(), room);
   const std::uint64_t run = (std::uint64_t{1} << blocks) - 1;
   std::uint32_t number = 0;

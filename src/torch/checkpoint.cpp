@@ -320,7 +320,7 @@ std::unique_ptr<Brought> bring(Communicator& comm, const ModelShards& model, con
   return all;
 }
 
-/// The tensors of a part whose names begin with `prefix`, which is removed.
+/// Returns the tensors of a part whose names begin with `prefix`, and removes the prefix.
 RankState tensors_of(std::span<const std::byte> part, const std::string& name, const std::string& prefix) {
   RankState found;
   for (const auto& [key, tensor] : value_or_throw(formats::parse_safetensors(part, name)).tensors) {

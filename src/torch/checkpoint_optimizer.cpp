@@ -195,7 +195,7 @@ struct Teller {
   }
 };
 
-/// Contents of a file, which records what has been used.
+/// Contents of a file. Remembers which of them have been used.
 struct Source {
   std::map<std::string, formats::TensorView> tensors;
   std::map<std::string, std::string> metadata;

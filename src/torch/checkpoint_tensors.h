@@ -105,8 +105,8 @@ inline std::function<void()> restore(torch::optim::Optimizer& optimizer, const t
   return restore(optimizer, names_of(module), tensors, metadata, source);
 }
 
-/// Ends the name of master weights, as "state/fc.weight/master": float32 values of a 16-bit parameter, which only a
-/// sharded optimizer has.
+/// Ends the name of master weights, as "state/fc.weight/master": float32 values of a 16-bit parameter. Only sharded
+/// optimizers have master weights.
 inline constexpr std::string_view kMasterField = "/master";
 
 }  // namespace cohort::checkpoint

@@ -265,7 +265,7 @@ Value rates_of(torch::optim::Optimizer& optimizer, const std::shared_ptr<Rates>&
 }  // namespace
 
 void attach(State& state, const std::string& name, torch::nn::Module& module) {
-  // Drops gradients of a step that did not end, which lie in memory of a former world.
+  // Drops gradients of a step that did not end, since they lie in memory of a former world.
   state.on_change([&module](const World&) {
     for (at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
   });

@@ -65,7 +65,7 @@ at::Generator common_generator(Communicator& comm, const char* layer, const at::
   return at::detail::createCPUGenerator(static_cast<std::uint64_t>(all[0][-1].item<std::int64_t>()));
 }
 
-// Returns a copy of this rank's part of a whole tensor, which can then be freed.
+// Returns a copy of this rank's part of a whole tensor, so that the whole can be freed.
 at::Tensor part_of(const Communicator& comm, const at::Tensor& whole, std::int64_t dim) {
   const Cut cut = cut_of(comm, whole.size(dim));
   return whole.narrow(dim, cut.begin, cut.size).clone(at::MemoryFormat::Contiguous);

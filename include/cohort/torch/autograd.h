@@ -56,8 +56,8 @@ at::Tensor gather_from(Communicator& comm, const at::Tensor& x, std::int64_t dim
 // Then it cannot deadlock, provided that the forward could not even if each send waited for its receive.
 
 /// Starts to send x to `peer`, another rank, and returns a token: a zero that the loss has to depend on (`loss +
-/// token`, or `RecvTensor::after`) for the backward to reach this send. x may be changed after the token and all that
-/// depends on it are destroyed, which waits until x has been received. Tags are below 2^30.
+/// token`, or `RecvTensor::after`) for the backward to reach this send. Destroying the token and all that depends on it
+/// waits until x has been received; afterwards x may be changed. Tags are below 2^30.
 at::Tensor send(Communicator& comm, const at::Tensor& x, int peer, int tag = 0);
 
 struct RecvTensor {

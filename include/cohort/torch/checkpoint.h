@@ -126,10 +126,11 @@ class CheckpointFolder {
   /// rank 0's; the random state (libtorch's default generators: the CPU's, which ranks that are threads share, and
   /// those of the GPUs that the module is on) and `state` are each rank's own. A GPU's tensors are copied to the host
   /// after the work in their current stream. The checkpoint is written under a hidden name and synced, with the
-  /// manifest of digests last, then renamed: if the program is killed at any moment, the folder is as it was except for
-  /// a hidden remainder, which the next save removes. Waits for a save in the background first; if that failed and its
-  /// handle has not thrown the error, throws it, and saves nothing. Throws InvalidArgument, naming the hosts, if with
-  /// CheckpointPlace::Shared some hosts see another folder. Not to be called while ranks are in `Communicator::join`.
+  /// manifest of digests last, then renamed: if the program is killed at any moment, the folder is as it was, except
+  /// for a hidden remainder that the next save removes. Waits for a save in the background first; if that failed and
+  /// its handle has not thrown the error, throws it, and saves nothing. Throws InvalidArgument, naming the hosts, if
+  /// with CheckpointPlace::Shared some hosts see another folder. Not to be called while ranks are in
+  /// `Communicator::join`.
   CheckpointInfo save(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                       const TrainingProgress& progress, const RankState& state = {});
 

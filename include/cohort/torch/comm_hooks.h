@@ -107,8 +107,8 @@ class PowerSGDState {
 
   /// Numbers of elements before compression and after it, in all steps with compression.
   std::pair<std::int64_t, std::int64_t> compression_stats() const;
-  /// Returns the state of this rank, which differs from other ranks': for `state` of CheckpointFolder::save. Keys have
-  /// the parameters' names, as "powerSGD.NAME.error", and are the same as Python's.
+  /// Returns this rank's state, which differs from other ranks' states; pass it as `state` to CheckpointFolder::save.
+  /// Keys have the parameters' names, as "powerSGD.NAME.error", and are the same as Python's.
   std::map<std::string, at::Tensor> state_dict() const;
   /// Loads a state, before training or between two steps, on all ranks. Ignores names that do not begin with
   /// "powerSGD.". Throws InvalidArgument, without changing anything, for a state that `state_dict` cannot have

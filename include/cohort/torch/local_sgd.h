@@ -82,9 +82,9 @@ class LocalSteps {
   /// the optimizer's state and the state common to all ranks. Pass it to CheckpointFolder::save as `state`, since a
   /// checkpoint's model and optimizer are rank 0's. Waits for a running synchronisation. Not collective.
   std::map<std::string, at::Tensor> state();
-  /// Loads this rank's own state; call it after loading model and optimizer. In a world that has grown, load another
-  /// rank's state with `own` false, which takes only the common state and that rank's buffers, and begins from there.
-  /// Throws InvalidArgument for a state that does not fit. Not collective.
+  /// Loads this rank's own state; call it after loading model and optimizer. In a world that has grown, a new rank
+  /// loads another rank's state with `own` false: this takes only the common state and that rank's buffers. Throws
+  /// InvalidArgument for a state that does not fit. Not collective.
   void load_state(const std::map<std::string, at::Tensor>& state, bool own = true);
 
   const std::shared_ptr<LocalCore>& core() const noexcept { return core_; }

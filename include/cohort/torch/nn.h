@@ -191,7 +191,7 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 ///
 /// The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. This is
 /// the gradient of the mean over all samples if the ranks' batches are equally large and losses are means. For uneven
-/// batches, gradients are weighted by each rank's number of samples, which comes from the sampler (options.sampler), a
+/// batches, gradients are weighted by each rank's number of samples. This comes from the sampler (options.sampler), a
 /// function of the inputs (options.samples), or `set_sample_count`; never from shapes. If none of the three is used, a
 /// step in which the first dimension of the ranks' inputs differs is logged once. Also logged once: batches of the
 /// first two steps that are the same on all ranks, as without a DistributedSampler (COHORT_LOG=batches=off silences

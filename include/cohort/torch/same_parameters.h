@@ -24,9 +24,9 @@ struct SameParametersOptions {
 };
 
 /// Collective; waits. Compares the bytes of dense tensors of any type over all ranks by 128-bit digests (see
-/// <cohort/digest.h>: a difference of one bit goes unnoticed with a probability below 2^-66), which reads each tensor
-/// once and sends 64 bytes. Ranks that have joined (Communicator::join) are left out. All ranks give tensors of the
-/// same shapes and types in the same order.
+/// <cohort/digest.h>: a difference of one bit goes unnoticed with a probability below 2^-66). Reads each tensor once,
+/// and sends 64 bytes. Ranks that have joined (Communicator::join) are left out. All ranks give tensors of the same
+/// shapes and types in the same order.
 ///
 /// Throws Mismatch on every rank, with the same text, if there is a difference. The text names the first tensor that
 /// differs, the ranks that differ from most of the others, and, for the lowest of these, its host, the first differing

@@ -25,9 +25,9 @@ Buffer to_buffer(const at::Tensor& tensor);
 /// (Communicator::allocate). The memory lives until the last tensor over it is destroyed, even after the communicator.
 at::Tensor empty_in(Communicator& comm, at::IntArrayRef sizes, at::ScalarType type = at::kFloat);
 
-// Collectives on tensors, like Communicator's of the same names, whose errors are documented there;
-// `comm.all_reduce(tensor)` is the same as `all_reduce(comm, tensor)`. The returned Work keeps the tensors alive until
-// it is done. Tensors from `empty_in` are reduced without staging copies.
+// Collectives on tensors, like Communicator's of the same names, which document the errors; `comm.all_reduce(tensor)`
+// is the same as `all_reduce(comm, tensor)`. The returned Work keeps the tensors alive until it is done. Tensors from
+// `empty_in` are reduced without staging copies.
 
 /// Reduces `tensor` over all ranks, in place.
 Work all_reduce(Communicator& comm, const at::Tensor& tensor, const AllReduceOptions& options = {});

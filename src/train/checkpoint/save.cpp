@@ -460,7 +460,7 @@ class Save {
   }
 
   formats::StoredCheckpoint publish() {
-    // Removes checkpoints left by writers that were killed between publishing and pruning, which would accumulate.
+    // Removes checkpoints of writers that were killed between publishing and pruning, since they would accumulate.
     prune();
     formats::StoredCheckpoint stored;
     const auto error = first_error(comm_, attempt([&] {

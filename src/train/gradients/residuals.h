@@ -1,6 +1,6 @@
-// Errors from rounding this rank's gradients between hosts, which are added to the next gradients (error feedback;
-// Seide et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of the buckets. One thread
-// per rank.
+// Errors from rounding this rank's gradients between hosts. They are added to the next gradients (error feedback; Seide
+// et al. 2014, Karimireddy et al. 2019, arXiv 1901.09847), by parameter, in the order of the buckets. One thread per
+// rank.
 #pragma once
 
 #include "train/gradients/buckets.h"

@@ -20,7 +20,7 @@ constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
 // Number of first steps whose batches are compared.
 constexpr std::int64_t kComparedBatches = 2;
-// Steps without comparisons after a difference that may come from rounding, which would be found again.
+// Steps without comparisons after a difference that may come from rounding, since it would be found again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;
 
 template <class T>

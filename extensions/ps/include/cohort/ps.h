@@ -227,8 +227,8 @@ class Client {
   /// Waits until all workers have called `barrier` as often as this one. After Timeout, another call waits for the same
   /// one.
   void barrier();
-  /// Saves all tables and variables in a new checkpoint in the folder, which all servers have to see at the same path;
-  /// returns the checkpoint's own folder. The checkpoint appears as a whole or not at all. With Mode::Sync it has
+  /// Saves all tables and variables in a new checkpoint in the folder. All servers have to see the folder at the same
+  /// path. Returns the checkpoint's own folder. The checkpoint appears as a whole or not at all. With Mode::Sync it has
   /// exactly the pushes of clocks before this worker's present clock. In other modes it is consistent only if no worker
   /// ends a clock, or pushes to tables of Mode::Async, before all servers have begun it: call it between two barriers.
   /// One worker calls it. Servers go on serving while they write: rows that change meanwhile take their memory twice,
