@@ -190,7 +190,7 @@ void Backup::watch() {
 void Backup::give_up(const std::string& why) {
   const Holder other = replication_.other();
   if (!replication_.is_watched()) return;
-  if (!replication_.lose()) {  // it had a copy, but was not the backup yet
+  if (!replication_.lose()) {  // the process had a copy, but was not the backup yet
     log::info("ps", "the copy of the rows of parameter server {} is given up: {}", rows_, why);
     room_ = ~std::size_t{0};
     fetching_.reset();

@@ -110,7 +110,7 @@ class Backup {
   std::uint64_t since_verified_ = 0, turn_ = 0;
   std::deque<Held> held_;
   std::size_t held_bytes_ = 0;
-  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // for tasks on other threads
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // lets other threads know its end
 };
 
 }  // namespace cohort::ps

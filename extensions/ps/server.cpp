@@ -437,7 +437,7 @@ class Server::Impl final : RpcServer::Service {
   const std::size_t limit_;
   std::atomic<std::size_t> room_;
   const std::uint32_t number_;
-  Journaled rows_;  // from the journal, until a Primary takes them
+  Journaled rows_;  // rows from the journal, until a Primary takes them
   std::map<std::uint32_t, std::unique_ptr<Primary>> primaries_;
   std::map<std::uint32_t, std::unique_ptr<Follower>> followers_;
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;

@@ -41,7 +41,7 @@ class SnapshotWriter {
   const Aside& aside_;
   Backup& backup_;
   std::list<Writing> writing_;
-  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // for tasks on other threads
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // lets other threads know its end
 };
 
 }  // namespace cohort::ps

@@ -89,7 +89,7 @@ class Tables {
     SparseTable table;
     std::int64_t elements;
     std::size_t waiting = 0;  // rows of staged pushes to this table
-    std::size_t fresh = 0;    // at most this many of those rows do not exist yet
+    std::size_t fresh = 0;    // most of those rows that may not exist yet
   };
 
   std::size_t bytes_with(std::uint32_t table, std::size_t fresh, std::size_t rows) const noexcept;

@@ -21,7 +21,7 @@ struct CheckpointFollowerOptions {
 
 /// A checkpoint with a sound manifest. Loading the checkpoint compares its files with the manifest.
 struct FollowedCheckpoint {
-  std::string folder;  ///< its path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
+  std::string folder;  ///< the checkpoint's path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
   std::int64_t generation = 0;
   std::int64_t step = 0;
   std::int64_t epoch = 0;

@@ -97,7 +97,7 @@ struct AllToAllOptions {
 
 /// Messages between two ranks are matched by tag, and messages with the same tag in the order of their start.
 struct SendOptions {
-  int tag = 0;  ///< from 0
+  int tag = 0;  ///< at least 0
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 using RecvOptions = SendOptions;

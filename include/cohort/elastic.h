@@ -66,7 +66,7 @@ class World {
 struct Contents {
   struct Item {
     std::string name;
-    ConstBuffer memory;  ///< on the CPU
+    ConstBuffer memory;  ///< the item's bytes, on the CPU
   };
   std::string layout;                      ///< text that `assign` needs besides the items
   std::vector<Item> items = {};            ///< in the part's own order, the same on all ranks
@@ -100,7 +100,7 @@ struct Value {
 
 /// Position of a sampler, as recorded in the ledger.
 struct SamplePosition {
-  std::int64_t epoch = 0;   ///< of the data set
+  std::int64_t epoch = 0;   ///< number of the pass over the data set
   std::int64_t cursor = 0;  ///< samples of this epoch used by steps, over all ranks
 };
 

@@ -29,7 +29,7 @@ std::string_view to_string(ErrorCode code) noexcept;
 /// Origin of an error. Fields that do not apply are -1, 0 or empty.
 struct ErrorContext {
   int rank = -1;               ///< the rank that reports
-  std::string host;            ///< its host
+  std::string host;            ///< host of that rank
   int peer = -1;               ///< the other rank of the failed operation
   std::string operation;       ///< e.g. "all_reduce(float32[1024], sum)"
   std::uint64_t sequence = 0;  ///< number of the operation on its communicator, from 1

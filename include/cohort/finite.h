@@ -27,8 +27,8 @@ std::optional<std::int64_t> first_non_finite(ConstBuffer data, const FiniteOptio
 /// One element of a tensor.
 struct NonFiniteElement {
   std::int64_t index = 0;              ///< in the order of the dimensions, the last one running fastest
-  std::vector<std::int64_t> position;  ///< the same element, one number per dimension; empty for a scalar
-  double value = 0;                    ///< for a complex number, the part that is not finite
+  std::vector<std::int64_t> position;  ///< position of that element, one number per dimension; empty for a scalar
+  double value = 0;                    ///< the element's value; for a complex number, the part that is not finite
 };
 
 /// The first gradient that is not finite: earlier buckets come first, then lower ranks, then earlier positions in the

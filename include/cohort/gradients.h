@@ -107,7 +107,7 @@ struct PowerSGDOptions {
   bool warm_start = true;
   /// Added to the norms that columns are divided by; at most 1e-3.
   double orthogonalization_epsilon = 0;
-  std::uint64_t random_seed = 0;  ///< the same on all ranks
+  std::uint64_t random_seed = 0;  ///< has to be the same on all ranks
 };
 
 /// Statistics of the reducer. Times are of this rank.
@@ -116,7 +116,7 @@ struct ReducerStats {
   std::int64_t non_finite_steps = 0;       ///< steps that ended in a NonFiniteError
   std::int64_t parameter_comparisons = 0;  ///< comparisons made because of compare_parameters_every
   int buckets = 0;
-  std::size_t bucket_bytes = 0;              ///< of all buckets together
+  std::size_t bucket_bytes = 0;              ///< total size of all buckets
   double exposed_communication_seconds = 0;  ///< of the last step: the time that the host waited after its backward had
                                              ///< ended
   double exposed_communication_seconds_total = 0;
@@ -128,9 +128,9 @@ struct ReducerStats {
 /// Location of a gradient in its bucket; for tests and tools.
 struct BucketSlot {
   int bucket = -1;
-  const void* begin = nullptr;  ///< of the bucket's memory
-  std::size_t bytes = 0;        ///< of the bucket's memory
-  std::size_t offset = 0;       ///< of the gradient in it
+  const void* begin = nullptr;  ///< beginning of the bucket's memory
+  std::size_t bytes = 0;        ///< size of the bucket's memory
+  std::size_t offset = 0;       ///< offset of the gradient in that memory
 };
 
 }  // namespace cohort::nn

@@ -26,9 +26,9 @@ struct InitOptions {
   /// the others through this channel. Unless the ranks have a secret (from `cohort run`, `secret_file`, or a world
   /// formed through their launcher), the channel also carries a fresh one, and anyone who reads it can be a rank.
   ShareFunction share = {};
-  std::string share_name = "a channel of the program's own";  ///< for messages
+  std::string share_name = "a channel of the program's own";  ///< name of that channel in messages
   int rank = -1;        ///< for tcp://, file:// and unix:// (or ?rank=R&world_size=N in the address, or the launcher's)
-  int world_size = -1;  ///< as `rank`
+  int world_size = -1;  ///< for the same methods as `rank`
   /// A file of 0600 that holds the job's secret, for worlds without `cohort run`; default: COHORT_SECRET_FILE. Without
   /// a secret, only processes of the same user on the same host can be ranks.
   std::string secret_file = {};

@@ -48,7 +48,7 @@ struct StageCost {
 };
 
 struct Expectation {
-  double time = 0;    ///< of a step, in the costs' unit
+  double time = 0;    ///< time of a step, in the costs' unit
   double bubble = 0;  ///< the part of the step in which a rank idles, on average over ranks
 };
 

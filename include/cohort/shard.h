@@ -10,11 +10,11 @@ namespace cohort {
 /// A box of the whole tensor (a tensor-parallel layer's part), and a range of the box's elements in row-major order (a
 /// sharded optimizer's part). For a parameter that its rank holds whole, box and range cover the whole tensor.
 struct Shard {
-  std::vector<std::int64_t> sizes;   ///< of the whole tensor
-  std::vector<std::int64_t> start;   ///< of the box, by dimension
-  std::vector<std::int64_t> extent;  ///< of the box, by dimension
-  std::int64_t begin = 0;            ///< of the range: the first element, counted in the box
-  std::int64_t count = 0;            ///< of the range: elements
+  std::vector<std::int64_t> sizes;   ///< sizes of the whole tensor
+  std::vector<std::int64_t> start;   ///< where the box begins, by dimension
+  std::vector<std::int64_t> extent;  ///< sizes of the box, by dimension
+  std::int64_t begin = 0;            ///< first element of the range, counted in the box
+  std::int64_t count = 0;            ///< number of elements in the range
 
   bool operator==(const Shard&) const = default;
 };

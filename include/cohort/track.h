@@ -54,7 +54,7 @@ struct MetricLine {
 };
 
 struct RunRecordOptions {
-  std::string program;  ///< what ran, e.g. "digits"
+  std::string program;  ///< name of the program, e.g. "digits"
   int world_size = 1;   ///< ranks
   Fields parameters;    ///< parameters of the run: batch size, learning rate, seed, ...
 };
@@ -202,7 +202,7 @@ struct ProgressOptions {
 class Progress {
  public:
   explicit Progress(const ProgressOptions& options);
-  ~Progress();  ///< as `finish()`
+  ~Progress();  ///< does what `finish()` does
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 

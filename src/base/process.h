@@ -105,7 +105,7 @@ struct ProcessStat {
   std::uint64_t cpu_ticks = 0;  ///< user and system time of all threads
   int threads = 0;
   std::uint64_t memory = 0;       ///< resident, in bytes
-  std::uint64_t start_ticks = 0;  ///< since boot; distinguishes two processes with the same pid
+  std::uint64_t start_ticks = 0;  ///< start time since boot; distinguishes two processes with the same pid
   bool exiting = false;           ///< the kernel has begun to end the process (PF_EXITING)
   int exit_word = 0;              ///< status word as in waitpid; 0 if not known yet
 };

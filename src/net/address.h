@@ -33,7 +33,7 @@ bool is_loopback_name(std::string_view host);
 /// Either a Unix name or a TCP address: `unix_name` if it is not empty, else `tcp`.
 struct Endpoint {
   Address tcp;
-  std::string unix_name;  ///< without the leading NUL; at most 100 bytes
+  std::string unix_name;  ///< name without the leading NUL; at most 100 bytes
   bool is_unix() const noexcept { return !unix_name.empty(); }
 };
 

@@ -25,7 +25,7 @@ struct InterfaceAddress {
 
 /// One entry of COHORT_NETWORK: the name of an interface, or an address prefix.
 struct NetworkFilter {
-  std::string text;       ///< as written by the user
+  std::string text;       ///< the entry as written by the user
   std::string interface;  ///< the interface's name; empty for a prefix
   std::array<std::uint8_t, 16> bytes{};
   std::size_t length = 4;

@@ -41,7 +41,7 @@ class RpcServer {
     virtual void on_gone(const ClientPtr& client) = 0;
   };
   struct Options {
-    std::string name;  ///< for messages
+    std::string name;  ///< name of the service, for messages
     Endpoint endpoint;
     std::optional<Secret> secret = {};  ///< required for TCP (InvalidArgument)
     bool public_secret = false;         ///< see `Acceptor::Options`; a first call without error is the proof

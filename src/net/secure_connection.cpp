@@ -493,8 +493,8 @@ namespace {
 /// A connection that is not yet answered or not yet authenticated.
 struct Attempt {
   Endpoint endpoint;
-  sys::UniqueFd socket;                        ///< until connected
-  std::optional<SecureConnection> connection;  ///< after connecting
+  sys::UniqueFd socket;                        ///< the socket, until it is connected
+  std::optional<SecureConnection> connection;  ///< the connection over the connected socket
   std::string failure = "no answer";
   bool over = false;
   bool turned_away = false;

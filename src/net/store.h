@@ -106,7 +106,7 @@ struct FileStoreOptions {
   std::string path;  ///< absolute; on a file system with locks
   int rank = 0;
   int size = 1;
-  std::string meeting = {};  ///< the same on all ranks
+  std::string meeting = {};  ///< name of the meeting, the same on all ranks
 };
 
 /// Opens a store in a file that all ranks can lock (an append-only log under an open-file-description lock), for worlds

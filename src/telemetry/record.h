@@ -156,8 +156,8 @@ inline constexpr std::size_t kAppendBuffer = std::size_t{1} << 20;
 
 struct AppendTo {
   int fd = -1;
-  const std::filesystem::path& file;  ///< for errors
-  std::string_view what;              ///< for errors, e.g. "writing to the run record"
+  const std::filesystem::path& file;  ///< path of the file, for errors
+  std::string_view what;              ///< what is done, for errors, e.g. "writing to the run record"
 };
 
 /// Appends `bytes`. Throws Io, naming the file, if not all can be written (a full disk); the file is then unchanged.

@@ -56,7 +56,7 @@ struct alignas(64) LaneStatus {
 
 /// A communicator of more than one rank.
 struct alignas(64) GroupStatus {
-  std::atomic<std::uint64_t> id;  ///< the same on all ranks of the group; 0: free
+  std::atomic<std::uint64_t> id;  ///< number of the group, the same on all of its ranks; 0: free
   std::atomic<std::int32_t> rank;
   std::atomic<std::int32_t> size;
   std::atomic<std::uint32_t> background;  ///< 1: of a background thread, which does not count as the program's progress
@@ -86,7 +86,7 @@ struct CallStatus {
 struct TimesStatus {
   std::atomic<std::uint64_t> operations;
   std::atomic<std::uint64_t> bytes;       ///< bytes of this rank's payload
-  std::atomic<std::uint64_t> busy_ns;     ///< from beginning to end of each collective
+  std::atomic<std::uint64_t> busy_ns;     ///< time from beginning to end of each collective
   std::atomic<std::uint64_t> waited_ns;   ///< part of busy_ns: waiting for peers to begin
   std::atomic<std::uint64_t> wire_ns;     ///< part of busy_ns: waiting for bytes of other hosts
   std::atomic<std::uint64_t> wire_bytes;  ///< sent to other hosts

@@ -418,7 +418,7 @@ std::vector<std::vector<std::string>> parse_groups(const std::string& text) {
 std::vector<std::string> option_lines(const optim::Optimizer& optimizer) {
   try {
     return with_kind(optimizer, [&](const auto& kind) { return kind.lines(optimizer); });
-  } catch (const Error&) {  // it is none of libtorch's
+  } catch (const Error&) {  // the optimizer is none of libtorch's
     std::vector<std::string> rates;
     for (const auto& group : optimizer.param_groups())
       rates.push_back(fmt::format("lr = {} of parameter group {}", group.options().get_lr(), rates.size()));

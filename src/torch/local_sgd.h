@@ -82,7 +82,7 @@ class LocalCore {
   std::function<void()> advance;  // set by an elastic State, whose `step` then synchronises
 
   std::vector<Fragment> fragments;
-  std::vector<at::Tensor> buffers() const;  // of floating types: averaged with fragment 0
+  std::vector<at::Tensor> buffers() const;  // buffers of floating types, averaged with fragment 0
   std::vector<at::Tensor> kept;             // parameters that are not trained: the same on all ranks, and never changed
   // The next four are the same on all ranks.
   std::int64_t steps = 0;

@@ -204,7 +204,7 @@ struct Pipeline::State {
   pipeline::Layout layout;
   std::vector<std::int64_t> cuts;
   std::string plan;
-  std::vector<Stage> stages;  // of this rank, by chunk
+  std::vector<Stage> stages;  // stages of this rank, by chunk
   std::shared_ptr<torch::nn::Module> module = std::make_shared<torch::nn::Module>("PipelineStage");
   std::array<Messages, 2> messages;  // one for steps, one for passes without gradients
   std::int64_t steps = 0;

@@ -246,7 +246,7 @@ void Reducer::bring_home() {
           "the module again, and make its optimizer anew",
           parameter.name);
   }
-  if (shards.shares_parameters()) shards.meet();  // so that no rank still reads that memory
+  if (shards.shares_parameters()) shards.meet();  // waits until no rank reads that memory any more
   for (Parameter& parameter : parameters_) {
     if (!is_home(parameter.tensor, parameter.home) && shards.writes_shared()) parameter.home.copy_(parameter.tensor);
   }

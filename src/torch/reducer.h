@@ -128,7 +128,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
                                     // made it
     const void* address = nullptr;  // address of `place`
     at::Tensor bucket;              // the bucket in which `place` lies,
-    std::int64_t offset = 0;        // and its first element there
+    std::int64_t offset = 0;        // and the place's first element there
     at::Tensor home;                // memory of its values, if training state is divided
     std::int64_t version = 0;       // version of `tensor`; autograd counts changes in place
     std::int64_t writes = 0;

@@ -31,13 +31,13 @@ using CheckpointValues = std::map<std::string, CheckpointValue>;
 struct TrainingProgress {
   std::int64_t step = 0;                           ///< optimizer steps taken
   std::int64_t epoch = 0;                          ///< epochs begun before this one
-  std::optional<data::SamplerState> sampler = {};  ///< from data::DistributedSampler::state()
+  std::optional<data::SamplerState> sampler = {};  ///< result of data::DistributedSampler::state()
   CheckpointValues values = {};                    ///< the program's own: a scheduler's count, the best accuracy, ...
 };
 
 /// A checkpoint on the disk.
 struct CheckpointInfo {
-  std::string folder;           ///< its path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
+  std::string folder;           ///< the checkpoint's path, e.g. "run/checkpoints/checkpoint-000007-step-1200"
   std::int64_t generation = 0;  ///< 7: numbers grow with every save in the same folder
   int world_size = 0;           ///< ranks that saved it
   std::string created;          ///< "2026-11-21T09:00:00Z"
@@ -227,7 +227,7 @@ LoadedWeights load_weights(torch::nn::Module& module, const std::string& path, c
 
 enum class WeightsFormat : std::uint8_t {
   Safetensors,
-  Pt,  ///< what Python's `torch.load(path, weights_only=True)` opens: a dict of tensors
+  Pt,  ///< a dict of tensors, which Python's `torch.load(path, weights_only=True)` opens
 };
 
 /// Writes parameters and buffers under their names; replaces the file as a whole. Not collective: call it on one rank.

@@ -50,7 +50,7 @@ struct SamplerState {
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
   std::int64_t cursor = 0;  ///< samples of this epoch that optimizer steps have used, over all ranks
-  std::int64_t size = 0;    ///< of the data set
+  std::int64_t size = 0;    ///< size of the data set
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 

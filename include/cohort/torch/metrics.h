@@ -42,7 +42,7 @@ class Averages {
   std::size_t index_of(const std::string& name) const;
 
   std::vector<std::string> names_;
-  std::vector<double> sums_;  // of mean * samples
+  std::vector<double> sums_;  // sums of mean * samples
   std::vector<double> counts_;
 };
 

@@ -50,7 +50,7 @@ class HasShards {
 
 enum class Features : std::uint8_t {
   Whole,  ///< all of the last dimension, on all ranks
-  Split,  ///< this rank's part of it
+  Split,  ///< this rank's part of the last dimension
 };
 
 struct ColumnParallelLinearOptions {
@@ -84,7 +84,7 @@ struct RowParallelLinearOptions {
   bool bias = true;
   Features input = Features::Split;
   std::optional<std::int64_t> sequence_dim = {};  ///< the output is split along it
-  at::Generator generator = {};                   ///< as above
+  at::Generator generator = {};                   ///< as in ColumnParallelLinearOptions
 };
 
 /// A linear layer cut by its inputs: `weight` is [out_features, in_features / size], `bias` [out_features], whole.
@@ -107,7 +107,7 @@ struct VocabParallelEmbeddingOptions {
   std::int64_t num_embeddings = 0;  ///< a multiple of the number of ranks: round a vocabulary up
   std::int64_t embedding_dim = 0;
   std::optional<std::int64_t> sequence_dim = {};  ///< the output is split along it
-  at::Generator generator = {};                   ///< as above
+  at::Generator generator = {};                   ///< as in ColumnParallelLinearOptions
 };
 
 /// An embedding cut by its rows: `weight` is [num_embeddings / size, embedding_dim].

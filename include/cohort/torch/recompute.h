@@ -49,7 +49,7 @@ auto checkpoint(Function function, Inputs... inputs) {
   auto arguments = std::make_tuple(std::move(inputs)...);
   visit_tensors(arguments, [&](at::Tensor& tensor) { given.push_back(std::exchange(tensor, {})); });
 
-  const auto result = std::make_shared<std::optional<Output>>();  // of the first run
+  const auto result = std::make_shared<std::optional<Output>>();  // result of the first run
   auto flat = [function = std::move(function), arguments = std::move(arguments),
                first = std::weak_ptr(result)](const std::vector<at::Tensor>& tensors) mutable {
     auto with_tensors = arguments;

@@ -33,7 +33,7 @@ namespace cohort::optim {
 
 /// A range of a parameter's elements, in row-major order, that this rank steps.
 struct Piece {
-  std::string parameter;  ///< its name in the module
+  std::string parameter;  ///< the parameter's name in the module
   at::Tensor parameter_tensor;
   at::Tensor tensor;       ///< 1-D; the optimizer's parameter; float32 if the model's parameter has 16 bits
   std::int64_t begin = 0;  ///< offset in the parameter

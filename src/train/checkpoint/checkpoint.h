@@ -120,7 +120,7 @@ formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options,
 
 /// The tensors of a checkpoint, and the ranks that can read their files.
 struct StoredTensors {
-  formats::StoredCheckpoint stored;              ///< with this rank's path
+  formats::StoredCheckpoint stored;              ///< the checkpoint, with this rank's path
   formats::CheckpointTensors content;            ///< the same on all ranks
   std::map<std::string, int> owners;             ///< by file, the rank that has found it whole
   std::map<std::string, std::set<int>> readers;  ///< by file, the ranks that see the same copy

@@ -18,7 +18,7 @@ namespace cohort::checkpoint {
 
 struct Content {
   std::int64_t step = 0;
-  std::size_t own_bytes = 0;  ///< of each rank's own tensor; 0: ranks have none
+  std::size_t own_bytes = 0;  ///< size of each rank's own tensor; 0: ranks have none
   std::size_t model_bytes = 50;
 };
 

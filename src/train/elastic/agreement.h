@@ -32,7 +32,7 @@ struct Standing {
   std::int64_t reached =
       -1;  ///< step that earlier ranks reached in this attempt of the job, as a new rank 0 looked up; -1: none
   std::string checkpoint = {};  ///< last checkpoint of these earlier ranks, for messages
-  std::string not_asked = {};   ///< why `reached` could not be looked up
+  std::string not_asked = {};   ///< reason why `reached` could not be looked up
 };
 
 struct Agreement {

@@ -169,7 +169,7 @@ class Schedule {
   void mark(Rank& rank) {
     ++rank.steps;
     ended_ = std::max(ended_, rank.steps);
-    if (&rank == ranks_.data()) reached_ = std::max(reached_, rank.steps);  // rank 0 tells the job
+    if (&rank == ranks_.data()) reached_ = std::max(reached_, rank.steps);  // rank 0 reports its steps to the job
   }
 
   void whole_step() {

@@ -79,7 +79,7 @@ struct State::Impl {
 
   // State of the current world.
   std::optional<std::uint64_t> epoch;
-  int rank = 0, size = 1;  ///< of the current world
+  int rank = 0, size = 1;  ///< rank and size in the current world
   int broken = 0;  ///< number of successive worlds of `broken_epoch` that ended because a peer was lost; see gives_up
   std::optional<std::uint64_t> broken_epoch;  ///< epoch of the worlds that `broken` counts
   std::optional<std::uint64_t> told_epoch;    ///< epoch in which this rank has reported the peer it lost

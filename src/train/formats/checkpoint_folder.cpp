@@ -119,7 +119,7 @@ struct OwnCheckpoints {
   };
   std::mutex mutex;
   std::map<std::string, Seen> folders;
-  std::string last;  ///< for messages
+  std::string last;  ///< the last checkpoint, for messages
 
   static OwnCheckpoints& of_process() {
     static OwnCheckpoints one;

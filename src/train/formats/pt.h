@@ -77,8 +77,8 @@ struct PtLimits {
 Result<PtValue> parse_pt(std::span<const std::byte> bytes, const std::string& name, const PtLimits& limits = {});
 
 enum class PtFloats : std::uint8_t {
-  Number,  ///< as Python floats
-  Tensor,  ///< as float64 tensors without dimensions, since torch 1.13 with weights_only=True refuses floats
+  Number,  ///< written as Python floats
+  Tensor,  ///< written as float64 tensors without dimensions, since torch 1.13 with weights_only=True refuses floats
 };
 
 struct PtWriteOptions {

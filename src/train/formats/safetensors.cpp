@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kLongestHeader = 100'000'000;  // as in the reference implementation
+constexpr std::uint64_t kLongestHeader = 100'000'000;  // the limit of the reference implementation
 constexpr std::size_t kHeaderAlignment = 64;           // alignment of the first tensor
 constexpr std::size_t kMostDimensions = 64;
 

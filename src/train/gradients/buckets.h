@@ -27,7 +27,7 @@ struct Parameter {
   DType dtype = DType::Float32;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
-  Device device = {};  ///< without a stream
+  Device device = {};  ///< device of the parameter; without a stream
 
   std::int64_t count() const noexcept;
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count()) * size_of(dtype); }
@@ -73,7 +73,7 @@ class Bucket {
 
   /// Returns the offset, in bytes, of the gradient at a position.
   std::size_t offset(std::size_t position) const { return offsets_[position]; }
-  Buffer place(std::size_t position) const;  ///< its data is null if the gradient has no place in the bucket
+  Buffer place(std::size_t position) const;  ///< null data if the gradient has no place in the bucket
   /// Positions of the large gradients, in the order of their reductions.
   const std::vector<std::size_t>& large() const noexcept { return large_; }
   bool is_large(std::size_t position) const { return is_large_[position]; }

@@ -62,7 +62,7 @@ class Division {
   std::shared_ptr<Shards> shards_;
   std::vector<Region> regions_;
   std::vector<Piece> pieces_;
-  std::vector<Buffer> homes_;  // of the parameters
+  std::vector<Buffer> homes_;  // places of the parameters' values
   // Offsets in bytes: of regions and parameters in parameter_memory_, and of this rank's parts in average_memory_.
   std::vector<std::size_t> region_offsets_, home_offsets_, own_averages_;
   std::size_t bytes_ = 0, average_bytes_ = 0;

@@ -499,7 +499,7 @@ bool Reducer::wait_for_all() {
       for (const Bucket& bucket : buckets_) bucket.clear_gaps();
     }
     finite = averages_are_finite();
-    exchange_message(finite);  // not earlier: after an error nothing more may be started
+    exchange_message(finite);  // comes last, since nothing more may be started after an error
   } catch (const Error&) {
     in_backward_ = hook_ != nullptr;  // a collective fails on all ranks, a hook perhaps on this rank only
     throw;

@@ -161,7 +161,7 @@ class Reducer {
     bool ready = false;                // in this backward: the gradient is complete
     bool used = false;                 // true if the gradient was used since the last reduction
     std::shared_ptr<const void> keep;  // owns the gradient, if the reduction does not read it at its place
-    bool kept = false;                 // its earlier gradient is saved, in case no rank uses the parameter
+    bool kept = false;                 // the parameter's earlier gradient is saved, in case no rank uses it
   };
   struct Launched {
     std::unique_ptr<step::Pending> work;
@@ -204,12 +204,12 @@ class Reducer {
   Hook hook_;
   std::shared_ptr<std::vector<double>> total_weight_;  // sum over all ranks, for a hook
   std::unique_ptr<step::Pending> totalling_;           // the sum's operation
-  std::vector<State> states_;                          // of the parameters
+  std::vector<State> states_;                          // states of the parameters
   std::vector<const void*> unread_;                    // by parameter: the address given to `read_from`, or null
   std::shared_ptr<Residuals> residuals_;               // null without error feedback
   std::vector<Bucket> buckets_;
   BucketPlan plan_;
-  std::vector<int> order_;     // from which the plan was made
+  std::vector<int> order_;     // order of parameters from which the plan was made
   std::vector<int> arrivals_;  // parameters in the order of their gradients in the first synchronising backward
   bool reordered_ = false;
   std::int64_t first_step_ = 0;  // the progress with which this reducer began
@@ -222,7 +222,7 @@ class Reducer {
   std::int64_t shown_samples_ = 0;  // samples of the next reduction, for the status page
   bool in_backward_ = false;
   std::weak_ptr<void> pass_;          // the backward under way; expired while in_backward_ is set: the backward failed
-  std::vector<std::size_t> pending_;  // per bucket
+  std::vector<std::size_t> pending_;  // by bucket: number of gradients still to come
   std::size_t next_bucket_ = 0;
   BucketTimes bucket_times_;
   std::vector<Launched> works_;

@@ -37,7 +37,7 @@ struct Piece {
   std::int64_t begin = 0;  ///< offset in the parameter
   std::int64_t count = 0;
   std::size_t region = 0;
-  std::int64_t offset = 0;  ///< within this rank's part of the region
+  std::int64_t offset = 0;  ///< offset within this rank's part of the region
 };
 
 class Shards {

@@ -140,7 +140,7 @@ void SampleShares::exchange(std::int64_t global, StepPlace drawn) {
 std::vector<std::int64_t> counts_of(const std::vector<double>& weights, std::int64_t global, bool each) {
   double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<std::int64_t> counts(weights.size());
-  std::int64_t divided = global;  // to be divided by weight; ranks that would get fewer than 1 get exactly 1
+  std::int64_t divided = global;  // samples to divide by weight; ranks that would get fewer than 1 get exactly 1
   for (bool again = each && global >= static_cast<std::int64_t>(weights.size()); again;) {
     again = false;
     for (std::size_t i = 0; i < weights.size(); ++i) {
