@@ -3,8 +3,8 @@
 // Client::Impl: state that a client and its tables share: the links to the servers, the clock, a table's numbers there.
 // Private to the client's own files (client*.cpp, requests.*). Lives as long as the client, any table or any request of
 // it; until then its thread keeps connections alive. Any thread; a table's sum under its mutex.
-// Requests: one call on a table as messages: its keys without duplicates, by server, in messages of bounded size; and
-// the answers that a Work waits for. Private to the client's own files. One thread at a time.
+// Requests: one call on a table, divided into messages of bounded size by server, without duplicate keys; and the
+// answers that a Work waits for. Private to the client's own files. One thread at a time.
 #pragma once
 
 #include "net/rpc.h"

@@ -119,7 +119,7 @@ class Simulation {
     State copy;
     std::uint64_t copy_number = 0;
     std::uint64_t received = 0;
-    std::deque<std::string> waiting;  // commands that are not carried out yet
+    std::deque<std::string> waiting;  // commands that have not run yet
     Time heard{};
     Holder primary;
     int connections = 0;

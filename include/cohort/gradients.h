@@ -1,5 +1,5 @@
-// Options and statistics of data-parallel training, independent of the framework: the same for C++ and Python. Values;
-// any thread.
+// Options and statistics of data-parallel training, independent of the framework, and the same for C++ and Python.
+// Values; any thread.
 #pragma once
 
 #include <cohort/dtype.h>

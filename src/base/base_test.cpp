@@ -84,7 +84,7 @@ TEST(Env, GivesTypedValuesAndDefaults) {
                           {"COHORT_PROGRAM", "a b"},
                           {"COHORT_TIMES", ""}};
   EXPECT_TRUE(*env::flag(env::kEncrypt, given));
-  EXPECT_TRUE(*env::flag(env::kIntegrity, given));  // the default
+  EXPECT_TRUE(*env::flag(env::kIntegrity, given));  // true by default
   EXPECT_FALSE(*env::flag(env::kTimes, given));     // empty counts as not set
   EXPECT_EQ(*env::number(env::kConnections, given), 16);
   EXPECT_EQ(*env::number(env::kConnections, env::Map()), 1);

@@ -104,8 +104,8 @@ struct Variable {
   std::string_view meaning;
   /// How a variable is used.
   enum class Use {
-    Read,         ///< by the library and the command
-    SetForRanks,  ///< by `cohort run`
+    Read,         ///< read by the library and the command
+    SetForRanks,  ///< set by `cohort run`
   };
   Use use = Use::Read;
 

@@ -112,7 +112,7 @@ Result<void> write_file_atomically(const std::string& path, std::string_view tex
 
 /// Syncs a folder (fsync), so that the names in it survive a power cut.
 Result<void> sync_folder(const std::string& path);
-/// Renames by rename(2). The new name may be that of a file, or, for a folder, of an empty folder.
+/// Renames by rename(2), which replaces a file by a file, and an empty folder by a folder.
 Result<void> rename_path(const std::string& from, const std::string& to);
 /// Like mkdir -p, and syncs the parents of new folders.
 Result<void> make_folders(const std::string& path);

@@ -41,7 +41,7 @@ std::optional<ExitStatus> peek_exit_status(pid_t pid);
 
 /// The process group that a child begins in.
 enum class Group {
-  Caller,   ///< the caller's
+  Caller,   ///< the caller's group
   Own,      ///< leads a group of its own, in the caller's session
   Session,  ///< leads a session of its own, without a terminal
 };

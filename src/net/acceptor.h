@@ -122,7 +122,7 @@ class Acceptor {
   struct Options {
     std::optional<Secret> secret = {};  ///< without a secret (Unix names only), this user's processes are admitted
     SecureOptions secure = {};          ///< the acceptor sets `heard` to its own filter
-    /// The secret is public: it only keeps unrelated connections apart, and a peer is proven only by `judge`.
+    /// True if the secret is public. Then it only keeps unrelated connections apart, and only `judge` proves a peer.
     bool public_secret = false;
     std::size_t most_pending = 128;  ///< if exceeded, the connection that `pick_eviction` picks is closed
     std::chrono::milliseconds patience = std::chrono::seconds(5);

@@ -337,7 +337,7 @@ TEST(Acceptor, HearsOfOneWhoHasNoSecret) {
   std::thread other([place = gate.places[0].tcp] { tell_of_no_secret(place, deadline_in(10s)); });
   const auto limit = deadline_in(10s);
   while (gate.refusals.empty() && std::chrono::steady_clock::now() < limit) EXPECT_FALSE(gate.wait(10ms));
-  other.join();  // as soon as it has been refused
+  other.join();  // the thread ends as soon as it has been refused
   ASSERT_EQ(gate.refusals.size(), 1u);
   EXPECT_NE(std::string(gate.refusals[0].why.what()).find("it brings no secret"), std::string::npos)
       << gate.refusals[0].why.what();

@@ -95,7 +95,7 @@ enum class Op : std::uint8_t {
   Delete,         ///< keys[0]; number 1 if it existed
   LeaveWill,      ///< keys[0], value
   WithdrawWill,   ///< keys[0]
-  GoodBye,        ///< no reply; wills do not take effect
+  GoodBye,        ///< has no reply; the client's wills then have no effect
 };
 inline constexpr std::uint8_t kOpCount = 9;
 

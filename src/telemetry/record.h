@@ -134,7 +134,7 @@ struct MetricPoint {
   std::optional<int> rank;  ///< set if the value is of one rank
 };
 
-/// Returns whether the schema defines this event; the contents of other lines are not shown.
+/// Returns whether the schema defines this event. Contents of lines with other events are not shown.
 bool is_known_event(std::string_view event) noexcept;
 
 /// Reads lines in order. Values without their own step belong to the last step. One thread.

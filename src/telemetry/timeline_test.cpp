@@ -167,7 +167,7 @@ TEST(TimelineTest, ManyThreadsWriteWhileOneReads) {
     ++taken;
     const std::string name(ring.reader.name(entry.name));
     ASSERT_TRUE(name.starts_with("thread ")) << name;
-    ASSERT_GE(entry.number, next[name]);  // events of one thread are in order; some may be lost
+    ASSERT_GE(entry.number, next[name]);  // a thread's events are in order; some may be lost
     ASSERT_LT(entry.number, kEach);
     next[name] = entry.number + 1;
     ASSERT_EQ(entry.ended_ns - entry.begun_ns, 1000);  // both words are of one event

@@ -124,7 +124,7 @@ void expect_part_of(const std::map<std::string, at::Tensor>& whole, Net& net) {
 /// The layout of a world, and its optimizer.
 struct Layout {
   int dp = 1, tp = 1;
-  std::optional<Sharding> sharding = {};  // nothing: plain Adam
+  std::optional<Sharding> sharding = {};  // nullopt: plain Adam
 };
 
 /// Trains steps [from, to). `before` and `after` are called before and after that, with this rank's shards.

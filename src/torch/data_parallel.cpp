@@ -261,7 +261,7 @@ void DataParallelCore::State::attach_again_if_changed() {
   attach();
 }
 
-// Called at the end of a backward. Refuses parameters added or unfrozen since its forward: they are not averaged.
+// Called at the end of a backward. Refuses parameters added or unfrozen since its forward, as they are not averaged.
 void DataParallelCore::State::refuse_what_came_too_late() {
   if (!any_unfrozen() && !parameters_changed()) return;
   std::unordered_set<const void*> averaged;

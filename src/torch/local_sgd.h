@@ -29,7 +29,7 @@ class LocalCore {
     // The fields below are this rank's own.
     double samples = 0;  // samples since the last synchronisation
     double sent = 0;     // the part of `samples` before the synchronisation under way
-    // Versions of the parameters (autograd counts changes in place) since which all ranks have the same values.
+    // Versions of the parameters, by autograd's count of changes in place, when all ranks last had the same values.
     std::vector<std::int64_t> versions;
   };
 

@@ -48,7 +48,7 @@ void run(const std::vector<int>& hosts, const std::function<void(Communicator)>&
                           body);
 }
 
-// By rank, its host.
+// For each layout, the host of each rank.
 using Layouts = std::vector<std::vector<int>>;
 const Layouts kTwo = {{0, 0, 0}, {0, 0, 1, 1}};
 const Layouts kLayouts = {{0}, {0, 0, 0, 0}, {0, 1}, {0, 1, 0, 1}, {0, 0, 0, 1, 1}};

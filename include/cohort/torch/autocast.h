@@ -1,4 +1,4 @@
-// Mixed precision in libtorch, as torch.autocast in Python: in its scope, operations of this thread that benefit run in
+// Mixed precision in libtorch, like torch.autocast in Python: in a scope, operations of this thread that benefit run in
 // a 16-bit type; weights and gradients keep their type. Header only; a scope belongs to one thread.
 #pragma once
 

@@ -79,8 +79,8 @@ class ShardedCore;
 /// are replicas; the lowest rank's is saved. The layout of ranks need not be declared.
 struct ModelShards {
   torch::nn::Module* module = nullptr;
-  torch::optim::Optimizer* optimizer = nullptr;  ///< or nullptr; the same type and options on all ranks
-  /// The part that this rank holds of a whole tensor, by the parameter's or buffer's name; others are held whole.
+  torch::optim::Optimizer* optimizer = nullptr;  ///< nullptr: none; has the same type and options on all ranks
+  /// By name of a parameter or buffer: the part of it that this rank holds. Others are held whole.
   std::map<std::string, Shard> tensors;
   optim::ShardedCore* sharded = nullptr;  ///< set if `optimizer` steps pieces
 };

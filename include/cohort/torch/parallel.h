@@ -110,7 +110,7 @@ struct VocabParallelEmbeddingOptions {
   at::Generator generator = {};                   ///< as in ColumnParallelLinearOptions
 };
 
-/// An embedding cut by its rows: `weight` is [num_embeddings / size, embedding_dim].
+/// An embedding that is cut by its rows: `weight` is [num_embeddings / size, embedding_dim].
 class VocabParallelEmbeddingImpl : public torch::nn::Module, public HasShards {
  public:
   VocabParallelEmbeddingImpl(Communicator comm, const VocabParallelEmbeddingOptions& options);

@@ -138,7 +138,7 @@ struct Found {
 /// Order in which checkpoints are tried; the same on all ranks.
 enum class Order : std::uint8_t {
   NewestFirst,
-  BestFirst,  ///< by options.best; InvalidArgument if no checkpoint has the value
+  BestFirst,  ///< best first, by options.best; InvalidArgument if no checkpoint has the value
 };
 
 /// Throws InvalidArgument if a newer Cohort saved a newer checkpoint. Files that are `unwanted` on all ranks are

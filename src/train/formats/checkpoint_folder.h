@@ -175,7 +175,7 @@ struct CheckpointList {
   std::int64_t newest = 0;  ///< the highest generation of all of these; 0: there is none
 
   /// Returns the error of the newest checkpoint that cannot be judged (`newer`, `unreadable`), if that checkpoint is
-  /// newer than `generation`: loading `generation` would silently go back.
+  /// newer than `generation`. Loading `generation` would then silently go back.
   std::optional<Error> unjudged_above(std::int64_t generation) const;
 };
 

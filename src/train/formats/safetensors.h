@@ -17,7 +17,7 @@
 namespace cohort::formats {
 
 struct Safetensors {
-  std::vector<NamedTensor> tensors;             ///< in the order of their bytes
+  std::vector<NamedTensor> tensors;             ///< ordered by their positions in the file
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 
   const TensorView* find(std::string_view name) const noexcept;
@@ -36,7 +36,7 @@ struct SafetensorsEntry {
   std::uint64_t bytes = 0;
 };
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;        ///< in the order of their bytes
+  std::vector<SafetensorsEntry> entries;        ///< ordered by their positions in the file
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
 /// Parses the header of a file from `head`, its beginning with the whole header; as strict as parse_safetensors.

@@ -31,7 +31,7 @@ class Accumulation {
 
   // State of the backward under way, or of the last one.
 
-  /// True if the backward reduces: it is outside of no_sync, and so was a forward, if any.
+  /// True if the backward reduces: it is outside of no_sync, and there were not only forwards within no_sync before it.
   bool sync() const noexcept { return sync_; }
   /// True if this rank has declared 0 samples, so that the backward's gradients are dropped.
   bool discards() const noexcept { return samples_ == 0; }

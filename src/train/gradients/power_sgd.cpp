@@ -52,7 +52,7 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64 (Steele et al. 2014)
   return x ^ x >> 31;
 }
 
-// Fills with values in [-1, 1], directly from bits: results of the standard distributions differ between libraries.
+// Fills with values in [-1, 1], directly from bits, since the standard distributions differ between libraries.
 void fill_randomly(float* values, std::int64_t count, std::uint64_t seed) {
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint64_t bits = mix(seed + static_cast<std::uint64_t>(i));

@@ -136,7 +136,7 @@ class Reducer {
 
   /// Returns the number of the world's synchronised steps that this rank has taken part in or learned of.
   std::int64_t progress() const noexcept { return progress_; }
-  /// Collective; called when all have joined. Returns the lowest rank with most steps, and their number if ranks
+  /// Collective; called when all have joined. Returns the lowest rank with most steps; also their number if ranks
   /// differ.
   std::pair<int, std::optional<std::int64_t>> most_advanced();
   /// Collective. All ranks take over the bucket order of rank `source`, and `progress`, its progress.

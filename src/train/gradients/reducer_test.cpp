@@ -281,7 +281,7 @@ TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
     model.end();
     model.core.accumulation().leave_no_sync();
     model.core.rebind(comm.split({}));
-    std::ranges::fill(model.gradient(1), mine);  // as a framework moves it to its new place
+    std::ranges::fill(model.gradient(1), mine);  // moves the gradient to its new place, like a framework
     model.begin(1);
     model.bring(0, 1);
     model.end();

@@ -16,7 +16,7 @@
 namespace cohort::step {
 namespace {
 
-// The Work's destructor waits before its memory is freed; if a stream waits instead, a callback keeps the memory.
+// The Work's destructor waits before its memory is freed. If a stream waits instead, a callback keeps the memory.
 class PendingWork final : public Pending {
  public:
   PendingWork(Work work, std::shared_ptr<const void> keep) : keep_(std::move(keep)), work_(std::move(work)) {}

@@ -158,7 +158,7 @@ TEST_F(MetricsTest, TheTrainingGoesOnWhereRanksLogDifferentThings) {
                        metrics.log(2, {{"a", 1}, {"b", 2}}, Reduce::Sum);
                      else
                        metrics.log(2, {{comm.rank() == 0 ? "a" : "b", 1}}, Reduce::Sum);
-                     std::this_thread::sleep_for(milliseconds(700));  // longer than an operation may wait
+                     std::this_thread::sleep_for(milliseconds(700));  // longer than an operation's timeout
                      comm.barrier({.timeout = std::chrono::seconds(20)}).wait();
                      std::this_thread::sleep_for(milliseconds(700));
                      comm.barrier({.timeout = std::chrono::seconds(20)}).wait();

@@ -86,7 +86,7 @@ struct ClientOptions {
   /// Endpoints of all servers, in the same order at all workers. Empty: the job's servers, when all `serve`; `worker`
   /// and `workers` are then `role_number` and `num_workers`.
   std::vector<std::string> servers = {};
-  std::string secret_file = {};  ///< the same as at the servers
+  std::string secret_file = {};  ///< the same file as at the servers
   int worker = 0;
   int workers = 1;
   /// Time in which all servers have to be reachable.

@@ -96,8 +96,8 @@ struct Consistency {
 /// Selects the rows to evict. An evicted row that is pushed again comes back with its initial values.
 struct Eviction {
   enum class Victim : std::uint8_t {
-    LeastRecent,    ///< of the next 64 rows in turn, evicts the row whose last push was longest ago
-    LeastFrequent,  ///< of the next 64 rows in turn, evicts the row with the fewest steps
+    LeastRecent,    ///< evicts, of the next 64 rows, the row whose last push was longest ago
+    LeastFrequent,  ///< evicts, of the next 64 rows, the row with the fewest steps
   };
   std::chrono::seconds age{0};  ///< since the last push; 0: none. To the second: a row past it is not there any more.
   std::int64_t rows = 0;        ///< at most this many on each server; 0: no bound
