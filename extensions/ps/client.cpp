@@ -209,7 +209,7 @@ std::int64_t Client::clock() {
   impl_->demand_here("clock");
   impl_->wait_for_slower();
   for (Link& link : impl_->links) link.drain();
-  // A server that may lack pushes must not be the only one without this clock's end.
+  // Throws before any server ends the clock if one of them may lack pushes.
   for (Link& link : impl_->links) link.demand_alive();
   impl_->change_all(Method::Commit, [&](const Order& order) { return pack(Commit{order, impl_->clock}); });
   return ++impl_->clock;

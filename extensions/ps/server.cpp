@@ -141,7 +141,7 @@ class Server::Impl final : RpcServer::Service {
             .host = rendezvous::host_identity().id};
   }
 
-  /// Journals of an earlier job are set aside. Returns the rows of the journal, unless the map decides who has them.
+  /// Sets journals of an earlier job aside. Returns the journal's rows; none if the map decides who has the rows.
   Journaled remember(bool begins_anew) {
     if (options_.journal.empty()) return {};
     const auto servers = static_cast<std::uint32_t>(options_.servers ? *options_.servers : num_servers());

@@ -1,6 +1,6 @@
 // The rows of a sparse table in one process. A row is one record: header, weights and the optimizer's slots, side by
 // side in a slab; an index maps a key to its row's number. A new row takes the place of an erased one. Memory is
-// allocated by the slab. `freeze` returns a view of one moment, readable on any thread: a slab that a view has is
+// allocated by the slab. `freeze` returns a view of one moment, readable on any thread: a slab in use by a view is
 // copied before it changes. Owns its memory; one thread at a time.
 #pragma once
 

@@ -61,7 +61,7 @@ class Workers {
   /// The largest number of ended clocks; a returning worker begins there.
   std::int64_t most() const noexcept;
   std::uint64_t latest_barrier() const noexcept;
-  /// Returns whether all workers that hold others have reached this barrier.
+  /// Returns whether all workers that others wait for have reached this barrier.
   bool past_barrier(std::uint64_t number) const noexcept;
   /// Names the workers that have not ended this many clocks: "worker 3 on host b, which is at clock 4".
   std::string behind(std::int64_t clocks) const;

@@ -97,7 +97,8 @@ class Communicator {
                         const ReduceScatterOptions& options = {});
   /// Copies `data` from the root to all other ranks.
   Work broadcast(Buffer data, const BroadcastOptions& options = {});
-  /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank().
+  /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank() of
+  /// it.
   Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options = {});
   /// Rank r contributes `counts[r]` elements; `counts` is the same on all ranks. May be in place, as all_gather.
   Work all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,

@@ -190,7 +190,7 @@ Result<std::unique_ptr<TlsEnd>> TlsEnd::make(bool server, std::string identity, 
   SSL* const ssl = end->ssl_.get();
   if (ssl == nullptr) return openssl_error("SSL_new");
   SSL_set_app_data(ssl, end.get());
-  // Frees the buffers while a connection is idle, as most are. TlsStream::make allocates others.
+  // Frees the buffers while a connection is idle, as most are. TlsStream::make allocates its own.
   ::SSL_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS);
   if (server) {
     ::SSL_set_accept_state(ssl);

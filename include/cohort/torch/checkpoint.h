@@ -58,8 +58,8 @@ struct CheckpointOptions {
   /// fewer. 2: each host's files are also on the next host's disk. 1: losing any host's disk loses the checkpoint. The
   /// same on all ranks.
   int copies = 2;
-  /// Name of a number in `progress.values`, as in {.best_by = "valid_loss"}: the `keep_best` checkpoints (0: 1) with
-  /// the best such number are kept as well, also across restarts. A checkpoint without that number, or with NaN or an
+  /// Name of a number in `progress.values`, as in {.best_by = "valid_loss"}: the best `keep_best` checkpoints by that
+  /// number (0 means 1) are kept as well, also across restarts. A checkpoint without that number, or with NaN or an
   /// infinity, is never among the best; of equal checkpoints the older is better. Empty: only `keep` counts. The same
   /// on all ranks.
   std::string best_by = {};

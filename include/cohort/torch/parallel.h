@@ -146,11 +146,11 @@ class ParallelCrossEntropyImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelCrossEntropy);
 
-/// Makes the undivided parts of `module` the same on all ranks of `comm`: every parameter and buffer that no HasShards
-/// names becomes rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that the
-/// module is on. Then a plain dropout of a whole activation draws the same mask on all ranks, as long as all make the
-/// same draws. Collective; call it after construction or a manual load, before the module is wrapped. Throws Mismatch
-/// on all ranks if their names or shapes differ.
+/// Makes the undivided parts of `module` the same on all ranks of `comm`: parameters and buffers outside every
+/// HasShards become rank 0's. So do the states of libtorch's default generators, the CPU's and those of the GPUs that
+/// the module is on. Then a plain dropout of a whole activation draws the same mask on all ranks, as long as all make
+/// the same draws. Collective; call it after construction or a manual load, before the module is wrapped. Throws
+/// Mismatch on all ranks if names or shapes of parameters differ.
 void replicate(Communicator& comm, torch::nn::Module& module);
 
 struct ParallelDropoutOptions {

@@ -20,7 +20,7 @@ class _Always:
     _is_profiler_enabled = True
 
 
-# Its member _is_profiler_enabled, read before each operation, is false if no profiler is running. torch 1.13 has no
+# torch 2's flag _is_profiler_enabled, read before each operation, is false if no profiler is running. torch 1.13 has no
 # such flag.
 flag: Any = _profiler if hasattr(_profiler, "_is_profiler_enabled") else _Always
 

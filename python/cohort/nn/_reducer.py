@@ -268,7 +268,7 @@ class Reducer:
 
     def _after_accumulate(self, index: int) -> None:
         if self.core.received(index):
-            # Nothing to do except under create_graph, and if the gradient has no place.
+            # Needed only if the gradient has left its place (create_graph), or has none and is not read where it is.
             if self._parameters[index].place is not None or (self.core.in_sync and not self.core.reads(index)):
                 self.put_in_place(index)
             self.core.arrive(index)

@@ -34,7 +34,7 @@ class WorkState {
   virtual void wait() = 0;
   /// Blocks until the operation has finished, for at most `limit`. Returns true if it has finished.
   virtual bool wait_for(std::chrono::nanoseconds limit) = 0;
-  /// Makes what is submitted to this GPU stream from now on wait for the result. Blocks until the operation itself has
+  /// Makes all later work on this GPU stream wait for the result. Blocks until the operation itself has
   /// been submitted to the GPU, but not beyond `limit`; may carry out operations meanwhile. Throws Internal.
   virtual Ordering order(const Device& /*stream*/, std::chrono::steady_clock::time_point /*limit*/) {
     return Ordering::Never;

@@ -54,7 +54,7 @@ class Gpu {
   /// Identifies the GPU independently of its number in a process; for a part of a GPU (MIG), the part. Throws Internal.
   std::array<unsigned char, 16> uuid() const;
 
-  /// Allocates GPU memory, zeroed by the deadline. Throws Unavailable, Timeout.
+  /// Allocates zeroed GPU memory, until the deadline. Throws Unavailable, Timeout.
   void* allocate(std::size_t bytes, std::chrono::steady_clock::time_point deadline);
   void free(void* memory) noexcept;
   /// Pins host memory, which makes its copies fast and asynchronous. Returns false if the driver refuses; copies then

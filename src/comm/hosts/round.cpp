@@ -134,7 +134,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   return true;
 }
 
-/// Folds the sum that was part of the round, on each leader.
+/// On each leader, folds the values that were sent with the round.
 void fold_infos(Context& context, Round& round, const Request& request, const std::byte* payload,
                 const std::vector<transport::Incoming>& in) {
   const Layout& layout = context.layout;

@@ -120,7 +120,7 @@ bool release(Head& head, std::uint64_t number) noexcept {
 // --- the end of a world ---
 
 /// Begins the end of the world. Returns true for the one caller that has to record the reason. Every caller may reuse
-/// its memory afterwards: `ended_before_reads` tells peers that read it meanwhile that the data is invalid.
+/// its memory afterwards: `ended_before_reads` tells peers reading it meanwhile that the data is invalid.
 template <class Word>
 bool begin_end(Word& state, std::uint32_t none, std::uint32_t writing) noexcept {
   const bool first = state.compare_exchange_strong(none, writing);

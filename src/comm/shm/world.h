@@ -28,7 +28,7 @@ status::GroupStatus& open_status(std::uint64_t id, int rank, int size, bool back
 class World final : public messages::Members {
  public:
   /// Meets the other ranks; throws as `meet` does. Afterwards the ranks have mapped the control memory, but may not
-  /// have written their cores there yet; `Context` waits for that.
+  /// have written there yet which cores they have; `Context` waits for that.
   World(const FormOptions& options, std::unique_ptr<Rendezvous> point);
   /// Informs the peers that this rank has left.
   ~World() override;

@@ -189,7 +189,7 @@ std::string to_string(const PostMortem& post_mortem) {
 
 namespace {
 
-/// The text comes from another process, and the library recurses once per character at worst.
+/// Limit on text from another process, since the demangler recurses once per character at worst.
 constexpr std::size_t kLongestName = 1024;
 
 bool belongs_to_name(char c) {

@@ -57,7 +57,7 @@ struct HealthLimits {
   std::chrono::seconds stall{1800};        ///< an awaited rank ends the job after this time; 0: never
   int slow_steps = 8;                      ///< steps of a window
   int slow_windows = 3;                    ///< consecutive slow windows after which a rank is named
-  std::chrono::seconds slow_least{3};      ///< least duration of them: others may have used the rank's core
+  std::chrono::seconds slow_least{3};      ///< their least duration, as other processes may use the core
   double slow_factor = 1.5;                ///< a window is slow above this multiple of the ranks' median
 };
 

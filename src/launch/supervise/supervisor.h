@@ -27,8 +27,9 @@ struct JobResult {
   std::string traced = {};  ///< the run's folder, if it has pieces of a trace (--trace)
 };
 
-/// Runs the job to its end. Returns the exit status as a shell gives it: 0; the first failing rank's code, or 128 +
-/// signal; kRequeueStatus if all have ended with it; 124 after `timeout`; 127 if the program could not be started; 128
+/// Runs the job to its end. Returns the exit status as a shell gives it: 0 if all ranks succeeded; the first failing
+/// rank's code, or 128 + signal; kRequeueStatus if all have ended with it; 124 after `timeout`; 127 if the program
+/// could not be started; 128
 /// + signal if this process was told to end. Throws cohort::Error if nothing was started. Blocks signals and adopts
 /// orphans for this process: call it from a process that does nothing else, before it has a second thread.
 JobResult run_job(const JobSpec& spec, Plan plan);

@@ -38,7 +38,7 @@ struct Played {
   std::vector<double> busy;  ///< busy time by rank
 };
 using Duration = std::function<double(int rank, const Action& action)>;
-/// Simulates the ranks' actions. `delay`: time that the message takes for which an action waits.
+/// Simulates the ranks' actions. `delay`: transfer time of the message that an action waits for.
 Played play(const std::vector<std::vector<Action>>& ranks, int stages, const Duration& duration,
             const Duration& delay = {});
 

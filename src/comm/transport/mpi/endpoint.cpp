@@ -85,7 +85,7 @@ Result<std::shared_ptr<Endpoint>> Endpoint::open(const CohortMpi& mpi, net::Dead
     if (net::passed(deadline)) return late(mpi);
     std::this_thread::sleep_for(kNap);
   }
-  // Process 0 names the job. The memory outlives a request that never ends.
+  // Process 0 names the job. The memory stays allocated if the request never ends.
   auto* const job = new std::string(kJobBytes, '\0');
   if (rank == 0) {
     const net::Secret random = value_or_throw(net::Secret::generate());

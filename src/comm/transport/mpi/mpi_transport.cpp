@@ -283,7 +283,7 @@ bool MpiTransport::progress() {
   const Lock lock(mutex());
   bool any = endpoint_->poll();
   std::vector<Packet> packets = endpoint_->take(world_);
-  // A peer reports the end of the world over TCP: read it before packets that were sent earlier complete an operation.
+  // Peers report the end of the world over TCP. Read that first, before older packets complete an operation.
   if (!packets.empty() || ++looks_ % kLooks == 0) any = tcp_.progress() || any;
   for (Packet& packet : packets) take_in(std::move(packet));
   return pump_all() || any || !packets.empty();
