@@ -80,8 +80,8 @@ class Communicator {
   // otherwise. Arguments without a meaning throw InvalidArgument from the call; ranks that disagree get Mismatch from
   // the Work. An output may be the input ("in place") where stated; otherwise the two share no byte.
 
-  /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank within each host,
-  /// then by ascending host, so the bits depend on the layout (ranks per host), and not on timing, size or position.
+  /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank within each host, then by
+  /// ascending host (more than 16: by one tree), so the bits depend on the layout, and not on timing, size or position.
   Work all_reduce(Buffer data, const AllReduceOptions& options = {});
   /// Reduces out of place, or in place if both buffers are the same; `input` and `output` have the same count.
   Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options = {});

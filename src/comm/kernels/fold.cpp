@@ -61,7 +61,7 @@ void look_at(const void* results, std::int64_t count, const FoldJob& job) {
 }
 
 // Calls `fold_block(part, offset)` for each block of `bytes` bytes of the job's results; the block begins at byte
-// `offset`. `part` has the job's outputs, or only `output` if it is not null. Requires at most kInputsAtOnce inputs.
+// `offset`. `part` has the job's outputs, or only `output` if that is given. Up to kInputsAtOnce inputs and outputs.
 template <class Body>
 void for_each_block(const FoldJob& job, std::size_t bytes, void* output, const Body& fold_block) {
   const std::size_t element = size_of(job.dtype);
