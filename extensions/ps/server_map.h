@@ -1,8 +1,8 @@
 // ServerMap: the processes that serve each server's rows (the primary, the backup with a copy), and an epoch that
 // counts the changes. The job's store has one, changed only by compare-and-set, so of two processes that both want to
 // serve the rows only one does. Values and pure functions; any thread.
-// Placement: the server of each key (by mix64 one of 4,096 virtual shards, whose owners a versioned map has) and of each
-// piece of a dense variable. Values and pure functions; any thread.
+// Placement: the server of each key (by mix64 one of 4,096 virtual shards, whose owners a versioned map has) and of
+// each piece of a dense variable. Values and pure functions; any thread.
 // own_endpoint, place_of: addresses at which servers listen, and the secret to reach them. Any thread.
 #pragma once
 
