@@ -151,11 +151,12 @@ Client Client::connect(ClientOptions options) {
 
 Client::~Client() {
   if (!impl_ || impl_->left || ::getpid() != impl_->process) return;
+  const bool reported = std::ranges::any_of(impl_->links, &Link::has_reported);
   try {
     for (Link& link : impl_->links) link.hurry(kFarewell);
     leave();
   } catch (const std::exception& error) {
-    log::warn("ps", "worker {} leaves: {}", impl_->options.worker, error.what());
+    if (!reported) log::warn("ps", "worker {} leaves: {}", impl_->options.worker, error.what());
   }
 }
 

@@ -109,6 +109,8 @@ class Link {
   void drain();
   /// Throws the error after which it is not known which changes the server has made, if there was one.
   void demand_alive();
+  /// Returns whether `finish` has thrown that error.
+  bool has_reported() const noexcept { return reported_; }
   /// Sends a ping, so that a broken connection is made again even if there are no requests.
   void keep_alive() noexcept;
   /// If an answer is overdue, checks whether another process has taken the server's place, and then reconnects to it.
@@ -153,6 +155,7 @@ class Link {
   std::chrono::steady_clock::time_point look_{};        // earliest time of the next `has_moved`
   bool silent_ = false;                                 // the server has not answered a request within its timeout
   std::optional<Error> dead_;
+  std::atomic<bool> reported_{false};  // a caller knows of `dead_`
 };
 
 struct Client::Impl {

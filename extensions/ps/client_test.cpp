@@ -146,6 +146,23 @@ TEST(Client, WhatIsNotFiniteIsNamedAndNothingIsSent) {
   EXPECT_TRUE(contains(error_of([&] { (void)variable.assign(values); }), "variable \"v\": element 17000 is inf"));
 }
 
+TEST(Client, ALossThatARequestHasReportedIsNotReportedAgainWhenItLeaves) {
+  for (const bool reported : {true, false}) {
+    Servers servers(1);
+    ClientOptions options = servers.options();
+    options.timeout = std::chrono::milliseconds(300);
+    ::testing::internal::CaptureStderr();
+    {
+      Client client = Client::connect(options);
+      Table table = client.table("t", {.dim = 1});
+      servers.end(0);
+      if (reported) error_of([&] { table.push(Keys{1}, Floats{1}).wait(); });
+    }
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(text.find("worker 0 leaves: ") == std::string::npos, reported) << text;
+  }
+}
+
 TEST(Client, WhoHasLeftAsksNothingAnyMore) {
   const Servers servers(2);
   Client client = servers.client();

@@ -493,7 +493,10 @@ void Link::hurry(std::chrono::milliseconds timeout) {
 Heard Link::finish(const RequestPtr& request) {
   Lock lock(mutex_);
   receive(lock, request);
-  if (request->failed) throw *request->failed;
+  if (request->failed) {
+    reported_ = reported_ || dead_.has_value();
+    throw *request->failed;
+  }
   Heard heard = *std::move(request->heard);
   if (heard.answer.error) raise(heard.answer.error->code(), "{}: {}", name_, heard.answer.error->what());
   return heard;
