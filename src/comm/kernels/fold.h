@@ -4,10 +4,12 @@
 // NaN becomes the one NaN (quiet, no sign, no payload); 16-bit floats are widened exactly, folded in float32, and
 // rounded once, to nearest even.
 //
+// Beyond kFoldBlock hosts, what is folded over hosts has the order of a tree (FoldOrder::Tree).
+//
 // Let A be the accumulation type: float32 for float16, bfloat16, float32 and complex64; float64 for float64 and
 // complex128. Each element is computed as follows, with each step rounded to A:
 //   y[k]   = scales.empty() ? x[k] : x[k] * A(scales[k])
-//   total  = y[0]; then for ascending k: total = op(total, y[k])      (Average: +)
+//   total  = y[0]; then for ascending k: total = op(total, y[k])      (Average: +; or by the tree)
 //   total  = total / A(divisor)                                       (Average only, and not if the divisor is 1)
 //   total  = total * A(postscale)                                     (not if postscale is 1)
 //   result = total rounded to the element's type, any NaN replaced by the one NaN
@@ -25,6 +27,21 @@
 #include <vector>
 
 namespace cohort::comm {
+
+/// The order of a fold.
+enum class FoldOrder : std::uint8_t {
+  Ascending,
+  /// A balanced binary tree over the inputs: a range is divided at the largest power of two below its length. So each
+  /// aligned block of kFoldBlock inputs, or of kFoldBlock such blocks, is a subtree that may be folded elsewhere: the
+  /// total of a block is rounded to the element's type (of the whole, only the result), and scales belong to the
+  /// inputs.
+  Tree,
+};
+inline constexpr std::size_t kFoldBlock = 16;
+/// The order of the fold over so many hosts, of which each fold, of one of their blocks too, has to have this order.
+constexpr FoldOrder order_over(std::int64_t members) noexcept {
+  return members <= static_cast<std::int64_t>(kFoldBlock) ? FoldOrder::Ascending : FoldOrder::Tree;
+}
 
 struct FoldJob {
   DType dtype = DType::Float32;
@@ -45,6 +62,7 @@ struct FoldJob {
   /// Set to true if a result is NaN or infinite, else left unchanged; null for no check. Results are checked while they
   /// are in the first-level cache.
   bool* non_finite = nullptr;
+  FoldOrder order = FoldOrder::Ascending;
 };
 
 /// Folds. Elements may have any alignment. Throws InvalidArgument if the type does not support the reduction, if there
@@ -65,7 +83,8 @@ void weigh(std::span<const double> weights, Weighting& into);
 
 // The kernels behind `fold`, one for each type and reduction, by family; each family is a file that is compiled once
 // per instruction set. A kernel may assume that the job is valid, that it has at least one input, output and element,
-// that it asks for ordinary stores, and that the thread's floating-point mode is the IEEE default.
+// that it asks for ordinary stores, that it has at most kFoldBlock inputs if its order is Tree, and that the thread's
+// floating-point mode is the IEEE default.
 using FoldKernel = void (*)(const FoldJob& job);
 
 /// The kernel for the instruction set in use; null for types of another family and for unsupported reductions.
