@@ -33,7 +33,7 @@ constexpr std::chrono::duration<double> kBlock = 600us;  // longest time of a bl
 }  // namespace
 
 ChunkTuner::ChunkTuner(const Layout& layout) noexcept
-    : hosts_(layout.hosts),
+    : hosts_(std::min(layout.hosts, Levels::kRadix)),
       columns_(layout.stripes),
       alone_(layout.size == layout.hosts),
       least_bytes_(alone_ ? kPieceOfOne : kPieceOfMany) {
@@ -84,6 +84,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kDriving = 2ms;       // how often a rank that waits for others of its host drives the transport
 constexpr auto kGrace = 1000ms;      // for another host's own report of missing ranks
+constexpr auto kLongWait = 200ms;    // of which peers are told
 constexpr auto kShortGrace = 100ms;  // for the report of a missing rank
 
 constexpr std::size_t kFast = 512 * kKiB;      // bytes in transit on a wire of 4 Gbit/s
@@ -101,6 +102,7 @@ std::size_t most_inline(int hosts) noexcept {
 Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanwhile)
     : world(its_world),
       layout(its_world.layout()),
+      levels(its_world.levels()),
       local(its_world.local().core().context()),
       transport(its_world.transport()),
       inline_bytes(most_inline(layout.hosts)),
@@ -116,7 +118,8 @@ Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanw
 std::size_t Context::sum_inline_bytes() const noexcept {
   const std::size_t on_wire = static_cast<std::size_t>(on_the_way) * tuner.piece_bytes();
   if (layout.size > layout.hosts || on_wire < kFast) return inline_bytes;
-  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  std::size_t hosts = 1;  // as many as get this host's bytes, and itself
+  for (int each = 0; each < levels.count(); ++each) hosts += static_cast<std::size_t>(levels.radix(each) - 1);
   const std::size_t pays = hosts == 2 ? kMostInline : on_wire * hosts / ((hosts - 1) * (hosts - 2) * kPausesInOnTheWay);
   return std::clamp(pays, inline_bytes, kMostInline);
 }
@@ -160,6 +163,16 @@ Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing)
   return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
+/// Tells those with whom this rank exchanges data by levels that it waits, so that they do not take it for the one who
+/// is late.
+void Context::tell_of_long_wait(Clock::time_point since, Clock::time_point now) {
+  const bool is_awaited = over ? layout.local < layout.stripes : layout.leads();
+  if (levels.count() == 1 || !is_awaited || told_of_wait_ == sequence) return;
+  if (now - since < std::min<Clock::duration>(kLongWait, (waiters_.deadline.when() - since) / 4)) return;
+  told_of_wait_ = sequence;
+  world.tell_waiting(sequence);
+}
+
 void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
   meanwhile_();
   world.tell_if_ended();
@@ -173,13 +186,19 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     if (world.ended()) world.throw_ended();  // the rank may have sent the reason before it left
     world.end_lost(rank, *how);
   }
-  if (missing.empty() || Clock::now() < deadline_of(missing)) return;
+  if (missing.empty()) return;
+  // A rank that is known to wait itself is late because of another one, whose neighbours know better.
+  const auto waits = [&](int rank) { return world.waits(rank, sequence); };
+  const bool all_wait = std::all_of(missing.begin(), missing.end(), waits);
+  if (!all_wait) std::erase_if(missing, waits);
+  if (Clock::now() < deadline_of(missing) + (all_wait ? 2 * kGrace : 0ms)) return;
   if (over) {
     // The missing rank may itself wait for another rank, from which this rank expects a frame too.
     const std::vector<int> owing = transport.owing();
     std::vector<int> all;
     std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
     missing = std::move(all);
+    if (!all_wait) std::erase_if(missing, waits);
   }
   const RunningOperation running{world.label().doing(), sequence, layout.rank, world.options().placement.host};
   const int accused = missing.size() > 1 && over ? -1 : missing.front();
@@ -266,6 +285,7 @@ void Context::while_with_neighbours() {
   if (here_ == nullptr || now - drove_ < kDriving) return;
   drove_ = now;
   here_->tell();
+  tell_of_long_wait(here_->since(), now);
   transport.progress();
   meanwhile_();
 }

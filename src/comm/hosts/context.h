@@ -5,6 +5,8 @@
 #include "comm/api/request.h"
 #include "comm/engine/agreement.h"
 #include "comm/engine/pending_work.h"
+#include "comm/hosts/level_sums.h"
+#include "comm/hosts/levels.h"
 #include "comm/hosts/world.h"
 #include "comm/shm/algorithms.h"
 #include "comm/transport/transport.h"
@@ -94,6 +96,7 @@ struct Piece {
   std::vector<float> wide;                               // by host, raw_bytes as floats
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
   std::vector<transport::Incoming> raw_in, folded_in;
+  LevelSum by_levels;  // instead of frames and memory of this piece, with more than Levels::kRadix hosts
 };
 /// A chunk of each rank's output of a reduce_scatter.
 struct Chunk {
@@ -111,6 +114,7 @@ struct SumMemory {
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Piece>> pieces;
   std::vector<std::unique_ptr<Chunk>> chunks;
+  LevelSum gathered;
 };
 
 /// Protects frames of an operation that are local variables: if the function is left by an exception, the transport
@@ -133,7 +137,7 @@ class FrameGuard {
 };
 
 /// Steps of an operation, in the upper bits of the tags of their frames, so that no step receives another's frame.
-enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial };
+enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial, Card, Descriptions, Up, Down };
 inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }
@@ -151,6 +155,7 @@ class Context {
 
   World& world;
   const Layout& layout;
+  const Levels& levels;
   local::Context& local;  ///< the context of the ranks of this host
   transport::Transport& transport;
   /// Payloads up to this size may travel inline in a round, to all hosts.
@@ -227,6 +232,7 @@ class Context {
   };
 
   void look_after(const std::function<std::vector<int>()>& missing);
+  void tell_of_long_wait(Clock::time_point since, Clock::time_point now);
   void while_with_neighbours();
   Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
   void note_away(bool away) const noexcept {
@@ -240,6 +246,7 @@ class Context {
   Waiters& waiters_;
   const std::function<void()> meanwhile_;
   Clock::time_point looked_{};
+  std::uint64_t told_of_wait_ = 0;  // the operation in which peers were told that this rank waits
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;
   Waiting* here_ = nullptr;    // the wait for the other ranks of this host
@@ -297,6 +304,7 @@ void Context::wait(Ready ready, Missing missing) {
       looked_ = now;
       if (!away) note_away(true);
       away = true;
+      tell_of_long_wait(since, now);
       if (!ready()) look_after(missing);
     }
   }
@@ -325,6 +333,11 @@ struct Round {
   std::vector<float> residual;                ///< the new residual if delivered
 };
 
+/// Exchanges what leaders bring to a round by levels (level_rounds.cpp), with more than Levels::kRadix hosts: sets the
+/// context's agreement, but does not settle it. `request` is null if no result is part of the round; otherwise, if all
+/// agree, the fold of all payloads is written to `result`.
+void exchange_by_levels(Context& context, Round& round, const Request* request, const Descriptor& own,
+                        const std::byte* payload, void* result);
 /// `request` is null on a rank that has joined.
 void meet_all(Context& context, Round& round, const Request* request, const Descriptor& own);
 /// The ranks' disagreement, as this one sees it.
@@ -345,7 +358,8 @@ void execute(Context& context, const Request& request, bool serving);
 void all_gather(Context& context, const void* input, void* output, const std::vector<std::int64_t>& bytes);
 
 // Reductions, after all ranks agree. With every method, each element is folded over the ranks of each host by ascending
-// number, then over the hosts by ascending number. Every function runs on all ranks, also on those that have joined.
+// number, then over the hosts in the order of `order_over`. Every function runs on all ranks, also on those that have
+// joined.
 
 void reduce(Context& context, const Request& request, bool serving);
 /// Reduces by stripes, block by block (stripes.cpp). All ranks are contributors.
@@ -354,9 +368,9 @@ void reduce_striped(Context& context, const Request& request, const Contributors
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
 /// Computes `to` = `factor` times `from`, rounded as a sum of one rank is.
 void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count);
-/// Folds the hosts' sums into the result.
+/// Folds the hosts' sums into the result, which has the divisor `divisor`; 0: into a sum of some of the hosts.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
-                std::int64_t divisor);
+                std::int64_t divisor, FoldOrder order = FoldOrder::Ascending);
 /// Returns the sum of the hosts' sums that gives a result of 1. Residuals are kept in units of the result, since
 /// weights (part of the sums if they differ, else of the divisor) may change from step to step.
 float unit_of(const Request& request, std::int64_t divisor) noexcept;

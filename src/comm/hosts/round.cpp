@@ -134,6 +134,23 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   return true;
 }
 
+/// The memory to which the fold of small sums is written.
+void* small_result(const Context& context, Round& round, const Request& request) noexcept {
+  return folds_in_place(context, request) ? request.output : round.small.data() + sizeof(Decision);
+}
+
+/// Completes the small sum that was folded to `to`, on each leader.
+void finish_small(Context& context, Round& round, const Request& request, void* to) {
+  const Layout& layout = context.layout;
+  if (request.residual != nullptr) std::copy(round.residual.begin(), round.residual.end(), request.residual);
+  if (request.wire_format == WireFormat::None || layout.hosts == 2) return;
+  Request own = request;
+  if (layout.host != 0) own.residual = nullptr;  // all hosts encode the same; the rounding error counts once
+  const auto count = static_cast<std::size_t>(request.input_count);
+  encode_result(own, static_cast<float*>(to), context.scratch(1, encoded_bytes(request.wire_format, count)).data(), 0,
+                count);
+}
+
 /// On each leader, folds the values that were sent with the round.
 void fold_infos(Context& context, Round& round, const Request& request, const std::byte* payload,
                 const std::vector<transport::Incoming>& in) {
@@ -150,15 +167,9 @@ void fold_infos(Context& context, Round& round, const Request& request, const st
     partials.push_back(
         static_cast<int>(h) == layout.host ? payload : round.infos[h].data() + sizeof(InfoHeader) + sizeof(Descriptor));
   }
-  void* const to = folds_in_place(context, request) ? request.output : round.small.data() + sizeof(Decision);
+  void* const to = small_result(context, round, request);
   fold_hosts(request, partials, to, request.input_count, layout.size);
-  if (request.residual != nullptr) std::copy(round.residual.begin(), round.residual.end(), request.residual);
-  if (request.wire_format == WireFormat::None || layout.hosts == 2) return;
-  Request own = request;
-  if (layout.host != 0) own.residual = nullptr;  // all hosts encode the same; the rounding error counts once
-  const auto count = static_cast<std::size_t>(request.input_count);
-  encode_result(own, static_cast<float*>(to), context.scratch(1, encoded_bytes(request.wire_format, count)).data(), 0,
-                count);
+  finish_small(context, round, request, to);
 }
 
 /// Called by leaders: each sends its host's descriptions to all others.
@@ -245,7 +256,14 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
   round.small.resize(sizeof(Decision) + bytes);
   Decision decision;
   if (layout.leads()) {
-    exchange_infos(context, round, brings_result ? request : nullptr, own, payload);
+    const Request* const inline_request = brings_result ? request : nullptr;
+    if (layout.hosts <= Levels::kRadix) {
+      exchange_infos(context, round, inline_request, own, payload);
+    } else {
+      void* const result = brings_result ? small_result(context, round, *request) : nullptr;
+      exchange_by_levels(context, round, inline_request, own, payload, result);
+      if (brings_result && context.agreement.uniform) finish_small(context, round, *request, result);
+    }
     decision.uniform = context.agreement.uniform ? 1 : 0;
     decision.doublings = static_cast<std::uint64_t>(context.pieces_doubled);
     std::memcpy(round.small.data(), &decision, sizeof decision);

@@ -36,6 +36,8 @@ struct StripedSum {
   std::int64_t folded = 0;
   std::int64_t finished = 0;
   std::int64_t ahead = 1;  // pieces that may be in transit together
+  bool by_levels = false;
+  std::vector<std::int64_t> completed = {};  // by levels: number of pieces that have completed each stage
   std::vector<const void*> partials = {};
 
   StripedSum(Context& in, const Request& asked, const Contributors& who);
@@ -64,6 +66,8 @@ struct StripedSum {
   void begin_pieces();
   void fold_piece();
   void finish_piece();
+  void begin_by_levels(Piece& piece, const Block& block);
+  void advance_by_levels();
   void reduce_block(std::int64_t number);
   void exchange_block(std::int64_t number);
   void deliver_block(std::int64_t number);
@@ -94,6 +98,7 @@ void StripedSum::begin_piece() {
   piece.first = next_first;
   piece.count = std::min(per_piece, block.slice.count() - piece.first);
   next_first += piece.count;
+  if (by_levels) return begin_by_levels(piece, block);
   const std::byte* const partial = at(block.partial, piece.first, element);
   const std::byte* from = partial;
   if (coded) {
@@ -200,6 +205,38 @@ void StripedSum::finish_piece() {
   block.left -= piece.count;
 }
 
+void StripedSum::begin_by_levels(Piece& piece, const Block& block) {
+  LevelSum::Options options;
+  options.request = &request;
+  options.partial = at(block.partial, piece.first, element);
+  options.result = at(block.result, piece.first, element);
+  options.count = piece.count;
+  options.index = index_of(piece, 0);
+  options.number = piece.number;
+  options.divisor = contributors.divisor();
+  options.unit = unit;
+  options.local = layout.local;
+  options.coded = coded;
+  piece.by_levels.begin(context, options);
+}
+
+/// Completes a stage of a piece. Stages of several pieces are under way together; all hosts proceed in the same order.
+void StripedSum::advance_by_levels() {
+  const std::size_t stages = completed.size();
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    const std::int64_t before = stage == 0 ? begun : completed[stage - 1];
+    const auto left = static_cast<std::int64_t>(stages - 1 - stage);
+    if (completed[stage] == before || (completed[stage] - finished) * static_cast<std::int64_t>(stages) > ahead * left)
+      continue;
+    Piece& piece = piece_at(completed[stage]++);
+    piece.by_levels.advance(context);
+    if (left > 0) return;
+    ++finished;
+    block_at(piece.block).left -= piece.count;
+    return;
+  }
+}
+
 /// Computes this host's sum of the stripe's slice of a block.
 void StripedSum::reduce_block(std::int64_t number) {
   Block& block = block_at(number);
@@ -255,7 +292,9 @@ void StripedSum::exchange_block(std::int64_t number) {
   while (block.left > 0) {
     begin_pieces();
     // Folded pieces are returned while the next one is folded.
-    if (folded < begun && folded - finished <= ahead / 2) {
+    if (by_levels) {
+      advance_by_levels();
+    } else if (folded < begun && folded - finished <= ahead / 2) {
       fold_piece();
       if (layout.hosts == 2) finish_piece();
     } else {
@@ -315,6 +354,11 @@ StripedSum::StripedSum(Context& in, const Request& asked, const Contributors& wh
   while (context.memory.pieces.size() < static_cast<std::size_t>(ChunkTuner::kMostAhead))
     context.memory.pieces.push_back(std::make_unique<Piece>());
   ahead = context.tuner.ahead(doublings, context.on_the_way);
+  by_levels = layout.hosts > Levels::kRadix;
+  if (by_levels) {  // a piece takes as many trips as there are stages
+    ahead = std::min(ahead * context.levels.count(), ChunkTuner::kMostAhead);
+    completed.assign(2 * static_cast<std::size_t>(context.levels.count()), 0);
+  }
 }
 
 void StripedSum::run() {

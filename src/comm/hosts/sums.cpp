@@ -1,5 +1,6 @@
 // Reductions, after all ranks agree. With every method, each element is folded over the ranks of each host by ascending
-// number, then over the hosts by ascending number. Every function runs on all ranks, also on those that have joined.
+// number, then over the hosts in the order of `order_over`. Every function runs on all ranks, also on those that have
+// joined.
 #include "base/result.h"
 #include "comm/hosts/context.h"
 #include "comm/kernels/codecs.h"
@@ -20,16 +21,17 @@ void scale_by(double factor, DType dtype, const void* from, void* to, std::int64
 }
 
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
-                std::int64_t divisor) {
+                std::int64_t divisor, FoldOrder order) {
   void* const outputs[] = {to};
   FoldJob job;
   job.dtype = request.dtype;
-  job.op = request.op;
+  job.op = divisor > 0 ? request.op : within_host(request.op);
   job.inputs = partials;
   job.outputs = outputs;
   job.count = count;
   job.divisor = request.op == ReduceOp::Average ? divisor : 0;
-  job.postscale = request.postscale;
+  job.postscale = divisor > 0 ? request.postscale : 1;
+  job.order = order;
   fold(job);
 }
 
@@ -72,12 +74,71 @@ void place(const Context& context, const Request& request, std::int64_t begin, s
 
 namespace {
 
+/// A chunk of a sum that goes through the leaders.
+struct Gathered {
+  const Request& request;
+  const Contributors& contributors;
+  const std::vector<bool>& brings;  // by host
+  std::int64_t number;
+  std::int64_t count;
+};
+
+// Called by leaders: sums the hosts' sums of a chunk, of which this host's is in `partials`, which is by host. A wire
+// format rounds them as large sums are rounded between hosts, so that both paths give the same result; residuals stay
+// as they are.
+void sum_gathered(Context& context, const Gathered& chunk, std::byte* partials, std::byte* whole) {
+  const Layout& layout = context.layout;
+  const auto hosts = static_cast<std::size_t>(layout.hosts);
+  const auto own = static_cast<std::size_t>(layout.host);
+  const std::size_t bytes = static_cast<std::size_t>(chunk.count) * size_of(chunk.request.dtype);
+  std::vector<transport::Outgoing> out(hosts);
+  std::vector<transport::Incoming> in(hosts);
+  const FrameGuard guard(context.world);
+  std::vector<const void*> sums;
+  for (std::size_t h = 0; h < hosts; ++h) {
+    std::byte* const theirs = partials + h * bytes;
+    if (chunk.brings[h]) sums.push_back(theirs);
+    if (h == own) continue;
+    const int peer = layout.leader(static_cast<int>(h));
+    if (chunk.brings[h]) context.receive(in[h], peer, tag(Step::Partial, chunk.number), theirs, bytes);
+    if (chunk.brings[own]) context.send(out[h], peer, tag(Step::Partial, chunk.number), partials + own * bytes, bytes);
+  }
+  for (std::size_t h = 0; h < hosts; ++h) {
+    if (h == own) continue;
+    if (chunk.brings[h]) context.wait_for(in[h]);
+    if (chunk.brings[own]) context.wait_for(out[h]);
+  }
+  if (chunk.request.wire_format != WireFormat::None) {
+    for (std::size_t h = 0; h < hosts; ++h)
+      round_trip(chunk.request.wire_format, reinterpret_cast<float*>(partials + h * bytes),
+                 static_cast<std::size_t>(chunk.count));
+  }
+  fold_hosts(chunk.request, sums, whole, chunk.count, chunk.contributors.divisor());
+}
+
+// The same with more hosts: `mine` is this host's sum.
+void sum_gathered_by_levels(Context& context, const Gathered& chunk, std::byte* mine, std::byte* whole) {
+  if (chunk.request.wire_format != WireFormat::None && chunk.brings[static_cast<std::size_t>(context.layout.host)])
+    round_trip(chunk.request.wire_format, reinterpret_cast<float*>(mine), static_cast<std::size_t>(chunk.count));
+  LevelSum::Options options;
+  options.request = &chunk.request;
+  options.partial = mine;
+  options.result = whole;
+  options.count = chunk.count;
+  options.number = chunk.number;
+  options.divisor = chunk.contributors.divisor();
+  options.brings = &chunk.brings;
+  context.memory.gathered.begin(context, options);
+  for (int stage = 0; stage < 2 * context.levels.count(); ++stage) context.memory.gathered.advance(context);
+}
+
 // Reduces through the leaders, if ranks are left out or 16-bit floats are weighted. Rare, so kept simple.
 void reduce_gathered(Context& context, const Request& request, const Contributors& contributors, bool serving) {
   const Layout& layout = context.layout;
   const std::size_t element = size_of(request.dtype);
   const auto locals = static_cast<std::size_t>(layout.locals);
   const auto hosts = static_cast<std::size_t>(layout.hosts);
+  const bool by_levels = layout.hosts > Levels::kRadix;
   std::size_t most = 1;  // most ranks on a host, so that chunks are the same everywhere
   for (const std::vector<int>& there : layout.ranks) most = std::max(most, there.size());
   const auto scaled = static_cast<std::int64_t>(block_of(request.wire_format));
@@ -93,7 +154,7 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
     std::vector<std::byte>& all = context.scratch(1, bytes * locals);
     std::vector<std::byte>& own = context.scratch(2, bytes);
     std::vector<std::byte>& whole = context.scratch(3, bytes);
-    std::vector<std::byte>& partials = context.scratch(4, bytes * hosts);
+    std::vector<std::byte>& partials = context.scratch(4, by_levels ? bytes : bytes * hosts);
     if (serving) {
       std::memset(own.data(), 0, bytes);
     } else {
@@ -110,7 +171,7 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
       inputs = all.data();
     }
     if (layout.leads()) {
-      std::byte* const mine = partials.data() + static_cast<std::size_t>(layout.host) * bytes;
+      std::byte* const mine = partials.data() + (by_levels ? 0 : static_cast<std::size_t>(layout.host) * bytes);
       if (brings[static_cast<std::size_t>(layout.host)]) {
         std::vector<const void*> folded;
         std::vector<double> scales;
@@ -130,32 +191,12 @@ void reduce_gathered(Context& context, const Request& request, const Contributor
         job.scales = scales;
         fold(job);
       }
-      std::vector<transport::Outgoing> out(hosts);
-      std::vector<transport::Incoming> in(hosts);
-      const FrameGuard guard(context.world);
-      std::vector<const void*> sums;
-      for (std::size_t h = 0; h < hosts; ++h) {
-        const int host = static_cast<int>(h);
-        if (brings[h]) sums.push_back(partials.data() + h * bytes);
-        if (host == layout.host) continue;
-        const int peer = layout.leader(host);
-        if (brings[h]) context.receive(in[h], peer, tag(Step::Partial, number), partials.data() + h * bytes, bytes);
-        if (brings[static_cast<std::size_t>(layout.host)])
-          context.send(out[h], peer, tag(Step::Partial, number), mine, bytes);
+      const Gathered part{request, contributors, brings, number, count};
+      if (by_levels) {
+        sum_gathered_by_levels(context, part, mine, whole.data());
+      } else {
+        sum_gathered(context, part, partials.data(), whole.data());
       }
-      for (std::size_t h = 0; h < hosts; ++h) {
-        if (static_cast<int>(h) == layout.host) continue;
-        if (brings[h]) context.wait_for(in[h]);
-        if (brings[static_cast<std::size_t>(layout.host)]) context.wait_for(out[h]);
-      }
-      // Round as large sums are rounded between hosts, so that both paths give the same result; residuals stay as they
-      // are.
-      if (request.wire_format != WireFormat::None) {
-        for (std::size_t h = 0; h < hosts; ++h)
-          round_trip(request.wire_format, reinterpret_cast<float*>(partials.data() + h * bytes),
-                     static_cast<std::size_t>(count));
-      }
-      fold_hosts(request, sums, whole.data(), count, contributors.divisor());
       if (request.wire_format != WireFormat::None && layout.hosts > 2)
         round_trip(request.wire_format, reinterpret_cast<float*>(whole.data()), static_cast<std::size_t>(count));
     }
@@ -362,6 +403,7 @@ bool goes_by_parts(const Context& context, const Request& request) {
   const Layout& layout = context.layout;
   if (request.kind != Kind::ReduceScatter && request.kind != Kind::ReduceScatterV) return false;
   if (layout.size != layout.hosts * layout.stripes || request.wire_format != WireFormat::None) return false;
+  if (layout.hosts > Levels::kRadix) return false;  // each rank would send to all of its stripe
   if (context.agreement.agreed.weighted != 0 && !context.memory.contributors.scales().empty()) return false;
   if (request.kind == Kind::ReduceScatter) return true;
   std::vector<std::int64_t> keeps(static_cast<std::size_t>(layout.hosts), 0);

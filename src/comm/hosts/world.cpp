@@ -87,6 +87,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kLongestCause = 4096;
 // Leaders wait so much longer for each other than for ranks of their hosts: who knows who is missing tells first.
 constexpr auto kGrace = 1s;
+constexpr std::uint32_t kWaits = 1;  // the tag of messages by which a rank tells that it waits; those of send have 0
 
 /// Returns an ID that is the same on all ranks, is not 0, and does not reveal the token.
 std::uint64_t status_id(std::string_view token) {
@@ -141,7 +142,9 @@ std::string HostsOperationLabel::doing() const {
 World::World(const FormOptions& options, std::unique_ptr<Place> place)
     : options_(options),
       layout_(options.hosts, options.placement.rank),
-      label_(std::make_shared<HostsOperationLabel>(layout_.here())) {
+      levels_(layout_.hosts, layout_.host),
+      label_(std::make_shared<HostsOperationLabel>(layout_.here())),
+      waits_(static_cast<std::size_t>(layout_.size)) {
   if (place) {
     form_from(*place);
     return;
@@ -174,6 +177,10 @@ void World::make_local(std::unique_ptr<local::Rendezvous> point, std::vector<std
 }
 
 void World::make_transport(transport::tcp::Listeners listeners, std::string_view token) {
+  if (layout_.hosts > Levels::kMostHosts) {
+    raise(ErrorCode::InvalidArgument, "cannot form the world -- {} hosts -- at most {} are supported", layout_.hosts,
+          Levels::kMostHosts);
+  }
   transport::tcp::TcpTransport::Options options;
   options.rank = layout_.rank;
   options.infos = infos_;
@@ -293,11 +300,10 @@ void World::tell_if_ended() {
   const local::AbortRecord& abort = local_world().header().abort;
   for (int i = 0; i < 100 && abort.state.load() != local::AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   if (!transport_) return;
-  // Hosts without a connection to this one get the report too.
+  // Hosts without a connection to this one get the report too. With many, each passes it on to those that it exchanges
+  // data with, by which it reaches all.
   if (layout_.leads() || abort.reporter == layout_.rank) {
-    for (int host = 0; host < layout_.hosts; ++host) {
-      if (host != layout_.host) transport_->connect(layout_.leader(host));
-    }
+    for (const int host : levels_.peers(layout_.host)) transport_->connect(layout_.leader(host));
   }
   transport_->end(abort.state.load() == local::AbortRecord::kSet ? encode_ending(abort) : std::string());
   told_.store(true);  // from here on the memory of frames is not touched
@@ -331,7 +337,21 @@ void World::end_lost(int peer, const std::string& how) {
                 lost_text(running, peer, host_name(peer), pid_text(peer), how));
 }
 
+void World::tell_waiting(std::uint64_t sequence) {
+  const std::string bytes = codec::Writer().number(sequence).take();
+  for (const int host : levels_.peers(layout_.host)) {
+    const std::vector<int>& there = layout_.on(host);
+    if (static_cast<std::size_t>(layout_.local) < there.size())
+      transport_->message(there[static_cast<std::size_t>(layout_.local)], kWaits, bytes);
+  }
+}
+
 void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {
+  if (tag == kWaits) {
+    const auto sequence = codec::Reader(bytes).number<std::uint64_t>();
+    if (sequence) waits_[static_cast<std::size_t>(peer)].store(*sequence, std::memory_order_relaxed);
+    return;
+  }
   if (message_handler) message_handler(peer, tag, bytes);
 }
 

@@ -5,6 +5,7 @@
 #include "comm/api/communicator_impl.h"
 #include "comm/engine/agreement.h"
 #include "comm/engine/channel.h"
+#include "comm/hosts/levels.h"
 #include "comm/shm/control.h"
 #include "comm/shm/local_communicator.h"
 #include "comm/shm/rendezvous.h"
@@ -121,6 +122,7 @@ class World final : public transport::TransportEvents, public messages::Members 
   ~World() override;
 
   const Layout& layout() const noexcept { return layout_; }
+  const Levels& levels() const noexcept { return levels_; }
   int rank() const noexcept override { return layout_.rank; }
   int size() const noexcept override { return layout_.size; }
   const std::string& host_name(int rank) const noexcept override { return infos_[static_cast<std::size_t>(rank)].host; }
@@ -162,6 +164,14 @@ class World final : public transport::TransportEvents, public messages::Members 
   /// Ends the world because the peer is lost, for the reason `how`, and throws.
   [[noreturn]] void end_lost(int peer, const std::string& how);
 
+  /// Tells the ranks with whom this one exchanges data by levels that it waits in this operation.
+  void tell_waiting(std::uint64_t sequence);
+  /// True if the rank has told that it waits in this operation, or in the one before, of which it may not know the end.
+  bool waits(int rank, std::uint64_t sequence) const noexcept {
+    const std::uint64_t told = waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
+    return told != 0 && told + 1 >= sequence;
+  }
+
   /// Handler for messages of send and recv.
   std::function<void(int peer, std::uint32_t tag, std::string_view bytes)> message_handler;
 
@@ -178,12 +188,14 @@ class World final : public transport::TransportEvents, public messages::Members 
 
   FormOptions options_;
   const Layout layout_;
+  const Levels levels_;
   const std::shared_ptr<HostsOperationLabel> label_;
   std::vector<transport::tcp::PeerInfo> infos_;
   std::unique_ptr<local::LocalCommunicator> local_;
   std::unique_ptr<transport::Transport> transport_;
   status::GroupStatus* status_ = nullptr;
   std::atomic<bool> told_{false};
+  std::vector<std::atomic<std::uint64_t>> waits_;  // by rank, the operation in which it waits; 0: it has not told any
 };
 
 /// Runs `request` in the local world. All ranks of this host have to call it with the same request.

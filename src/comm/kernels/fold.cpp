@@ -120,6 +120,48 @@ void fold_cached(const FoldJob& job, FoldKernel kernel) {
   });
 }
 
+constexpr std::size_t kTreeStretch = 1024;  // bytes of each input that are folded at once in the order of a tree
+
+// Folds a stretch of the job's inputs, which begins at byte `offset`, to `output`: block by block, then the blocks.
+void fold_stretch(FoldJob job, std::size_t offset, void* output, FoldKernel kernel) {
+  const std::size_t inputs = job.inputs.size();
+  alignas(64) std::byte sums[kFoldBlock][kTreeStretch];
+  const void* from[kFoldBlock];
+  std::size_t block = 1;
+  while (block * kFoldBlock < inputs) block *= kFoldBlock;
+  const std::size_t blocks = (inputs + block - 1) / block;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    from[b] = static_cast<const std::byte*>(job.inputs[b]) + offset;
+    if (block == 1) continue;
+    FoldJob part = job;
+    part.op = job.op == ReduceOp::Average ? ReduceOp::Sum : job.op;
+    part.postscale = 1;
+    part.inputs = job.inputs.subspan(b * block, std::min(block, inputs - b * block));
+    if (!job.scales.empty()) part.scales = job.scales.subspan(b * block, part.inputs.size());
+    fold_stretch(part, offset, sums[b], kernel_for(part.dtype, part.op));
+    from[b] = sums[b];
+  }
+  if (job.divisor == 0) job.divisor = static_cast<std::int64_t>(inputs);
+  if (block > 1) job.scales = {};
+  job.inputs = {from, blocks};
+  job.outputs = {&output, 1};
+  kernel(job);
+}
+
+void fold_tree(const FoldJob& job, FoldKernel kernel) {
+  const std::size_t element = size_of(job.dtype);
+  const std::size_t bytes = static_cast<std::size_t>(job.count) * element;
+  alignas(64) std::byte result[kTreeStretch];
+  for (std::size_t offset = 0; offset < bytes; offset += kTreeStretch) {
+    FoldJob part = job;
+    const std::size_t here = std::min(kTreeStretch, bytes - offset);
+    part.count = static_cast<std::int64_t>(here / element);
+    fold_stretch(part, offset, result, kernel);
+    look_at(result, part.count, job);
+    for (void* const output : job.outputs) std::memcpy(static_cast<std::byte*>(output) + offset, result, here);
+  }
+}
+
 }  // namespace
 
 void fold(const FoldJob& job) {
@@ -134,7 +176,9 @@ void fold(const FoldJob& job) {
     return;
   }
   const FloatEnvironment environment;
-  if (job.stores == Stores::NonTemporal && job.inputs.size() <= kInputsAtOnce) {
+  if (job.order == FoldOrder::Tree && job.inputs.size() > kFoldBlock) {
+    fold_tree(job, kernel);
+  } else if (job.stores == Stores::NonTemporal && job.inputs.size() <= kInputsAtOnce) {
     fold_non_temporal(job, kernel);
   } else {
     fold_cached(job, kernel);

@@ -7,6 +7,7 @@
 #include "comm/kernels/fold.h"
 #include "comm/kernels/fold_loop.h"
 
+#include <bit>
 #include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
@@ -48,24 +49,31 @@ struct FloatCodec {
 // Complex product: (a, b) times (c, d) is (ac - bd, ad + bc).
 #if HWY_TARGET == HWY_SCALAR  // vectors of one lane cannot hold the two parts of a number
 template <class T>
+struct Number {
+  T a, b;
+};
+// The product of the inputs [first, first + count) at element i.
+template <class T>
+Number<T> product(const FoldJob& job, std::size_t i, std::size_t first, std::size_t count) {
+  if (count == 1) {
+    T y[2];
+    std::memcpy(y, static_cast<const T*>(job.inputs[first]) + 2 * i, sizeof(y));
+    const T scale = job.scales.empty() ? T{1} : static_cast<T>(job.scales[first]);
+    return {y[0] * scale, y[1] * scale};
+  }
+  const std::size_t left = job.order == FoldOrder::Tree ? std::bit_floor(count - 1) : count - 1;
+  const Number<T> x = product<T>(job, i, first, left);
+  const Number<T> y = product<T>(job, i, first + left, count - left);
+  return {x.a * y.a - x.b * y.b, x.a * y.b + x.b * y.a};
+}
+template <class T>
 void fold_complex_product(const FoldJob& job) {
   using Codec = FloatCodec<T>;
   const Finish<Codec> finish(job);
   for (std::size_t i = 0; i < static_cast<std::size_t>(job.count); ++i) {
-    T a = 0;
-    T b = 0;
-    for (std::size_t k = 0; k < job.inputs.size(); ++k) {
-      T y[2];
-      std::memcpy(y, static_cast<const T*>(job.inputs[k]) + 2 * i, sizeof(y));
-      const T scale = job.scales.empty() ? T{1} : static_cast<T>(job.scales[k]);
-      const T c = y[0] * scale;
-      const T d = y[1] * scale;
-      const T real = k == 0 ? c : a * c - b * d;
-      b = k == 0 ? d : a * d + b * c;
-      a = real;
-    }
-    auto real = finish.apply(hn::Set(typename Codec::D(), a));
-    auto imaginary = finish.apply(hn::Set(typename Codec::D(), b));
+    const Number<T> total = product<T>(job, i, 0, job.inputs.size());
+    auto real = finish.apply(hn::Set(typename Codec::D(), total.a));
+    auto imaginary = finish.apply(hn::Set(typename Codec::D(), total.b));
     Codec::one_nan(real);
     Codec::one_nan(imaginary);
     const T result[2] = {hn::GetLane(real), hn::GetLane(imaginary)};
@@ -74,6 +82,7 @@ void fold_complex_product(const FoldJob& job) {
 }
 #else
 struct ComplexMultiplyStep {  // real parts are in even lanes
+  static constexpr bool kRounds = true;
   template <class V>
   static HWY_INLINE V apply(V total, V value) {
     const hn::DFromV<V> d;

@@ -195,11 +195,67 @@ class Loop {
   const Element* from_[kInputs != 0 ? kInputs : 1] = {};
 };
 
-// Folds any number of inputs, with one loop.
+// The loop over a job in the order of a tree, with up to kFoldBlock inputs.
+template <class Codec, class Step>
+class TreeLoop {
+  using Element = typename Codec::Element;
+  using D = typename Codec::D;
+  using Value = typename Codec::Value;
+
+ public:
+  static void run(const FoldJob& job, const Finish<Codec>& finish) {
+    const D d;
+    const std::size_t lanes = hn::Lanes(d);
+    const std::size_t count = static_cast<std::size_t>(job.count) * size_of(job.dtype) / sizeof(Element);
+    std::size_t i = 0;
+    for (; i + lanes <= count; i += lanes) {
+      const auto raw = vector(job, finish, [&](std::size_t k) HWY_ATTR {
+        return Codec::load(static_cast<const Element*>(job.inputs[k]) + i);
+      });
+      for (void* const output : job.outputs) hn::StoreU(raw, d, static_cast<Element*>(output) + i);
+    }
+    if (i == count) return;
+    const std::size_t bytes = (count - i) * sizeof(Element);
+    HWY_ALIGN Element padded[HWY_MAX_BYTES / sizeof(Element)] = {};
+    const auto raw = vector(job, finish, [&](std::size_t k) HWY_ATTR {
+      std::memcpy(padded, static_cast<const Element*>(job.inputs[k]) + i, bytes);
+      return Codec::widen(hn::LoadU(d, padded));
+    });
+    hn::StoreU(raw, d, padded);
+    for (void* const output : job.outputs) std::memcpy(static_cast<Element*>(output) + i, padded, bytes);
+  }
+
+ private:
+  template <class Load>
+  static HWY_INLINE auto vector(const FoldJob& job, const Finish<Codec>& finish, const Load& load) {
+    Value total = range<kFoldBlock>(job, load, 0, job.inputs.size());
+    if (finish.any()) total = finish.apply(total);
+    Codec::one_nan(total);
+    return Codec::narrow(total);
+  }
+  // Folds the inputs [first, first + count), with 0 < count <= kMost.
+  template <std::size_t kMost, class Load>
+  static HWY_INLINE Value range(const FoldJob& job, const Load& load, std::size_t first, std::size_t count) {
+    if constexpr (kMost == 1) {
+      if (job.scales.empty()) return load(first);
+      return Codec::multiply(load(first), static_cast<typename Codec::Accumulator>(job.scales[first]));
+    } else {
+      constexpr std::size_t kHalf = kMost / 2;
+      if (count <= kHalf) return range<kHalf>(job, load, first, count);
+      return Codec::template fold<Step>(range<kHalf>(job, load, first, kHalf),
+                                        range<kHalf>(job, load, first + kHalf, count - kHalf));
+    }
+  }
+};
+
+// Folds any number of inputs, with one loop. If no step rounds, every order gives the same bits.
 template <class Codec, class Step>
 void fold_any(const FoldJob& job) {
   if constexpr (Codec::kScalable) {
     const Finish<Codec> finish(job);
+    if constexpr (Step::kRounds) {
+      if (job.order == FoldOrder::Tree) return TreeLoop<Codec, Step>::run(job, finish);
+    }
     if (job.scales.empty()) return Loop<Codec, Step, 0, false>(job).run(finish);
     return Loop<Codec, Step, 0, true>(job).run(finish);
   } else {
@@ -210,6 +266,7 @@ void fold_any(const FoldJob& job) {
 // Folds, with special loops for the most important numbers of inputs.
 template <class Codec, class Step>
 void fold_few(const FoldJob& job) {
+  if (job.order == FoldOrder::Tree) return fold_any<Codec, Step>(job);
   const Finish<Codec> finish(job);
   if (!job.scales.empty()) return Loop<Codec, Step, 0, true>(job).run(finish);
   switch (job.inputs.size()) {
@@ -222,12 +279,14 @@ void fold_few(const FoldJob& job) {
 }
 
 struct AddStep {
+  static constexpr bool kRounds = true;
   template <class V>
   static HWY_INLINE V apply(V total, V value) {
     return hn::Add(total, value);
   }
 };
 struct MultiplyStep {
+  static constexpr bool kRounds = true;
   template <class V>
   static HWY_INLINE V apply(V total, V value) {
     return hn::Mul(total, value);
@@ -235,12 +294,14 @@ struct MultiplyStep {
 };
 // Keeps a NaN, and of equal values (+0 and -0) the first rank's. Compares explicitly, since min instructions differ.
 struct MinFloatStep {
+  static constexpr bool kRounds = false;
   template <class V>
   static HWY_INLINE V apply(V total, V value) {
     return hn::IfThenElse(hn::Or(hn::Lt(value, total), hn::IsNaN(value)), value, total);
   }
 };
 struct MaxFloatStep {
+  static constexpr bool kRounds = false;
   template <class V>
   static HWY_INLINE V apply(V total, V value) {
     return hn::IfThenElse(hn::Or(hn::Lt(total, value), hn::IsNaN(value)), value, total);

@@ -5,10 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -30,7 +32,8 @@ Bytes folded(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, std::in
   std::vector<const void*> from;
   for (const Bytes& input : inputs) from.push_back(input.data());
   void* const to[] = {result.data(), second.data()};
-  fold({dtype, op, from, to, count, factors.scales, factors.divisor, factors.postscale});
+  fold({dtype, op, from, to, count, factors.scales, factors.divisor, factors.postscale, Stores::Cached, nullptr,
+        factors.order});
   EXPECT_EQ(result, second);
   return result;
 }
@@ -69,6 +72,62 @@ TEST_F(EachTarget, GivesTheBitsOfTheReferenceWithWeights) {
     const Factors factors{weighting.fractions, weighting.fractions.empty() ? 0 : 1, 1};
     const Bytes expected = testing::reference_fold(dtype, ReduceOp::Average, inputs, 999, factors);
     on_each([&] { EXPECT_EQ(folded(dtype, ReduceOp::Average, inputs, 999, factors), expected) << to_string(dtype); });
+  }
+}
+
+// In the order of the tree: blocks that are full and not, one and two levels of them.
+TEST_F(EachTarget, FoldsByTheTree) {
+  std::vector<double> scales;
+  for (int i = 0; i < 300; ++i) scales.push_back(1.0 / (3 + i % 7));
+  for (int d = 0; d < kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    for (int o = 0; o < kReduceOpCount; ++o) {
+      const auto op = static_cast<ReduceOp>(o);
+      if (!supports(dtype, op)) continue;
+      for (const std::size_t members : {1U, 2U, 3U, 7U, 13U, 16U, 17U, 18U, 31U, 40U, 257U, 273U}) {
+        const std::int64_t count = members < 100 ? 555 : 37;
+        std::vector<Bytes> inputs;
+        for (std::size_t member = 0; member < members; ++member)
+          inputs.push_back(testing::interesting(dtype, count, member + 19 * members));
+        Factors factors;
+        factors.order = FoldOrder::Tree;
+        const Bytes plain = testing::reference_fold(dtype, op, inputs, count, factors);
+        Factors scaled = factors;
+        if (is_scalable(dtype)) {
+          scaled.scales.assign(scales.begin(), scales.begin() + static_cast<std::ptrdiff_t>(members));
+          scaled.postscale = 0.7;
+        }
+        const Bytes with_factors = testing::reference_fold(dtype, op, inputs, count, scaled);
+        on_each([&] {
+          const auto where = [&] {
+            return std::string(to_string(dtype)).append(" ").append(to_string(op)) + " of " + std::to_string(members);
+          };
+          EXPECT_EQ(folded(dtype, op, inputs, count, factors), plain) << where();
+          EXPECT_EQ(folded(dtype, op, inputs, count, scaled), with_factors) << where();
+        });
+      }
+    }
+  }
+}
+
+// A block's total may be folded elsewhere, rounded to the element's type. And the tree is another order than ascending.
+TEST(FoldTree, IsTheTreeOfItsBlocks) {
+  for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Complex64}) {
+    constexpr std::int64_t kCount = 200;
+    std::vector<Bytes> inputs;
+    for (std::uint64_t member = 0; member < 40; ++member) inputs.push_back(testing::interesting(dtype, kCount, member));
+    Factors tree;
+    tree.order = FoldOrder::Tree;
+    std::vector<Bytes> blocks;
+    for (std::ptrdiff_t first = 0; first < 40; first += 16) {
+      const auto last = std::min<std::ptrdiff_t>(first + 16, 40);
+      blocks.push_back(folded(dtype, ReduceOp::Sum, {inputs.begin() + first, inputs.begin() + last}, kCount, tree));
+    }
+    Factors divided = tree;
+    divided.divisor = 40;
+    EXPECT_EQ(folded(dtype, ReduceOp::Average, blocks, kCount, divided),
+              folded(dtype, ReduceOp::Average, inputs, kCount, tree));
+    EXPECT_NE(folded(dtype, ReduceOp::Sum, inputs, kCount, tree), folded(dtype, ReduceOp::Sum, inputs, kCount));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cohort::comm::testing {
@@ -49,13 +50,36 @@ class OfGroup {
   std::vector<int> hosts_;
 };
 
+/// The fold over hosts, of which some may bring nothing: block by block of 16, then over the blocks.
+inline Bytes reference_of_hosts(DType dtype, ReduceOp op, std::vector<std::pair<int, Bytes>> partials, int hosts,
+                                std::int64_t count, const Factors& factors) {
+  for (; hosts > 16; hosts = (hosts + 15) / 16) {
+    std::vector<std::pair<int, Bytes>> blocks;
+    for (std::size_t first = 0, last = 0; first < partials.size(); first = last) {
+      std::vector<Bytes> members;
+      const int block = partials[first].first / 16;
+      for (; last < partials.size() && partials[last].first / 16 == block; ++last)
+        members.push_back(partials[last].second);
+      Factors of_block;
+      of_block.order = factors.order;
+      blocks.emplace_back(
+          block, reference_fold(dtype, op == ReduceOp::Average ? ReduceOp::Sum : op, members, count, of_block));
+    }
+    partials = std::move(blocks);
+  }
+  std::vector<Bytes> all;
+  for (auto& [number, bytes] : partials) all.push_back(std::move(bytes));
+  if (all.empty()) return Bytes(static_cast<std::size_t>(count) * size_of(dtype));
+  return reference_fold(dtype, op, all, count, factors);
+}
+
 /// `ranks[i]`, in a world of size `size`, has `inputs[i]`.
 inline Bytes reference_by_hosts(DType dtype, ReduceOp op, const std::vector<int>& ranks, int size,
                                 const std::vector<Bytes>& inputs, std::int64_t count, const Factors& factors = {}) {
   const std::vector<int> hosts = OfGroup::hosts(size);
   const int last_host = hosts.empty() ? 0 : *std::max_element(hosts.begin(), hosts.end());
   if (last_host == 0) return reference_fold(dtype, op, inputs, count, factors);
-  std::vector<Bytes> partials;
+  std::vector<std::pair<int, Bytes>> partials;  // by host
   for (int host = 0; host <= last_host; ++host) {
     std::vector<Bytes> here;
     Factors own;
@@ -65,12 +89,13 @@ inline Bytes reference_by_hosts(DType dtype, ReduceOp op, const std::vector<int>
       if (!factors.scales.empty()) own.scales.push_back(factors.scales[i]);
     }
     if (here.empty()) continue;
-    partials.push_back(reference_fold(dtype, op == ReduceOp::Average ? ReduceOp::Sum : op, here, count, own));
+    partials.emplace_back(host, reference_fold(dtype, op == ReduceOp::Average ? ReduceOp::Sum : op, here, count, own));
   }
   Factors last;
+  last.order = order_over(last_host + 1);
   last.divisor = factors.divisor != 0 ? factors.divisor : static_cast<std::int64_t>(ranks.size());
   last.postscale = factors.postscale;
-  return reference_fold(dtype, op, partials, count, last);
+  return reference_of_hosts(dtype, op, std::move(partials), last_host + 1, count, last);
 }
 
 // For tests: what every collective has to do, written as plainly as possible: it takes all ranks' inputs and returns

@@ -2,11 +2,15 @@
 // kernels' tricks.
 #pragma once
 
+#include "comm/kernels/fold.h"
+
 #include <cohort/dtype.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -56,6 +60,7 @@ struct Factors {
   std::vector<double> scales;
   std::int64_t divisor = 0;
   double postscale = 1;
+  FoldOrder order = FoldOrder::Ascending;
 };
 
 template <class T>
@@ -71,9 +76,27 @@ T reference_step(ReduceOp op, T total, T value) {
   return std::isnan(value) || value > total ? value : total;
 }
 
+/// The total of [first, first + count) by the tree; `rounded` is applied to the total of each aligned block of 16, of
+/// 256, .. values, but not to that of all.
+template <class T, class Step, class Rounded>
+T reference_in_tree(const std::vector<T>& values, std::size_t first, std::size_t count, const Step& step,
+                    const Rounded& rounded) {
+  const std::size_t half = std::bit_floor(count - 1);
+  const T total = count == 1 ? values[first]
+                             : step(reference_in_tree(values, first, half, step, rounded),
+                                    reference_in_tree(values, first + half, count - half, step, rounded));
+  bool is_block = false;
+  for (std::size_t block = 16; count < values.size() && block <= values.size(); block *= 16) {
+    is_block =
+        is_block || (first % block == 0 && (count == block || (count < block && first + count == values.size())));
+  }
+  return is_block ? rounded(total) : total;
+}
+
 /// Folds one number of each rank: begins with the first rank's, and folds each further `value` by `step(total, value)`.
-template <class T, class Step>
-T reference_in_order(const std::vector<T>& values, const Step& step) {
+template <class T, class Step, class Rounded = std::identity>
+T reference_in_order(const std::vector<T>& values, FoldOrder order, const Step& step, const Rounded& rounded = {}) {
+  if (order == FoldOrder::Tree) return reference_in_tree(values, 0, values.size(), step, rounded);
   T total = values[0];
   for (std::size_t k = 1; k < values.size(); ++k) total = step(total, values[k]);
   return total;
@@ -92,11 +115,12 @@ T finished(T total, ReduceOp op, std::size_t inputs, const Factors& factors) {
   return one_nan(total);
 }
 
-template <class T>
-T reference_float(ReduceOp op, std::vector<T> values, const Factors& factors) {
+template <class T, class Rounded = std::identity>
+T reference_float(ReduceOp op, std::vector<T> values, const Factors& factors, const Rounded& rounded = {}) {
   if (values.empty()) return 0;
   for (std::size_t k = 0; k < values.size(); ++k) values[k] = scaled(values[k], factors, k);
-  const T total = reference_in_order(values, [&](T sum, T value) { return reference_step<T>(op, sum, value); });
+  const T total = reference_in_order(
+      values, factors.order, [&](T sum, T value) { return reference_step<T>(op, sum, value); }, rounded);
   return finished(total, op, values.size(), factors);
 }
 
@@ -112,7 +136,7 @@ Pair<T> reference_complex(ReduceOp op, std::vector<Pair<T>> values, const Factor
   for (std::size_t k = 0; k < values.size(); ++k) {
     values[k] = {scaled(values[k].real, factors, k), scaled(values[k].imaginary, factors, k)};
   }
-  const Pair<T> total = reference_in_order(values, [&](const Pair<T>& x, const Pair<T>& y) -> Pair<T> {
+  const Pair<T> total = reference_in_order(values, factors.order, [&](const Pair<T>& x, const Pair<T>& y) -> Pair<T> {
     if (op != ReduceOp::Product) return {x.real + y.real, x.imaginary + y.imaginary};
     return {x.real * y.real - x.imaginary * y.imaginary, x.real * y.imaginary + x.imaginary * y.real};
   });
@@ -123,7 +147,7 @@ template <class T>
 T reference_integer(ReduceOp op, const std::vector<T>& values, const Factors& factors) {
   if (values.empty()) return 0;
   using U = std::make_unsigned_t<T>;
-  T total = reference_in_order(values, [&](T sum, T value) -> T {
+  T total = reference_in_order(values, factors.order, [&](T sum, T value) -> T {
     const auto a = static_cast<std::uint64_t>(static_cast<U>(sum));
     const auto b = static_cast<std::uint64_t>(static_cast<U>(value));
     switch (op) {
@@ -185,7 +209,10 @@ inline Bytes reference_fold(DType dtype, ReduceOp op, const std::vector<Bytes>& 
     return reference_elements<std::uint16_t>(inputs, count, [&](const std::vector<std::uint16_t>& values) {
       std::vector<float> wide;
       for (const std::uint16_t bits : values) wide.push_back(static_cast<float>(format.decode(bits)));
-      return format.encode(static_cast<double>(reference_float(op, wide, factors)));
+      const auto rounded = [&](float total) {
+        return static_cast<float>(format.decode(format.encode(static_cast<double>(total))));
+      };
+      return format.encode(static_cast<double>(reference_float(op, wide, factors, rounded)));
     });
   };
   const auto complex = [&](auto zero) {
