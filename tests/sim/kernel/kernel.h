@@ -246,6 +246,8 @@ struct State {
   std::uint64_t digest = 0xcbf29ce484222325;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> queue;
   std::vector<std::unique_ptr<Host>> hosts;
+  std::unordered_map<std::uint32_t, Host*> host_at;  ///< by address
+  std::unordered_map<std::string, Host*> host_of;    ///< by name
   std::map<pid_t, std::unique_ptr<Process>> processes;
   pid_t next_pid = 100;
   Process* loaded = nullptr;  ///< whose environment and streams are the C library's

@@ -640,10 +640,8 @@ namespace sim {
 
 int run_on_host(const std::string& name, const std::vector<std::string>& arguments) {
   Process& process = *here();
-  Host* host = nullptr;
-  for (const auto& one : state->hosts) {
-    if (one->name == name) host = one.get();
-  }
+  const auto found = state->host_of.find(name);
+  Host* const host = found == state->host_of.end() ? nullptr : found->second;
   if (host == nullptr || !host->alive || state->cut.contains({process.host, host})) {
     std::fprintf(process.err, "ssh: connect to host %s port 22: Connection timed out\n", name.c_str());
     return 255;

@@ -290,6 +290,7 @@ Result run(const Options& options, int hosts, const std::vector<std::string>& ar
         0x0a000001U + static_cast<std::uint32_t>(number / 250) * 256 + static_cast<std::uint32_t>(number % 250);
     state->hosts.push_back(std::move(host));
     Host& made = *state->hosts.back();
+    state->host_at[made.address] = state->host_of[made.name] = &made;
     Process& init = new_process(made, 0);
     init.path = "/sbin/init";
     init.arguments = {"init"};

@@ -23,10 +23,8 @@ namespace {
 
 Host* host_at(std::uint32_t address) {
   if (address >> 24 == 127 || address == 0) return here()->host;
-  for (const auto& host : state->hosts) {
-    if (host->address == address) return host.get();
-  }
-  return nullptr;
+  const auto found = state->host_at.find(address);
+  return found == state->host_at.end() ? nullptr : found->second;
 }
 
 /// The same for each way of writing it.
@@ -381,9 +379,7 @@ CALL(int, getaddrinfo, const char* name, const char* service, const addrinfo* hi
   } else {
     charge(kMillisecond);
     if (std::string_view(name) == "localhost") address = 0x7f000001;
-    for (const auto& host : state->hosts) {
-      if (host->name == name) address = host->address;
-    }
+    if (const auto host = state->host_of.find(name); host != state->host_of.end()) address = host->second->address;
     if (address == 0) return EAI_NONAME;
   }
   struct Answer {
