@@ -166,10 +166,9 @@ class World final : public transport::TransportEvents, public messages::Members 
 
   /// Tells the ranks with whom this one exchanges data by levels that it waits in this operation.
   void tell_waiting(std::uint64_t sequence);
-  /// True if the rank has told that it waits in this operation, or in the one before, of which it may not know the end.
+  /// True if the rank has told that it waits in this operation.
   bool waits(int rank, std::uint64_t sequence) const noexcept {
-    const std::uint64_t told = waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
-    return told != 0 && told + 1 >= sequence;
+    return waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed) == sequence;
   }
 
   /// Handler for messages of send and recv.
