@@ -183,8 +183,9 @@ int32_t cohort_gradients_add(cohort_gradients* gradients, const char* name, cons
    none, and its gradients are dropped; negative: all ranks weigh the same. The first call compares the ranks' tensors.
  */
 int32_t cohort_gradients_begin(cohort_gradients* gradients, int64_t samples);
-/* Says that this step's gradient of tensor `number` is complete; it is reduced as soon as its bucket is. A tensor
-   without a gradient in this step (an unused one) is left out; if no rank has one, its gradient stays as it is. */
+/* The array belongs to the step from here to cohort_gradients_wait. Says that this step's gradient of tensor `number`
+   is complete; it is reduced as soon as its bucket is. A tensor without a gradient in this step (an unused one) is left
+   out; if no rank has one, its gradient stays as it is. */
 int32_t cohort_gradients_ready(cohort_gradients* gradients, int32_t number);
 /* Ends the step: all gradients are averages now. */
 int32_t cohort_gradients_wait(cohort_gradients* gradients);

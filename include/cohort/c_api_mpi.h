@@ -11,7 +11,8 @@ static inline int cohort_share_over_mpi(void* context, char* text, size_t bytes)
 }
 
 /* Forms a world of the ranks of `mpi`, numbered as there, which learn by one MPI_Bcast where to meet. Collective.
-   `options` may be null; its rank, world_size and share are set here. */
+   `options` may be null; its rank, world_size and share are set here. A group_name belongs to one communicator: worlds
+   over others have other names. */
 static inline int32_t cohort_init_over_mpi(MPI_Comm mpi, const cohort_init_options* options, cohort_comm** comm) {
   cohort_init_options all = COHORT_INIT_OPTIONS;
   int rank, size;
@@ -20,7 +21,8 @@ static inline int32_t cohort_init_over_mpi(MPI_Comm mpi, const cohort_init_optio
   MPI_Comm_size(mpi, &size);
   all.rank = rank;
   all.world_size = size;
-  all.share = cohort_share_over_mpi;
+  all.alone = size == 1;
+  all.share = size == 1 ? 0 : cohort_share_over_mpi;
   all.share_context = &mpi;
   return cohort_init(&all, comm);
 }

@@ -186,7 +186,10 @@ Words read_words(CLI::App& parser, const std::vector<RunPart>& parts, const std:
   try {
     parse_words(parser, words);
   } catch (const CLI::ArgumentMismatch&) {
-    for (const CLI::Option* option : parser.get_options()) require_one(option->get_name(), option->results());
+    for (const CLI::Option* option : parser.get_options()) {
+      if (option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll)
+        require_one(option->get_name(), option->results());
+    }
     throw;
   }
   const std::vector<std::string> rest = parser.remaining();

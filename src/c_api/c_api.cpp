@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -456,6 +457,9 @@ int32_t cohort_gradients_add(cohort_gradients* gradients, const char* name, cons
       raise(ErrorCode::InvalidArgument, "cohort_gradients_add: '{}' is of {}, which has no gradients", known,
             to_string(type));
     }
+    if (reinterpret_cast<std::uintptr_t>(gradient) % std::min<std::size_t>(size_of(type), 8) != 0)
+      raise(ErrorCode::InvalidArgument, "cohort_gradients_add: the gradient of '{}' is not aligned for {}", known,
+            to_string(type));
     if (std::ranges::any_of(all.parameters, [&](const auto& one) { return one.name == known; }))
       raise(ErrorCode::InvalidArgument, "cohort_gradients_add: there is a tensor '{}' already", known);
     all.parameters.push_back({.name = std::move(known), .dtype = type, .sizes = {count}, .strides = {1}});
@@ -511,7 +515,13 @@ int32_t cohort_gradients_wait(cohort_gradients* gradients) {
     if (!all.pass)
       raise(ErrorCode::InvalidArgument, "cohort_gradients_wait: no step is under way -- cohort_gradients_begin first");
     all.pass.reset();
-    all.reducer->finish();
+    try {
+      all.reducer->finish();
+    } catch (const Error& error) {
+      // Nothing of a step that has failed is used again: the next one compares the tensors anew.
+      if (error.code() != ErrorCode::NonFinite) all.reducer.reset();
+      throw;
+    }
     for (std::size_t i = 0; i < all.tensors.size(); ++i) {
       if (all.at(i).there) std::memcpy(all.at(i).gradient, all.place(i), all.bytes(i));
     }

@@ -1,4 +1,5 @@
-! Cohort for Fortran: interfaces of the functions of <cohort/c_api.h>, which documents them, under the same names.
+! Cohort for Fortran: interfaces of those functions of <cohort/c_api.h>, which documents them, that wait, and of gradients,
+! under the same names. Arrays that are given to cohort_gradients_add have the attribute target.
 ! Compile it with the program: gfortran $(cohort --prefix)/share/cohort/cohort.f90 program.f90 $(cohort --cflags)
 module cohort
   use, intrinsic :: iso_c_binding

@@ -275,7 +275,7 @@ std::string World::tell_locals(std::string text) {
   Request send;
   send.kind = Kind::Broadcast;
   send.dtype = DType::UInt8;
-  send.timeout = options_.init_timeout;
+  send.timeout = options_.init_timeout + 3 * kGrace;  // the leader, which knows who is missing, gives up before
   send.input = send.output = &length;
   send.input_count = send.output_count = sizeof length;
   run_local(*this, send);

@@ -562,7 +562,7 @@ TEST(StepWatch, DataThatANetworkDropsIsToldWithItsHost) {
   EXPECT_EQ(found[0].kind, WarningKind::LostData);
   EXPECT_TRUE(
       found[0].text.starts_with("the network drops data for host c: in 30 s 300 segments were sent again by 2 of "
-                                "the ranks, 41 time-outs passed, and one of them waited 2.6 s for that"))
+                                "the ranks, 41 time-outs passed, and connections of one waited 2.6 s for that"))
       << found[0].text;
   // Counts of later windows are differences; a process in the rank's place counts from 0.
   run.sleep(seconds(30));

@@ -152,7 +152,7 @@ void StepWatch::close_losses(Clock::time_point now) {
   found_.push_back(
       {.kind = WarningKind::LostData,
        .text = fmt::format("the network drops data for host {}: in {:.0f} s {} segments were sent again by "
-                           "{} of the ranks{}, and one of them waited {:.1f} s for that -- too many may send "
+                           "{} of the ranks{}, and connections of one waited {:.1f} s for that -- too many may send "
                            "to it at once, or a cable or port on the way to it is damaged (ethtool -S)",
                            host, seconds, sum.segments, sum.ranks,
                            sum.timeouts > 0 ? fmt::format(", {} time-outs passed", sum.timeouts) : "", waited),

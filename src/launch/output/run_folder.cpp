@@ -238,7 +238,7 @@ Result<void> replace_file(const RunFolder& folder, const std::string& name, std:
   if (!sys::write_all(fd->get(), text)) {
     const int why = errno;
     ::unlinkat(folder.fd.get(), aside.c_str(), 0);
-    if (why == ENOSPC && overwrite(folder.fd.get(), name, text)) return {};
+    if ((why == ENOSPC || why == EDQUOT) && overwrite(folder.fd.get(), name, text)) return {};
     return fail(ErrorCode::Io, "{}: {}", path, errno_text(why));
   }
   if (::renameat(folder.fd.get(), aside.c_str(), folder.fd.get(), name.c_str()) != 0)

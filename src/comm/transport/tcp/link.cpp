@@ -128,20 +128,6 @@ Link::Guard Link::Guard::of_tags(std::span<const std::uint8_t, 32> session, bool
   return guard;
 }
 
-void Link::begin_connecting(Clock::time_point next) noexcept {
-  if (state_ != State::Idle) return;
-  state_ = State::Connecting;
-  connecting.since = Clock::now();
-  connecting.next = next;
-}
-
-void Link::up(sys::UniqueFd socket, Guard guard) {
-  socket_ = std::move(socket);
-  guard_ = std::move(guard);
-  sys::close_on_fork(fd());
-  state_ = State::Up;
-}
-
 /// The kernel's tcp_info up to the counts of time-outs (Linux 6.7), which older headers lack.
 struct Link::TcpState {
   tcp_info info;
@@ -158,17 +144,38 @@ bool Link::read_state(TcpState& state) noexcept {
   socklen_t size = sizeof state;
   if (::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &state, &size) != 0) return false;
   const auto added = [](std::uint32_t& before, std::uint32_t now) {
-    return now > before ? now - std::exchange(before, now) : 0;
+    const std::uint32_t last = std::exchange(before, now);
+    return now > last ? now - last : 0;
   };
   const std::uint32_t segments = added(lost_segments_, state.info.tcpi_total_retrans);
   const std::uint32_t timeouts = added(timeouts_, state.timeouts);
   // An older kernel shows that a time-out is under way, and not how many there were.
-  if (size < sizeof state && state.info.tcpi_ca_state == TCP_CA_Loss)
+  if (size < sizeof state && state.info.tcpi_ca_state == TCP_CA_Loss && state.info.tcpi_unacked > 0)
     state.timeouts_ms = timeouts_ms_ + static_cast<std::uint32_t>(kListen.count());
   const std::uint32_t timeouts_ms = added(timeouts_ms_, state.timeouts_ms);
   if (segments > 0 || timeouts_ms > 0)
     status::StatusPage::own().note_losses(segments, timeouts, timeouts_ms, lost_segments_, host_);
   return true;
+}
+
+void Link::begin_connecting(Clock::time_point next) noexcept {
+  if (state_ != State::Idle) return;
+  state_ = State::Connecting;
+  connecting.since = Clock::now();
+  connecting.next = next;
+}
+
+void Link::up(sys::UniqueFd socket, Guard guard) {
+  socket_ = std::move(socket);
+  TcpState state{};  // what connecting itself has sent again does not count
+  if (socklen_t size = sizeof state; ::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &state, &size) == 0) {
+    lost_segments_ = state.info.tcpi_total_retrans;
+    timeouts_ = state.timeouts;
+    timeouts_ms_ = state.timeouts_ms;
+  }
+  guard_ = std::move(guard);
+  sys::close_on_fork(fd());
+  state_ = State::Up;
 }
 
 void Link::close() noexcept {

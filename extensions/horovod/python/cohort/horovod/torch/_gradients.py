@@ -193,7 +193,7 @@ class Reducer:
             values.mul_(factor)
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        if _reduced_by.get(id(parameter)) is not self:  # the later one's hook comes after this one's
+        if _reduced_by.setdefault(id(parameter), self) is not self:  # the later one's hook comes after this one's
             raise InvalidArgument(
                 f"'{self.names[parameter]}' is a parameter of two DistributedOptimizers, and both would reduce its gradient -- "
                 "give it to one of them (which may have several param_groups); an earlier optimizer that is not used any more "
