@@ -82,10 +82,10 @@ int train(int argc, char** argv) {
   return 0;
 }
 
-/// /bin/sh -c COMMAND, of a command of plain words.
+/// /bin/sh -c COMMAND, of a command of plain words, or -c SCRIPT sh COMMAND, where the script runs the command.
 int shell(int argc, char** argv) {
   if (argc < 3 || std::string_view(argv[1]) != "-c") return 127;
-  std::vector<std::string> words = words_of(argv[2]);
+  std::vector<std::string> words = words_of(argv[argc - 1]);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
