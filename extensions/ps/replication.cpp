@@ -199,7 +199,7 @@ Follower::End Follower::follow() {
     });
     if (!journal) {
       if (journal.error().code() != ErrorCode::Unavailable) give_up(journal.error());
-      return given_up_ ? given_up_as_ : End::Away;
+      return damaged_ ? End::Damaged : End::Away;
     }
     rows_.journal = *std::move(journal);
   }
@@ -219,9 +219,9 @@ Follower::End Follower::follow() {
       log::debug("ps", "rows of parameter server {}: {}", options_.rows, error.what());
     }
     primary.reset();
-    if (given_up_) return given_up_as_;
+    if (damaged_) return End::Damaged;
     if (stopping_ || !is_backup()) return End::Away;
-    while (!primary && !stopping_ && !given_up_) {
+    while (!primary && !stopping_ && !damaged_) {
       const bool listens = somebody_listens();
       const auto silent = Clock::now() - heard_;
       const bool dead = !listens || disowned_ || silent >= kSilence;
@@ -235,7 +235,7 @@ Follower::End Follower::follow() {
       }
       if (!primary) std::this_thread::sleep_for(kAgain);
     }
-    if (given_up_) return given_up_as_;
+    if (damaged_) return End::Damaged;
   }
   return End::Away;
 }
@@ -248,7 +248,7 @@ void Follower::fetch(net::RpcClient& primary) {
                                     kMostWaiting - std::min(kMostWaiting, waiting)}));
   };
   std::uint64_t call = ask();
-  while (!stopping_ && !given_up_) {
+  while (!stopping_ && !damaged_) {
     auto batch =
         std::make_unique<Batch>(Batch{primary.finish(call, std::max(heard_, Clock::now() - kSilence / 2) + kSilence)});
     const auto opened = value_or_throw(unpack<Answer>(batch->answer.body()));
@@ -310,11 +310,7 @@ void Follower::give_up(const Error& error) {
         endpoint_);
   }
   log::error("ps", "the copy of the rows of parameter server {} is given up: {}", options_.rows, why);
-  if (error.code() == ErrorCode::Io) {
-    given_up_as_ = End::NoDisk;
-    if (std::exchange(rows_.journal, std::nullopt)) (void)Journal::remove(options_.journal);  // others need its space
-  }
-  given_up_ = true;
+  damaged_ = true;
 }
 
 void Follower::carry_out(const Batch& batch) {

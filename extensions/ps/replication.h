@@ -122,8 +122,7 @@ class Follower {
   enum class End : std::uint8_t {
     Promoted,  ///< by the map, this process serves the rows now
     Away,      ///< this process has not been the backup, or is not any more
-    Damaged,   ///< the copy differs from the primary's rows
-    NoDisk,    ///< the copy's journal cannot be written; its file has been removed
+    Damaged,   ///< the copy differs from the primary's rows, or its journal cannot be written
   };
   struct Options {
     std::uint32_t rows = 0;  ///< number of the server whose rows are copied
@@ -181,8 +180,7 @@ class Follower {
   std::atomic<std::size_t> bytes_{0};
   std::atomic<bool> workers_gone_{false};
   std::atomic<bool> stopping_{false};
-  End given_up_as_ = End::Damaged;     // set before `given_up_`
-  std::atomic<bool> given_up_{false};  // the copy is worth nothing
+  std::atomic<bool> damaged_{false};
   std::atomic<std::size_t> waiting_bytes_{0};
 
   mutable std::mutex mutex_;

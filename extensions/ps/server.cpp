@@ -426,7 +426,6 @@ class Server::Impl final : RpcServer::Service {
         if (!follower->workers_gone()) take_turn(rows, kCopyAgain);
         break;
       case Follower::End::Damaged: damaged_.insert(rows); break;
-      case Follower::End::NoDisk: take_turn(rows, kRecoverAgain); break;
     }
     count_workers();
     // Its end may have to wait for the disk.

@@ -435,17 +435,6 @@ TEST(ParameterServer, AServerWhoseDiskIsFullHasNoCopyAndSaysSo) {
   EXPECT_EQ(worker.wait(), 0) << worker.output();
 }
 
-TEST(ParameterServer, AServerWhoseDiskHasSpaceAgainHasACopyAgain) {
-  Job job(Replicated{.journals = true, .full_disk = "/journal-1.rows-0"});
-  const Child worker = job.worker(0, 1, "async", kEndless, false);
-  EXPECT_TRUE(job.server(1).wait_for_output("the copy of the rows of parameter server 0 is given up")) << job.said();
-  EXPECT_FALSE(std::filesystem::exists(job.journal_of(1) + ".rows-0"));
-  std::ofstream(job.journal_of(1) + ".rows-0.room");
-  job.wait_for_map([](const ps::ServerMap& map) { return map.rows[0].backup == ps::Holder{2, map.members[2].life}; });
-  job.kill(2);
-  job.wait_for_map([](const ps::ServerMap& map) { return map.rows[0].backup == ps::Holder{1, map.members[1].life}; });
-}
-
 TEST(ParameterServer, ServersThatDifferInTheirJournalsAreRefused) {
   Job job(Replicated{});
   job.wait_for_map([](const ps::ServerMap&) { return true; });

@@ -9,7 +9,7 @@
 // long the longest push took, and how many to each server ended meanwhile; one that floods pushes more than is under
 // way at once besides. COHORT_TEST_SAVES=FOLDER: worker 0, or who watches, takes snapshots there all the time, and says
 // how many came about. COHORT_TEST_SLOW_FSYNC=SECONDS: so long the disk takes for a snapshot's file.
-// COHORT_TEST_FULL_DISK=NAME: a journal whose path ends so can have a hundred records, until there is a file PATH.room.
+// COHORT_TEST_FULL_DISK=NAME: a journal whose path ends so can have a hundred records.
 // COHORT_TEST_PATIENCE=MILLISECONDS: after which a silent worker is lost (1500).
 #include "ps/tests/testing_counters.h"
 
@@ -29,7 +29,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <filesystem>
 #include <optional>
 #include <random>
 #include <stop_token>
@@ -53,7 +52,7 @@ extern "C" int fsync(int fd) {
 extern "C" ssize_t pwritev(int fd, const iovec* parts, int count, off_t at) {
   static std::atomic<int> written{0};
   if (const char* const full = std::getenv("COHORT_TEST_FULL_DISK"); full != nullptr) {
-    if (path_of(fd).ends_with(full) && ++written > 100 && !std::filesystem::exists(path_of(fd) + ".room")) {
+    if (path_of(fd).ends_with(full) && ++written > 100) {
       errno = ENOSPC;
       return -1;
     }
