@@ -206,9 +206,9 @@ void check_sbatch(const std::string& option) {
   const std::string_view name = std::string_view(option).substr(0, option.find_first_of("= "));
   const bool is_long = name.starts_with("--");
   for (const Undoing& one : kUndoing) {  // sbatch takes a long name that is cut short, too
-    if (is_long ? name.size() > 4 && one.name.starts_with(name) : name[1] == one.letter) refuse(one.instead);
+    if (is_long ? name.size() > 3 && one.name.starts_with(name) : name[1] == one.letter) refuse(one.instead);
   }
-  if (name.size() < 5 || !std::string_view("--signal").starts_with(name)) return;
+  if (name.size() < 4 || !std::string_view("--signal").starts_with(name)) return;
   const std::string_view value = std::string_view(option).substr(std::min(name.size() + 1, option.size()));
   if (value.substr(0, std::min(value.find(':'), value.size())).find('B') == std::string_view::npos)
     refuse("--signal=B:SIGNAL@SECONDS is wanted, since the script has to get it");

@@ -453,8 +453,8 @@ int32_t cohort_gradients_add(cohort_gradients* gradients, const char* name, cons
     if (gradient == nullptr)
       raise(ErrorCode::InvalidArgument, "cohort_gradients_add: the gradient of '{}' is null", known);
     const DType type = dtype_of(dtype);
-    if (!is_scalable(type)) {
-      raise(ErrorCode::InvalidArgument, "cohort_gradients_add: '{}' is of {}, which has no gradients", known,
+    if (!is_floating(type)) {
+      raise(ErrorCode::InvalidArgument, "cohort_gradients_add: '{}' is of {}; gradients are of floating types", known,
             to_string(type));
     }
     if (reinterpret_cast<std::uintptr_t>(gradient) % std::min<std::size_t>(size_of(type), 8) != 0)

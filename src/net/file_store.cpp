@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <ctime>
@@ -270,6 +271,8 @@ class FileStore final : public MeetingStore {
   std::vector<Member> members_;
   std::uint32_t slot_ = UINT32_MAX;
   bool joined_ = false;
+  /// Also between calls, since a caller may only ask, again and again, and never wait.
+  std::atomic<std::chrono::steady_clock::time_point> next_life_check_{};
 };
 
 void FileStore::catch_up() {
@@ -465,23 +468,24 @@ FileStore::Gathered FileStore::get_all(std::span<const std::string> keys, std::s
     for (const std::string& key : list) value_or_throw(check_sizes(key, {}));
   }
   milliseconds pause = kShortestPause;
-  auto next_life_check = std::chrono::steady_clock::now();
   off_t seen = -1;
   while (true) {
     struct stat status {};
     if (::fstat(file_.get(), &status) != 0) fail_with(ErrorCode::Io, errno_text(errno));
     const bool late = net::passed(deadline);
-    const bool look_for_the_dead = !late && std::chrono::steady_clock::now() >= next_life_check;
+    const bool look_for_the_dead = std::chrono::steady_clock::now() >= next_life_check_.load();
     // Take the lock only if there is a reason.
     if (status.st_size != seen || look_for_the_dead || late) {
       std::optional<Gathered> found;
       transact([&] {
-        if (look_for_the_dead) bury_the_dead();
+        if (look_for_the_dead) {
+          bury_the_dead();
+          next_life_check_ = std::chrono::steady_clock::now() + kLifeCheck;
+        }
         if (late || table_.settles(keys, unless)) found = table_.gather(keys, unless);
         seen = end_;
       });
       if (found) return *std::move(found);
-      if (look_for_the_dead) next_life_check = std::chrono::steady_clock::now() + kLifeCheck;
       pause = kShortestPause;
     }
     const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());

@@ -146,14 +146,20 @@ void StatusPage::count_step(std::int64_t samples) noexcept {
 }
 
 void StatusPage::note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms,
-                             std::uint64_t to_peer, std::string_view host) noexcept {
+                             std::string_view host) noexcept {
   if (!mine()) return;
   LossStatus& losses = layout_->losses;
   losses.segments.fetch_add(segments, std::memory_order_relaxed);
   losses.timeouts.fetch_add(timeouts, std::memory_order_relaxed);
   losses.timeouts_ms.fetch_add(timeouts_ms, std::memory_order_relaxed);
-  if (to_peer <= losses.most.load(std::memory_order_relaxed)) return;
-  losses.most.store(to_peer, std::memory_order_relaxed);
+  // The majority's host (Boyer and Moore): it changes when another one has lost more since.
+  std::array<std::atomic<std::uint64_t>, LossStatus::kWords> name{};
+  store_text(name, host);
+  const bool same =
+      std::ranges::equal(name, losses.host, [](const auto& a, const auto& b) { return a.load() == b.load(); });
+  const std::uint64_t most = losses.most.load(std::memory_order_relaxed);
+  if (same || segments <= most) return losses.most.store(same ? most + segments : most - segments);
+  losses.most.store(segments - most);
   store_text(losses.host, host);
 }
 

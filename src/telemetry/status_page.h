@@ -101,8 +101,8 @@ struct LossStatus {
   std::atomic<std::uint64_t> segments;     ///< TCP segments sent again
   std::atomic<std::uint64_t> timeouts;     ///< retransmission time-outs; 0 where the kernel does not count them
   std::atomic<std::uint64_t> timeouts_ms;  ///< time spent in them
-  std::atomic<std::uint64_t> most;         ///< segments sent again to one peer, at most
-  std::array<std::atomic<std::uint64_t>, kWords> host;  ///< that peer's host, padded with zeros
+  std::atomic<std::uint64_t> most;         ///< segments sent again to `host`, less those to other hosts since
+  std::array<std::atomic<std::uint64_t>, kWords> host;  ///< to which most were sent of late, padded with zeros
 };
 
 /// The reason why the rank fails, for programs to read; the text for people is in its last words.
@@ -195,8 +195,8 @@ class StatusPage {
   /// `samples`: this rank's number of samples in the step; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
-  /// Adds what was lost on the way to a peer on `host`, to which `to_peer` segments were sent again so far.
-  void note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms, std::uint64_t to_peer,
+  /// Adds what was lost on the way to a peer on `host`. One thread at a time.
+  void note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms,
                    std::string_view host) noexcept;
   /// Only the first call has an effect.
   void note_not_finite(std::string_view what, std::int64_t step) noexcept;

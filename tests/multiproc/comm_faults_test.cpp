@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -80,49 +79,82 @@ TEST(Killed, InASmallAllReduce) { kill_in_all_reduce(8, false); }
 TEST(Killed, InAZeroCopyAllReduce) { kill_in_all_reduce(2000000, true); }
 TEST(Killed, InAStagedAllReduce) { kill_in_all_reduce(2000000, false); }
 
-constexpr int kMany = 18;  // hosts, of which not all meet
+// --- moves between hosts of which not all meet ---
 
-/// A rank of many hosts that passes on what others need is lost in move after move: all of them name it.
-void kill_in_moves_of_many_hosts(int victim,
-                                 const std::function<void(Communicator&, std::vector<std::uint8_t>&)>& move) {
-  Processes world(kMany, comm::testing::Worlds("hosts:18"));
-  world.start([&](Communicator comm) -> std::string {
-    std::vector<std::uint8_t> data(std::size_t{kMany} * 200'000);
-    for (int i = 0;; ++i) {
-      if (i == 3 && comm.rank() == victim) world.raise_flag("busy");
-      move(comm, data);
+constexpr int kMany = 18;
+constexpr std::int64_t kPart = 200'000;
+
+/// A move of this kind, and a rank between others.
+struct ManyMoves {
+  const char* name;
+  int victim;
+  void (*move)(Communicator& comm, std::vector<std::uint8_t>& own, std::vector<std::uint8_t>& all);
+};
+
+ConstBuffer given(const std::vector<std::uint8_t>& from, bool any = true) {
+  return {from.data(), any ? static_cast<std::int64_t>(from.size()) : 0, DType::UInt8};
+}
+Buffer taken(std::vector<std::uint8_t>& to, bool any = true) {
+  return {to.data(), any ? static_cast<std::int64_t>(to.size()) : 0, DType::UInt8};
+}
+
+constexpr ManyMoves kManyMoves[] = {
+    {"Broadcast", 8, [](Communicator& comm, auto&, auto& all) { comm.broadcast(taken(all)).wait(); }},
+    {"AllGather", 5, [](Communicator& comm, auto& own, auto& all) { comm.all_gather(given(own), taken(all)).wait(); }},
+    {"Gather", 16,
+     [](Communicator& comm, auto& own, auto& all) { comm.gather(given(own), taken(all, comm.rank() == 0)).wait(); }},
+    {"Scatter", 16,
+     [](Communicator& comm, auto& own, auto& all) { comm.scatter(given(all, comm.rank() == 0), taken(own)).wait(); }},
+};
+
+class MovesOfManyHosts : public ::testing::TestWithParam<ManyMoves> {
+ protected:
+  /// Ranks do the same again and again until something ends it.
+  void start_looping(std::chrono::milliseconds timeout) {
+    for (int rank = 0; rank < kMany; ++rank) {
+      world_.start_rank(rank, [this, rank, timeout]() -> std::string {
+        comm::FormOptions options = world_.form_options(rank);
+        options.timeout = timeout;
+        Communicator comm = Processes::form(options);
+        std::vector<std::uint8_t> own(kPart), all(kPart * kMany);
+        for (int i = 0;; ++i) {
+          if (i == 3 && rank == GetParam().victim) world_.raise_flag("busy");
+          GetParam().move(comm, own, all);
+        }
+      });
     }
-  });
-  ASSERT_TRUE(world.await_flag("busy"));
-  world.kill(victim, SIGKILL);
-  const std::string lost = fmt::format("lost rank {} (testhost, pid {})", victim, world.pid(victim));
-  for (int rank = 0; rank < kMany; ++rank) {
-    const Ending ending = world.collect(rank);
-    if (rank == victim) continue;
-    EXPECT_TRUE(contains(ending.said, "PeerLost: ") && contains(ending.said, lost)) << rank << ": " << ending.said;
   }
+  /// All but the victim end with these words.
+  void expect_all_say(std::string_view kind, const std::string& words) {
+    for (int rank = 0; rank < kMany; ++rank) {
+      if (rank == GetParam().victim) continue;
+      const Ending ending = world_.collect(rank);
+      EXPECT_TRUE(contains(ending.said, kind) && contains(ending.said, words)) << rank << ": " << ending.said;
+    }
+  }
+
+  Processes world_{kMany, comm::testing::Worlds("hosts:18")};
+};
+
+TEST_P(MovesOfManyHosts, AKilledRankIsNamed) {
+  start_looping(20s);
+  ASSERT_TRUE(world_.await_flag("busy"));
+  world_.kill(GetParam().victim, SIGKILL);
+  expect_all_say("PeerLost: ",
+                 fmt::format("lost rank {} (testhost, pid {})", GetParam().victim, world_.pid(GetParam().victim)));
 }
 
-TEST(Killed, InABroadcastOfManyHosts) {
-  kill_in_moves_of_many_hosts(8, [](Communicator& comm, auto& data) { comm.broadcast(std::span(data)).wait(); });
+// Those that it keeps from going on are not taken for it.
+TEST_P(MovesOfManyHosts, AStoppedRankIsNamed) {
+  start_looping(2s);
+  ASSERT_TRUE(world_.await_flag("busy"));
+  world_.kill(GetParam().victim, SIGSTOP);
+  expect_all_say("Timeout: ", fmt::format("rank {} (pid {}) ", GetParam().victim, world_.pid(GetParam().victim)));
+  world_.kill(GetParam().victim, SIGKILL);
 }
-TEST(Killed, InAnAllGatherOfManyHosts) {
-  kill_in_moves_of_many_hosts(5, [](Communicator& comm, auto& data) {
-    const auto part = static_cast<std::int64_t>(data.size()) / kMany;
-    const std::vector<std::uint8_t> own(static_cast<std::size_t>(part));
-    comm.all_gather(ConstBuffer(own.data(), part, DType::UInt8), Buffer(data.data(), part * kMany, DType::UInt8))
-        .wait();
-  });
-}
-TEST(Killed, InAGatherAndScatterOfManyHosts) {
-  kill_in_moves_of_many_hosts(16, [](Communicator& comm, auto& data) {  // between rank 17 and the root
-    const auto part = static_cast<std::int64_t>(data.size()) / kMany;
-    std::vector<std::uint8_t> own(static_cast<std::size_t>(part));
-    const std::int64_t all = comm.rank() == 0 ? part * kMany : 0;
-    comm.gather(ConstBuffer(own.data(), part, DType::UInt8), Buffer(data.data(), all, DType::UInt8)).wait();
-    comm.scatter(ConstBuffer(data.data(), all, DType::UInt8), Buffer(own.data(), part, DType::UInt8)).wait();
-  });
-}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, MovesOfManyHosts, ::testing::ValuesIn(kManyMoves),
+                         [](const ::testing::TestParamInfo<ManyMoves>& tested) { return tested.param.name; });
 
 // A child of the dead rank still holds its sockets: there is no end-of-file, and it must be found out all the same.
 TEST(Killed, WhileItsForkedChildLivesOn) {

@@ -62,5 +62,13 @@ TEST(ManyHosts, AKilledRankIsNamedByAll) {
   }
 }
 
+TEST(ManyHosts, AStoppedRankIsNamedByAll) {
+  for (const std::size_t count : {100U, 50000U}) {
+    Processes world(kHosts);
+    start_summing(world, count, 2s);
+    expect_named_by_all(world, SIGSTOP, "Timeout: ");
+  }
+}
+
 }  // namespace
 }  // namespace cohort::testing

@@ -163,14 +163,17 @@ Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing)
   return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
-/// Tells those with whom this rank exchanges data by levels that it waits, so that they do not take it for the one who
-/// is late.
+/// Tells the ranks that may wait for this one that it waits itself, so that they do not take it for the one who is
+/// late.
 void Context::tell_of_long_wait(Clock::time_point since, Clock::time_point now) {
-  const bool is_awaited = over ? layout.local < layout.stripes : layout.leads();
-  if (levels.count() == 1 || !is_awaited || told_of_wait_ == sequence) return;
+  if (levels.count() == 1 || told_of_wait_) return;
   if (now - since < std::min<Clock::duration>(kLongWait, (waiters_.deadline.when() - since) / 4)) return;
-  told_of_wait_ = sequence;
+  told_of_wait_ = true;
   world.tell_waiting(sequence);
+}
+
+void Context::end_wait() {
+  if (std::exchange(told_of_wait_, false)) world.tell_waiting(0);
 }
 
 void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
@@ -191,7 +194,7 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
   const auto waits = [&](int rank) { return world.waits(rank, sequence); };
   const bool all_wait = std::all_of(missing.begin(), missing.end(), waits);
   if (!all_wait) std::erase_if(missing, waits);
-  if (Clock::now() < deadline_of(missing) + (all_wait ? 2 * kGrace : 0ms)) return;
+  if (Clock::now() < deadline_of(missing) + (all_wait ? kGrace : 0ms)) return;
   if (over) {
     // The missing rank may itself wait for another rank, from which this rank expects a frame too.
     const std::vector<int> owing = transport.owing();
@@ -201,9 +204,9 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     if (!all_wait) std::erase_if(missing, waits);
   }
   const RunningOperation running{world.label().doing(), sequence, layout.rank, world.options().placement.host};
-  const int accused = missing.size() > 1 && over ? -1 : missing.front();
+  const int accused = all_wait || (missing.size() > 1 && over) ? -1 : missing.front();
   world.end_and_throw(ErrorCode::Timeout, accused, sequence,
-                      timeout_text(running, waiters_.deadline, omission(missing)));
+                      timeout_text(running, waiters_.deadline, omission(missing, all_wait)));
 }
 
 void Context::attend() {
@@ -222,14 +225,17 @@ void Context::attend() {
 }
 
 /// Describes what the missing ranks did not do. A rank may be late because another rank of its host is late.
-std::string Context::omission(const std::vector<int>& missing) const {
+std::string Context::omission(const std::vector<int>& missing, bool all_wait) const {
   const auto described = [&](int rank) {
     const auto& there = layout.on(layout.host_of(rank));
     const std::string pid = world.pid_text(rank);
     const std::string beside =
         there.size() == 1 ? "" : fmt::format(", or another of ranks {} on its host,", to_ranges(there));
-    const std::string what = over ? fmt::format("has not done all that operation {} needs of it", sequence)
-                                  : fmt::format("did not come to operation {}", sequence);
+    const std::string what =
+        all_wait
+            ? fmt::format("waits itself for a rank that this one does not know, in operation {} or before", sequence)
+        : over ? fmt::format("has not done all that operation {} needs of it", sequence)
+               : fmt::format("did not come to operation {}", sequence);
     return fmt::format("rank {}{}{} {} (host {})", rank, pid.empty() ? "" : fmt::format(" ({})", pid), beside, what,
                        world.host_name(rank));
   };

@@ -233,12 +233,13 @@ class Context {
 
   void look_after(const std::function<std::vector<int>()>& missing);
   void tell_of_long_wait(Clock::time_point since, Clock::time_point now);
+  void end_wait();
   void while_with_neighbours();
   Clock::time_point deadline_of(const std::vector<int>& missing) const noexcept;
   void note_away(bool away) const noexcept {
     world.local_world().state(layout.local).away.store(away ? 1 : 0, std::memory_order_relaxed);
   }
-  std::string omission(const std::vector<int>& missing) const;
+  std::string omission(const std::vector<int>& missing, bool all_wait) const;
   /// True if the operation may move objects and its round is over; a round itself moves only descriptions.
   bool moves_objects() const noexcept { return over && may_be_object(agreement.agreed.dtype); }
 
@@ -246,7 +247,7 @@ class Context {
   Waiters& waiters_;
   const std::function<void()> meanwhile_;
   Clock::time_point looked_{};
-  std::uint64_t told_of_wait_ = 0;  // the operation in which peers were told that this rank waits
+  bool told_of_wait_ = false;  // peers were told that this rank waits, and not yet that it goes on
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;
   Waiting* here_ = nullptr;    // the wait for the other ranks of this host
@@ -270,6 +271,7 @@ void Context::with_neighbours(Body body) {
     throw;
   }
   here_ = nullptr;
+  end_wait();
   blocked += local.take_waited();
 }
 
@@ -312,6 +314,7 @@ void Context::wait(Ready ready, Missing missing) {
   if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
   if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
+  end_wait();
   blocked += Clock::now() - since;
 }
 

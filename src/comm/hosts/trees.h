@@ -3,6 +3,8 @@
 // of 2^k (broadcast, all_gather) and of d * 16^k with d below 16 (gather, scatter) only.
 #pragma once
 
+#include "comm/hosts/levels.h"
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -11,7 +13,7 @@
 namespace cohort::comm::hosts {
 
 /// Up to so many hosts, a host may meet all others.
-inline constexpr int kMostFlat = 16;
+inline constexpr int kMostFlat = Levels::kRadix;
 
 /// Neighbours of a position in a tree.
 struct Neighbours {

@@ -152,6 +152,7 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
   try {
     form_from_store();
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::Aborted) local::raise_if_recorded(options_);  // a leader's words about it
     local::record_failure(options_, error);
     throw;
   }
@@ -339,11 +340,7 @@ void World::end_lost(int peer, const std::string& how) {
 
 void World::tell_waiting(std::uint64_t sequence) {
   const std::string bytes = codec::Writer().number(sequence).take();
-  for (const int host : levels_.peers(layout_.host)) {
-    const std::vector<int>& there = layout_.on(host);
-    if (static_cast<std::size_t>(layout_.local) < there.size())
-      transport_->message(there[static_cast<std::size_t>(layout_.local)], kWaits, bytes);
-  }
+  for (const int peer : transport_->connected()) transport_->message(peer, kWaits, bytes);
 }
 
 void World::on_message(int peer, std::uint32_t tag, std::string_view bytes) {

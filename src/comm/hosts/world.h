@@ -164,11 +164,12 @@ class World final : public transport::TransportEvents, public messages::Members 
   /// Ends the world because the peer is lost, for the reason `how`, and throws.
   [[noreturn]] void end_lost(int peer, const std::string& how);
 
-  /// Tells the ranks with whom this one exchanges data by levels that it waits in this operation.
+  /// Tells all ranks to which there is a connection that this one waits in this operation; 0: that it goes on.
   void tell_waiting(std::uint64_t sequence);
-  /// True if the rank has told that it waits in this operation.
+  /// True if the rank has told that it waits in this operation, or in the one before, whose end it may not know.
   bool waits(int rank, std::uint64_t sequence) const noexcept {
-    return waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed) == sequence;
+    const std::uint64_t told = waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
+    return told != 0 && told + 1 >= sequence;
   }
 
   /// Handler for messages of send and recv.
@@ -194,7 +195,8 @@ class World final : public transport::TransportEvents, public messages::Members 
   std::unique_ptr<transport::Transport> transport_;
   status::GroupStatus* status_ = nullptr;
   std::atomic<bool> told_{false};
-  std::vector<std::atomic<std::uint64_t>> waits_;  // by rank, the operation in which it waits; 0: it has not told any
+  std::vector<std::atomic<std::uint64_t>>
+      waits_;  // by rank, the operation in which it waits; 0: as far as is known, none
 };
 
 /// Runs `request` in the local world. All ranks of this host have to call it with the same request.

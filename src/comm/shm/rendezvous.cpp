@@ -341,6 +341,15 @@ std::vector<std::string> exchange(const FormOptions& options, const Exchange& ex
   return values;
 }
 
+void raise_if_recorded(const FormOptions& options) {
+  std::optional<std::string> failure;
+  try {
+    if (options.store) failure = options.store->try_get(rendezvous::kFailedKey);
+  } catch (const std::exception&) {  // the store may have ended with its host
+  }
+  if (failure) raise_recorded(options, *failure);
+}
+
 void record_failure(const FormOptions& options, const Error& error) noexcept {
   if (!options.store || error.code() == ErrorCode::Aborted) return;  // Aborted: another rank has recorded its reason
   try {
@@ -382,7 +391,7 @@ class Gathering {
 
  private:
   void check(std::string_view waiting_for) {
-    if (options_.store) {
+    if (options_.store) {  // an error of a store that has ended counts, too
       if (const auto failure = options_.store->try_get(rendezvous::kFailedKey)) raise_recorded(options_, *failure);
     }
     for (int rank = 0; rank < size_; ++rank) {

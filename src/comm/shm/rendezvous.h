@@ -147,6 +147,8 @@ Result<std::vector<std::string>> decode_values(std::string_view bytes);
 std::string pack_values(const std::vector<std::string>& values);
 Result<std::vector<std::string>> unpack_values(std::string_view bytes);
 
+/// Throws what has ended the forming of the world, if the store has it.
+void raise_if_recorded(const FormOptions& options);
 /// Tells the others in the store why this rank could not form the world, unless the error tells what another has told.
 void record_failure(const FormOptions& options, const Error& error) noexcept;
 

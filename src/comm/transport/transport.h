@@ -84,6 +84,8 @@ class Transport {
   /// Returns the reason why the peer can send nothing more, e.g. "its connection was closed"; nullopt if it may still
   /// send.
   virtual std::optional<std::string> lost(int peer) = 0;
+  /// Returns the peers to which there is a connection, or an attempt at one.
+  virtual std::vector<int> connected() = 0;
   /// Returns the peers, in ascending order, that have not sent a posted frame of an operation, or have not taken a sent
   /// one.
   virtual std::vector<int> owing() = 0;

@@ -224,5 +224,19 @@ TEST(Message, SaysWhatAnyRankUsedAndWhichWordsDiffer) {
   });
 }
 
+TEST(Ranks, ValuesKeepTheirLengthAfterAnError) {
+  run_on_threads(2, [](Communicator comm) {
+    const auto ranks = ranks_of(comm);
+    std::vector<std::uint64_t> values(3, 7);
+    EXPECT_THROW(ranks->run("all_reduce", values,
+                            [&](Communicator& each, auto span) {
+                              return each.all_reduce(span.first(comm.rank() == 0 ? 1 : 2));
+                            }),
+                 Error);
+    EXPECT_EQ(values.size(), 3U);
+    comm.barrier().wait();
+  });
+}
+
 }  // namespace
 }  // namespace cohort::step

@@ -43,13 +43,19 @@ class Ranks {
   /// `keep` owns the operation's memory. It lives until the operation ends, even if the Pending is dropped before.
   virtual std::unique_ptr<Pending> start(const char* name, const Start& start, std::shared_ptr<const void> keep) = 0;
 
-  /// Runs `start(comm, span)` over the values, and waits. The values are moved to other memory meanwhile.
+  /// Runs `start(comm, span)` over the values, and waits. The values are moved to other memory meanwhile,
+  /// and are 0 after an error.
   template <class T, class Function>
   void run(const char* name, std::vector<T>& values, const Function& start) {
     const auto shared = std::make_shared<std::vector<T>>(std::move(values));
-    this->start(
-            name, [&](Communicator& comm) { return start(comm, std::span<T>(*shared)); }, shared)
-        ->wait();
+    const auto pending = this->start(
+        name, [&](Communicator& comm) { return start(comm, std::span<T>(*shared)); }, shared);
+    try {
+      pending->wait();
+    } catch (...) {  // the operation may still use its memory
+      values.resize(shared->size());
+      throw;
+    }
     values = std::move(*shared);
   }
   /// Returns the context that errors name: rank, host and operation.

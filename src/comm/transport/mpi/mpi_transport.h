@@ -40,6 +40,7 @@ class MpiTransport final : public transport::Transport, private transport::Trans
   void sleep(std::chrono::milliseconds longest) override;
   void wake() noexcept override;
   std::optional<std::string> lost(int peer) override;
+  std::vector<int> connected() override { return tcp_.connected(); }
   std::vector<int> owing() override;
   void forget(std::uint64_t operation) override;
   void end(std::string_view bytes) override;

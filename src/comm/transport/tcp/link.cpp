@@ -153,8 +153,7 @@ bool Link::read_state(TcpState& state) noexcept {
   if (size < sizeof state && state.info.tcpi_ca_state == TCP_CA_Loss && state.info.tcpi_unacked > 0)
     state.timeouts_ms = timeouts_ms_ + static_cast<std::uint32_t>(kListen.count());
   const std::uint32_t timeouts_ms = added(timeouts_ms_, state.timeouts_ms);
-  if (segments > 0 || timeouts_ms > 0)
-    status::StatusPage::own().note_losses(segments, timeouts, timeouts_ms, lost_segments_, host_);
+  if (segments > 0 || timeouts_ms > 0) status::StatusPage::own().note_losses(segments, timeouts, timeouts_ms, host_);
   return true;
 }
 

@@ -161,11 +161,11 @@ std::optional<std::string> TcpTransport::lost(int peer) {
   return std::nullopt;
 }
 
-std::vector<int> TcpTransport::owing() {
+std::vector<int> TcpTransport::peers(bool owing) {
   const Lock lock(mutex_);
   std::set<int> peers;
   for (const Link* const link : open_) {
-    if (link->owes()) peers.insert(link->peer());
+    if (!owing || link->owes()) peers.insert(link->peer());
   }
   return {peers.begin(), peers.end()};
 }

@@ -138,7 +138,8 @@ class TcpTransport final : public Transport {
   void sleep(std::chrono::milliseconds longest) override;
   void wake() noexcept override;
   std::optional<std::string> lost(int peer) override;
-  std::vector<int> owing() override;
+  std::vector<int> connected() override { return peers(false); }
+  std::vector<int> owing() override { return peers(true); }
   void forget(std::uint64_t operation) override;
   void end(std::string_view bytes) override;
   bool flushed() override;
@@ -169,6 +170,7 @@ class TcpTransport final : public Transport {
   bool handle(std::uint64_t key);
   bool drive(Link& link, bool readable);
   void look_for_silence();
+  std::vector<int> peers(bool owing);
 
   // The next functions are in tcp_connect.cpp.
   bool look_after_connecting();
