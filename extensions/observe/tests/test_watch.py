@@ -362,7 +362,9 @@ class Runs(unittest.TestCase):
 
     def test_one_whose_launcher_was_killed_is_lost_when_its_agent_has_ended(self):
         going = subprocess.Popen(self.job("going", "while :; do sleep 0.1; done"), cwd=self.folder, stdout=subprocess.DEVNULL)
-        Watched.wait_until(lambda: "going" in self.listed() and self.listed()["going"]["ranks"] == 1, "the run that goes on")
+        self.addCleanup(going.kill)
+        Watched.wait_until((self.folder / "runs/latest/live.json").exists, "the run")
+        Watched.wait_until(lambda: self.listed()["going"]["ranks"] == 1, "the run that goes on")
         going.kill()
         going.wait(SECONDS)
         killed = time.monotonic()
