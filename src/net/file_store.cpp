@@ -271,7 +271,7 @@ class FileStore final : public MeetingStore {
   std::vector<Member> members_;
   std::uint32_t slot_ = UINT32_MAX;
   bool joined_ = false;
-  /// Also between calls, since a caller may only ask, again and again, and never wait.
+  /// Kept between calls, since a caller may ask again and again and never wait.
   std::atomic<std::chrono::steady_clock::time_point> next_life_check_{};
 };
 

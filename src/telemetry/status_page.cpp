@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 #include <new>
 
 namespace cohort::status {
@@ -148,6 +149,8 @@ void StatusPage::count_step(std::int64_t samples) noexcept {
 void StatusPage::note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms,
                              std::string_view host) noexcept {
   if (!mine()) return;
+  static std::mutex mutex;  // each world's transport has a thread
+  const std::lock_guard lock(mutex);
   LossStatus& losses = layout_->losses;
   losses.segments.fetch_add(segments, std::memory_order_relaxed);
   losses.timeouts.fetch_add(timeouts, std::memory_order_relaxed);

@@ -195,7 +195,7 @@ class StatusPage {
   /// `samples`: this rank's number of samples in the step; 0: not known.
   void count_step(std::int64_t samples = 0) noexcept;
   TimesStatus& times() noexcept { return layout_->times; }
-  /// Adds what was lost on the way to a peer on `host`. One thread at a time.
+  /// Adds what was lost on the way to a peer on `host`.
   void note_losses(std::uint64_t segments, std::uint64_t timeouts, std::uint64_t timeouts_ms,
                    std::string_view host) noexcept;
   /// Only the first call has an effect.

@@ -106,7 +106,7 @@ bool serves(const std::string& destination) {
 }
 
 /// Lowers this process's priority: following a run leaves most of the time to its ranks. The scheduler may divide time
-/// among sessions, so the share of this session is made small, too.
+/// among groups of processes (autogroup), so the share of this group is made small, too.
 void give_way() {
   // At a lower priority, importing a client beside busy ranks would take minutes.
   (void)::setpriority(PRIO_PROCESS, 0, 10);

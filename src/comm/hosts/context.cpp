@@ -192,8 +192,12 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
   if (missing.empty()) return;
   // A rank that is known to wait itself is late because of another one, whose neighbours know better.
   const auto waits = [&](int rank) { return world.waits(rank, sequence); };
-  const bool all_wait = std::all_of(missing.begin(), missing.end(), waits);
-  if (!all_wait) std::erase_if(missing, waits);
+  const auto leave_out_those_that_wait = [&] {
+    const bool all_wait = std::all_of(missing.begin(), missing.end(), waits);
+    if (!all_wait) std::erase_if(missing, waits);
+    return all_wait;
+  };
+  bool all_wait = leave_out_those_that_wait();
   if (Clock::now() < deadline_of(missing) + (all_wait ? kGrace : 0ms)) return;
   if (over) {
     // The missing rank may itself wait for another rank, from which this rank expects a frame too.
@@ -201,7 +205,7 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     std::vector<int> all;
     std::set_union(owing.begin(), owing.end(), missing.begin(), missing.end(), std::back_inserter(all));
     missing = std::move(all);
-    if (!all_wait) std::erase_if(missing, waits);
+    all_wait = leave_out_those_that_wait();
   }
   const RunningOperation running{world.label().doing(), sequence, layout.rank, world.options().placement.host};
   const int accused = all_wait || (missing.size() > 1 && over) ? -1 : missing.front();
