@@ -73,6 +73,8 @@ class Communicator {
   int cross_rank() const noexcept;  ///< this host's number among the hosts that have this local rank
   int cross_size() const noexcept;  ///< number of hosts that have this local rank
   const std::string& host() const noexcept;
+  /// Number of each rank's host, from 0 without gaps, in whose order sums are folded.
+  std::vector<int> hosts() const;
   /// Timeout of operations whose options have none.
   std::chrono::milliseconds timeout() const noexcept;
 

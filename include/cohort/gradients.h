@@ -88,6 +88,16 @@ struct DistributedDataParallelOptions {
   /// a line on stderr that names rank, parameter and element. Load weights before wrapping the module, or by
   /// `CheckpointFolder::load_latest(model_shards(module, &optimizer))`, which may write.
   bool protect_parameters = false;
+  /// V > 0: each step's batch is divided among V virtual ranks, whatever the number of ranks, which is at most V. Each
+  /// rank trains a block of them one after the other, and gradients are summed in the order of one tree over all V: so
+  /// the weights have the same bits for every number of ranks (docs/reference/virtual-ranks.md). Give the sampler the
+  /// same V. `step_complete()` says when the gradients are the average. 0: off. Throws InvalidArgument if negative, on
+  /// more than V ranks, and together with sharding, wire_format, error_feedback, hooks, `join`, parameters on a GPU,
+  /// SyncBatchNorm, and buffers without broadcast_buffers.
+  std::int64_t virtual_ranks = 0;
+  /// Threads of torch's operations on this rank, on which the bits of some depend; set at construction. 0: as they are,
+  /// but the same on all ranks with virtual_ranks. Default: 1 with virtual_ranks, else 0.
+  std::optional<std::int64_t> compute_threads = {};
   /// Receives each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;
 };

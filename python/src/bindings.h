@@ -121,6 +121,7 @@ class Member {
   // Unchanged after `leave`, and in forked children.
   const int rank, size, local_rank, local_size, cross_rank, cross_size;
   const std::string host;
+  const std::vector<int> hosts;
   const std::chrono::milliseconds timeout;
 
   /// Starts an operation. The arrays, and the objects that `keep` owns, live as long as the operation. Returns null if

@@ -73,6 +73,7 @@ class RanksOfMember final : public step::Ranks {
   int size() const override { return member_->size; }
   int local_size() const override { return member_->local_size; }
   const std::string& host() const override { return member_->host; }
+  std::vector<int> hosts() const override { return member_->hosts; }
   Memory allocate(std::size_t bytes) override { return member_->allocate(bytes); }
   std::unique_ptr<step::Pending> start(const char* name, const Start& start,
                                        std::shared_ptr<const void> keep) override {
@@ -99,6 +100,7 @@ class Hooks final : public core::Autograd, public Observer {
   void take_places() override { call("take_places"); }
   bool put_in_place(std::size_t parameter) override { return py::cast<bool>(call("put_in_place", parameter)); }
   void give(std::size_t parameter) override { call("give", parameter); }
+  void drop(std::size_t parameter) override { call("drop", parameter); }
   void drop_all() override { call("drop_all"); }
   std::vector<std::span<const std::byte>> values_of(std::span<const int> parameters) override {
     std::vector<std::span<const std::byte>> values;

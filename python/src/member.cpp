@@ -143,6 +143,7 @@ Member::Member(Communicator communicator)
       cross_rank(communicator.cross_rank()),
       cross_size(communicator.cross_size()),
       host(communicator.host()),
+      hosts(communicator.hosts()),
       timeout(communicator.timeout()),
       communicator_(std::move(communicator)) {}
 

@@ -189,6 +189,7 @@ struct cohort_gradients final : cohort::gradients::Autograd {
     return at(number).there;
   }
   void give(std::size_t number) override { at(number).there = true; }
+  void drop(std::size_t number) override { at(number).there = false; }
   void drop_all() override {
     for (Tensor& one : tensors) one.there = false;
   }

@@ -101,6 +101,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void drop_all() override;
   void clear(std::size_t parameter) override;
   void keep(std::size_t parameter) override;
+  void drop(std::size_t parameter) override { parameters_[parameter].tensor.mutable_grad().reset(); }
   void put_back(std::size_t parameter) override;
   void drop_kept() override { kept_.clear(); }
   void put_aside() override;

@@ -325,6 +325,10 @@ class Reducer:
         for piece in self.pieces:
             piece.gradient = None
 
+    def drop(self, index: int) -> None:
+        """Sets the parameter's gradient to None; its place keeps the values."""
+        self._parameters[index].tensor.grad = None
+
     # -------------------------------------------------------------------------------------------- what is divided
 
     def _move_parameters(self) -> None:

@@ -172,6 +172,11 @@ const std::string& Communicator::host() const noexcept {
   static const std::string none;
   return impl_ ? impl_->host().placement().host : none;
 }
+std::vector<int> Communicator::hosts() const {
+  std::vector<int> all = impl_ ? impl_->host().hosts() : std::vector<int>();
+  all.resize(static_cast<std::size_t>(size()), 0);
+  return all;
+}
 std::chrono::milliseconds Communicator::timeout() const noexcept {
   return impl_ ? impl_->host().timeout() : std::chrono::milliseconds(0);
 }
@@ -442,9 +447,10 @@ Communicator Communicator::split(const SplitOptions& options) {
 }
 
 Communicator Communicator::split_by_host(const GroupOptions& options) {
-  const std::vector<int> hosts = need(impl_).host().hosts();
-  const int color = hosts.empty() ? 0 : hosts[static_cast<std::size_t>(rank())];
-  return split({.color = color, .timeout = options.timeout, .background = options.background});
+  need(impl_);
+  return split({.color = hosts()[static_cast<std::size_t>(rank())],
+                .timeout = options.timeout,
+                .background = options.background});
 }
 
 Communicator Communicator::group(std::span<const int> ranks, const GroupOptions& options) {

@@ -23,6 +23,8 @@ class Autograd {
   /// Makes the values in the parameter's place its gradient. If gradients are divided, the values in the places of the
   /// parameter's pieces are added to the pieces' gradients, and the parameter itself has none.
   virtual void give(std::size_t parameter) = 0;
+  /// Removes the parameter's gradient; its place keeps the values.
+  virtual void drop(std::size_t parameter) = 0;
   /// Removes the gradients of all parameters.
   virtual void drop_all() = 0;
   /// Zeroes the gradient's place.

@@ -58,6 +58,13 @@ Reducer::Reducer(std::shared_ptr<step::Ranks> ranks, std::vector<Parameter> para
           "ranks (sharding) -- give error_feedback=false, or another sharding");
   }
   transaction_->keep("residuals", residuals_);
+  if (options_.virtual_ranks == 0) return;
+  if (any_on_gpu())
+    raise(ErrorCode::InvalidArgument, "DistributedDataParallel: virtual_ranks on a GPU -- on CPUs alone");
+  virtual_ = std::make_unique<VirtualPart>(static_cast<int>(options_.virtual_ranks), ranks_, autograd_);
+  hook_ = [this](const HookedBucket& hooked) {
+    return virtual_->ranks().exchange(hooked.number, hooked.bucket, accumulation_.part_weight(), hooked.total);
+  };
 }
 
 void Reducer::lay_out() {
@@ -88,23 +95,36 @@ void Reducer::lay_out() {
 }
 
 bool Reducer::any_on_gpu() const noexcept {
-  return std::any_of(parameters_.begin(), parameters_.end(),
-                     [](const Parameter& one) { return one.device.type != DeviceType::CPU; });
+  return std::ranges::any_of(parameters_, [](const Parameter& one) { return one.device.type != DeviceType::CPU; });
 }
 
+namespace {
+
+[[noreturn]] void refuse_hook(const char* why) { raise(ErrorCode::InvalidArgument, "register_comm_hook: {}", why); }
+constexpr const char* kHookOfDivided =
+    "sharding divides gradients as they come, so no rank has the whole that a hook is for -- Sharding::None or "
+    "Optimizer, in Python sharding='none' or 'optimizer'";
+
+[[noreturn]] void raise_out_of_step(const step::Ranks& ranks) {
+  throw Error(
+      ErrorCode::Aborted,
+      fmt::format("DistributedDataParallel: rank {} is out of step with the others -- its last backward ended in an "
+                  "exception before its reductions were complete -- abort the communicator and form a new one, or end "
+                  "this process",
+                  ranks.rank()),
+      ranks.where("DistributedDataParallel"));
+}
+
+}  // namespace
+
 void Reducer::use_hook(Hook hook) {
-  const auto refuse = [](const char* why) { raise(ErrorCode::InvalidArgument, "register_comm_hook: {}", why); };
-  if (hook_) refuse("there is one already -- a hook is registered once");
-  if (progress_ > 0 || in_backward_) refuse("there has been a backward -- register hooks before training");
-  if (divides_gradients()) {
-    refuse(
-        "sharding divides gradients as they come, so no rank has the whole that a hook is for -- Sharding::None or "
-        "Optimizer, in Python sharding='none' or 'optimizer'");
-  }
-  if (options_.wire_format != WireFormat::None) {
-    refuse("what gradients travel as is up to the hook -- leave out wire_format");
-  }
-  if (any_on_gpu()) refuse("gradients in a GPU's memory are not for hooks");
+  if (virtual_) refuse_hook("virtual_ranks has an order of sums of its own -- leave one out");
+  if (hook_) refuse_hook("there is one already -- a hook is registered once");
+  if (progress_ > 0 || in_backward_) refuse_hook("there has been a backward -- register hooks before training");
+  if (divides_gradients()) refuse_hook(kHookOfDivided);
+  if (options_.wire_format != WireFormat::None)
+    refuse_hook("what gradients travel as is up to the hook -- leave out wire_format");
+  if (any_on_gpu()) refuse_hook("gradients in a GPU's memory are not for hooks");
   hook_ = std::move(hook);
 }
 
@@ -156,6 +176,7 @@ void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
     }
   }
   if (residuals_) residuals_->lay_out(buckets_);
+  if (virtual_) virtual_->ranks().lay_out(buckets_.size());
   // Existing gradients keep their values, whether they are in their old places or from before the model was wrapped.
   autograd_.take_places();
 }
@@ -207,18 +228,13 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
 
 void Reducer::take_plan_of(int source, std::int64_t progress) {
   std::vector<std::int64_t> message(order_.begin(), order_.end());
-  message.push_back(number_);
-  message.push_back(first_step_);
-  message.push_back(reordered_ ? 1 : 0);
+  message.insert(message.end(), {std::int64_t{number_}, first_step_, std::int64_t{reordered_ ? 1 : 0}});
   ranks_->run("broadcast", message,
               [&](Communicator& comm, auto span) { return comm.broadcast(span, {.root = source}); });
+  number_ = static_cast<std::uint32_t>(*(message.end() - 3));
+  first_step_ = *(message.end() - 2);
   reordered_ = message.back() != 0;
-  message.pop_back();
-  first_step_ = message.back();
-  message.pop_back();
-  number_ = static_cast<std::uint32_t>(message.back());
-  message.pop_back();
-  build_buckets(std::vector<int>(message.begin(), message.end()));
+  build_buckets(std::vector<int>(message.begin(), message.end() - 3));
   progress_ = progress;
 }
 
@@ -228,6 +244,11 @@ void Reducer::rebind(std::shared_ptr<step::Ranks> ranks) {
         ErrorCode::InvalidArgument,
         "training whose state is divided over the ranks (Sharding) cannot go on with others -- load a checkpoint into "
         "a new DistributedDataParallel");
+  }
+  if (virtual_) {
+    virtual_->bind(ranks, accumulation_);  // throws if there are too many
+    for (std::size_t i = 0; i < states_.size(); ++i)
+      if (std::exchange(states_[i].used, false)) autograd_.drop(i);
   }
   works_.clear();
   if (residuals_) residuals_->drop();  // ranks now reduce other parts of the sum
@@ -267,20 +288,23 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
                           std::optional<std::uint64_t> batch) {
   if (batch) checks_.note_batch(*batch);
-  if (!accumulation_.has_forward()) checks_.sample_values(progress_, ranks_->size());
+  if (!in_step()) checks_.sample_values(progress_, ranks_->size());
+  if (virtual_) virtual_->ranks().begin_step();
+  step_complete_ = false;
   accumulation_.add_forward(declared);
   checks_.note_rows(rows);
   shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
 }
 
 bool Reducer::wants_batch() const noexcept {
-  return ranks_->size() > 1 && !accumulation_.has_forward() && checks_.wants_batch(progress_);
+  return ranks_->size() > 1 && !in_step() && checks_.wants_batch(progress_);
 }
 
 void Reducer::begin_backward() {
   if (pass_.expired()) require_whole();
   if (in_backward_) return;
-  accumulation_.begin();
+  if (virtual_) virtual_->require_forward(accumulation_);
+  accumulation_.begin(!virtual_ || virtual_->ranks().is_last());
   start_pass();
   in_backward_ = true;
   auto pass = std::make_shared<char>();
@@ -291,7 +315,9 @@ void Reducer::begin_backward() {
 void Reducer::start_pass() {
   for (State& state : states_) state.received = state.ready = false;
   forget_unread();
-  finite_.clear();
+  step_complete_ = false;
+  if (virtual_) virtual_->begin_pass(parameters_.size(), [this](std::size_t i) { return place_of(i); });
+  if (!virtual_ || virtual_->ranks().due() == virtual_->ranks().block().begin) finite_.clear();
   finite_.set_looks_at_averages(ranks_->size() > 1 && ranks_->local_size() == ranks_->size() && !divides_gradients() &&
                                 !hook_);
   if (progress_ == first_step_ && accumulation_.sync()) arrivals_.clear();
@@ -301,17 +327,18 @@ void Reducer::start_pass() {
   division_.begin_pass();
   if (divides_gradients() && accumulation_.sync()) autograd_.put_aside();
   if (!hook_ || !accumulation_.sync()) return;
-  // Hooks need the sum of all ranks' weights. It starts here, and is waited for when the first bucket is full.
-  total_weight_ = std::make_shared<std::vector<double>>(1, accumulation_.weight());
-  totalling_ = ranks_->start(
-      "all_reduce", [&](Communicator& comm) { return comm.all_reduce(std::span<double>(*total_weight_)); },
-      total_weight_);
+  total_weight_.start(*ranks_, accumulation_.weight());
 }
 
-double Reducer::share_of_hook() {
-  if (totalling_) std::exchange(totalling_, nullptr)->wait();
-  const double total = total_weight_->front();
-  return total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total;
+void Reducer::launch_hook(std::size_t number) {
+  const double total = total_weight_.wait();
+  works_.add(hook_({.number = number,
+                    .last = next_bucket_ == buckets_.size(),
+                    .last_step_refused = transaction_->last_refused(),
+                    .bucket = buckets_[number],
+                    .share = total == 0 ? 0 : accumulation_.weight() * ranks_->size() / total,
+                    .total = total}),
+             {});
 }
 
 // Accumulated gradients stay marked as used, since only a gradient that is the same on all ranks may be kept unreduced.
@@ -374,17 +401,9 @@ void Reducer::launch_ready() {
 void Reducer::launch_next() {
   const std::size_t number = next_bucket_;
   const Bucket& bucket = buckets_[number];
-  if (accumulation_.weight() > 0) finite_.look(number, *ranks_);
+  if (accumulation_.part_weight() > 0) finite_.look(number, *ranks_);
   ++next_bucket_;
-  if (hook_) {
-    works_.push_back({.work = hook_({.number = number,
-                                     .last = next_bucket_ == buckets_.size(),
-                                     .last_step_refused = transaction_->last_refused(),
-                                     .bucket = bucket,
-                                     .share = share_of_hook()}),
-                      .device = {}});
-    return;
-  }
+  if (hook_) return launch_hook(number);
   BucketView view{.bucket = number,
                   .values = {},
                   .result = {},
@@ -407,9 +426,9 @@ void Reducer::launch_next() {
       continue;
     }
     divide(view);
-    await_room(view.values.bytes());
-    launch(view, std::exchange(states_[parameter].keep, nullptr));  // the gradient is not needed after its reduction
-    if (!bucket.on_gpu()) works_.back().held = view.values.bytes();
+    works_.await_room(view.values.bytes(), 2 * options_.bucket_bytes);
+    // The gradient is not needed after its reduction.
+    launch(view, std::exchange(states_[parameter].keep, nullptr), bucket.on_gpu() ? 0 : view.values.bytes());
   }
   view.check_finite = keeps_losses() && !divides_gradients();
   view.result = bucket.small();
@@ -421,18 +440,6 @@ void Reducer::launch_next() {
   launch(view, nullptr);
 }
 
-// Bounds memory: otherwise a rank that is ahead of the others might queue all of its gradients.
-void Reducer::await_room(std::size_t bytes) {
-  for (Launched& launched : works_) bytes += launched.held;
-  for (Launched& launched : works_) {
-    if (bytes <= 2 * options_.bucket_bytes) return;
-    if (launched.held == 0) continue;
-    launched.work->wait();
-    launched.work.reset();  // frees the gradient
-    bytes -= std::exchange(launched.held, 0);
-  }
-}
-
 void Reducer::divide(BucketView& view) {
   const Division::Part part = division_.next();
   if (view.values.data == nullptr) view.values = {division_.nothing(*ranks_), view.values.count, view.values.dtype};
@@ -440,7 +447,7 @@ void Reducer::divide(BucketView& view) {
   view.result = {part.result.data, part.result.count, view.result.dtype, view.result.device};
 }
 
-void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
+void Reducer::launch(BucketView view, std::shared_ptr<const void> keep, std::size_t held) {
   if (view.residual != nullptr) residuals_->prepare();
   using Kept = std::tuple<Memory, std::shared_ptr<const void>, std::shared_ptr<const void>>;
   auto work = ranks_->start(
@@ -452,13 +459,14 @@ void Reducer::launch(BucketView view, std::shared_ptr<const void> keep) {
       },
       std::make_shared<const Kept>(buckets_[view.bucket].memory(), std::move(keep),
                                    residuals_ ? residuals_->memory() : nullptr));
-  works_.push_back({.work = std::move(work), .device = view.result.device});
+  works_.add(std::move(work), view.result.device, held);
 }
 
 // Handles a parameter without a gradient in this backward. Gradients accumulated before still count. A gradient left
 // from an earlier step is the same on all ranks, so its average is itself.
 void Reducer::complete_unused(std::size_t parameter) {
   State& state = states_[parameter];
+  if (virtual_ && !state.used) return autograd_.clear(parameter);
   const bool has_gradient = autograd_.put_in_place(parameter);
   if (!has_gradient) {
     state.used = false;
@@ -486,19 +494,14 @@ void Reducer::launch_rest() {
 bool Reducer::wait_for_all() {
   bool finite = true;
   try {
-    for (const auto& [work, device, held] : works_) {
-      if (work == nullptr) continue;  // already waited for
-      // A check for non-finite values makes the host wait in any case.
-      if (device.type == DeviceType::CPU || finite_.raises() || keeps_losses()) {
-        work->wait();
-      } else {
-        work->synchronize({device.type, device.index, autograd_.stream_of(device)});
-      }
-    }
+    if (virtual_) virtual_->ranks().advance();
+    // A check for non-finite values makes the host wait in any case.
+    works_.wait(autograd_, finite_.raises() || keeps_losses());
     if (hook_) {
       for (const Bucket& bucket : buckets_) bucket.clear_gaps();
     }
-    finite = averages_are_finite();
+    const bool divided_are_finite = !keeps_losses() || !divides_gradients() || division_.averages_are_finite();
+    finite = divided_are_finite && works_.are_finite();
     exchange_message(finite);  // comes last, since nothing more may be started after an error
   } catch (const Error&) {
     in_backward_ = hook_ != nullptr;  // a collective fails on all ranks, a hook perhaps on this rank only
@@ -511,18 +514,11 @@ bool Reducer::wait_for_all() {
 // Returns whether the step keeps errors from rounding between hosts for the next step.
 bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local_size() < ranks_->size(); }
 
-// Returns whether all averages that were checked are finite.
-bool Reducer::averages_are_finite() const {
-  if (keeps_losses() && divides_gradients() && !division_.averages_are_finite()) return false;
-  return std::all_of(works_.begin(), works_.end(), [](const auto& launched) {
-    return launched.work == nullptr || launched.work->finite().value_or(true);
-  });
-}
-
 void Reducer::exchange_message(bool averages_finite) {
   message_.clear();
-  for (std::size_t i = 0; i < states_.size() && accumulation_.weight() > 0; ++i) {
-    if (states_[i].used) message_.use(i);
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const bool used = states_[i].used && accumulation_.part_weight() > 0;
+    if (used || (virtual_ && virtual_->used(i))) message_.use(i);
   }
   if (finite_.found()) message_.say(StepMessage::NonFinite);
   if (!averages_finite) message_.say(StepMessage::AverageNotFinite);
@@ -531,7 +527,7 @@ void Reducer::exchange_message(bool averages_finite) {
 }
 
 void Reducer::settle_unused() {
-  const bool mine = accumulation_.weight() > 0;
+  const bool mine = accumulation_.part_weight() > 0;
   for (std::size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     if (divides_gradients()) {
@@ -545,6 +541,7 @@ void Reducer::settle_unused() {
     }
     state.kept = state.used = state.ready = state.received = false;
   }
+  if (virtual_) virtual_->add_gradients_from_before(message_, [this](std::size_t i) { return place_of(i); });
   autograd_.drop_kept();
   any_samples_ = message_.said(StepMessage::Samples);
 }
@@ -554,7 +551,7 @@ void Reducer::finish() {
   const auto begin = std::chrono::steady_clock::now();
   // Until a synchronising backward ends well, the other ranks wait for its reductions: `require_whole` checks this.
   in_backward_ = accumulation_.sync();
-  if (!in_backward_) return;
+  if (!in_backward_) return end_virtual_rank();
   bool averages_finite = true;
   try {
     launch_rest();
@@ -563,6 +560,7 @@ void Reducer::finish() {
     works_.clear();
     forget_pass();
     accumulation_.end();
+    if (virtual_) virtual_->drop(accumulation_);
     transaction_->end(step::Decision::by_error(step::Outcome::Refused));
     throw;
   }
@@ -575,17 +573,50 @@ void Reducer::finish() {
   count_step(begin);
   const Accumulation reduced = accumulation_;
   accumulation_.end();
+  if (virtual_) virtual_->end(reduced.part_weight(), accumulation_);
   try {
     checks_.look(*ranks_, message_, reduced, progress_ - 1);
     if (may_raise) finite_.raise(*ranks_, stats_, progress_ - 1);
   } catch (...) {
+    if (virtual_) virtual_->drop(accumulation_);
     transaction_->end(step::Decision::by_error(step::Outcome::Refused));
     throw;
   }
+  step_complete_ = true;
   // A program that skips a non-finite step, for example with a GradScaler, need not clean up the kept state.
   transaction_->end(step::Decision::by_message(!any_samples_ ? step::Outcome::NoSamples
                                                : not_finite  ? step::Outcome::NotFinite
                                                              : step::Outcome::Accepted));
+}
+
+// Adds the gradients of a virtual rank before this rank's last to the partial sums, and removes them.
+void Reducer::end_virtual_rank() {
+  if (!virtual_ || !accumulation_.ends_part()) return;
+  const double weight = accumulation_.part_weight();
+  try {
+    for (std::size_t number = 0; number < buckets_.size(); ++number) {
+      for (const int index : plan_[number])
+        if (!states_[static_cast<std::size_t>(index)].used) autograd_.clear(static_cast<std::size_t>(index));
+      if (weight > 0) finite_.look(number, *ranks_);
+      virtual_->ranks().add(number, buckets_[number], weight);
+    }
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      if (!states_[i].used) continue;
+      virtual_->note_used(i, weight);
+      states_[i].used = states_[i].ready = states_[i].received = false;
+    }
+    accumulation_.end();
+    virtual_->end(weight, accumulation_);
+  } catch (...) {
+    virtual_->drop(accumulation_);
+    throw;
+  }
+}
+
+std::optional<double> Reducer::mean_loss(double loss) {
+  if (!virtual_) raise(ErrorCode::InvalidArgument, "mean_loss: for virtual_ranks -- take metrics::average");
+  const bool waits = accumulation_.has_forward();
+  return virtual_->ranks().mean_loss(loss, waits ? std::optional(accumulation_.coming_weight()) : std::nullopt);
 }
 
 void Reducer::count_step(std::chrono::steady_clock::time_point begin) {
@@ -598,25 +629,22 @@ void Reducer::count_step(std::chrono::steady_clock::time_point begin) {
 }
 
 bool Reducer::reduce_without_backward() {
-  accumulation_.begin_without();
+  if (virtual_) virtual_->ranks().begin_step();
+  accumulation_.begin_without(!virtual_ || virtual_->ranks().is_last());
   start_pass();
   finish();
-  return any_samples_;
+  return any_samples_ || !step_complete_;
 }
 
 void Reducer::require_whole() {
   if (!in_backward_) return;
   if (!accumulation_.sync()) {
     in_backward_ = false;  // a failed local backward concerns no other rank
+    if (virtual_) virtual_->restart(accumulation_);
+    for (State& state : states_) state.used = state.used && !virtual_;
     return;
   }
-  throw Error(
-      ErrorCode::Aborted,
-      fmt::format("DistributedDataParallel: rank {} is out of step with the others -- its last backward ended in an "
-                  "exception before its reductions were complete -- abort the communicator and form a new one, or end "
-                  "this process",
-                  ranks_->rank()),
-      ranks_->where("DistributedDataParallel"));
+  raise_out_of_step(*ranks_);
 }
 
 }  // namespace cohort::gradients

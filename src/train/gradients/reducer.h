@@ -10,8 +10,10 @@
 #include "train/gradients/buckets.h"
 #include "train/gradients/division.h"
 #include "train/gradients/non_finite.h"
+#include "train/gradients/reductions.h"
 #include "train/gradients/residuals.h"
 #include "train/gradients/step_checks.h"
+#include "train/gradients/virtual_part.h"
 #include "train/step/method.h"
 #include "train/step/ranks.h"
 
@@ -58,6 +60,7 @@ struct HookedBucket {
   /// Factor by which the hook first multiplies the values, so that the plain mean is the weighted average. 1 if all
   /// weights are equal. 0: this rank has no samples, and the hook clears the values without reading them.
   double share = 1;
+  double total = 1;  ///< sum of all ranks' weights
 };
 /// Replaces `Reduce`, under the same rules, and may use operations that are not the communicator's. The returned
 /// Pendings are waited for once, at the end of the backward, on its thread, in the order of the buckets.
@@ -87,6 +90,15 @@ class Reducer {
   void protect_parameters();
   Buffer place_of(std::size_t parameter) const;
   std::size_t parameter_count() const noexcept { return parameters_.size(); }
+
+  /// Null without virtual ranks.
+  VirtualPart* virtual_part() noexcept { return virtual_.get(); }
+  /// True from the first forward after a reduction to the next reduction.
+  bool in_step() const noexcept { return accumulation_.has_forward() || (virtual_ && virtual_->ranks().in_step()); }
+  /// True after a backward that has left averages. With virtual ranks: false after those of all but this rank's last.
+  bool step_complete() const noexcept { return step_complete_; }
+  /// See DataParallelCore::mean_loss. Throws InvalidArgument without virtual ranks.
+  std::optional<double> mean_loss(double loss);
 
   Accumulation& accumulation() noexcept { return accumulation_; }
   /// Notes a forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor,
@@ -163,19 +175,13 @@ class Reducer {
     std::shared_ptr<const void> keep;  // owns the gradient, if the reduction does not read it at its place
     bool kept = false;                 // the parameter's earlier gradient is saved, in case no rank uses it
   };
-  struct Launched {
-    std::unique_ptr<step::Pending> work;
-    Device device;  // the result's device
-    // Bytes of the gradient that the operation reads where autograd made it, if nobody needs that gradient afterwards.
-    std::size_t held = 0;
-  };
-
   // Buckets.
   void build_buckets(std::vector<int> order);
   void use_plan(BucketPlan plan, step::Ranks& ranks);
   bool any_on_gpu() const noexcept;
   // A backward.
   void start_pass();
+  void end_virtual_rank();
   void forget_pass();
   void forget_unread();
   void complete_unused(std::size_t parameter);
@@ -184,12 +190,10 @@ class Reducer {
   void launch_ready();
   void launch_next();
   void launch_rest();
-  void launch(BucketView view, std::shared_ptr<const void> keep);
-  double share_of_hook();
+  void launch(BucketView view, std::shared_ptr<const void> keep, std::size_t held = 0);
+  void launch_hook(std::size_t number);
   void divide(BucketView& view);
-  void await_room(std::size_t bytes);
   bool wait_for_all();
-  bool averages_are_finite() const;
   void exchange_message(bool averages_finite);
   bool keeps_losses() const noexcept;
   void count_step(std::chrono::steady_clock::time_point begin);
@@ -202,11 +206,11 @@ class Reducer {
   std::shared_ptr<step::Transaction> transaction_;
   Division division_;
   Hook hook_;
-  std::shared_ptr<std::vector<double>> total_weight_;  // sum over all ranks, for a hook
-  std::unique_ptr<step::Pending> totalling_;           // the sum's operation
-  std::vector<State> states_;                          // states of the parameters
-  std::vector<const void*> unread_;                    // by parameter: the address given to `read_from`, or null
-  std::shared_ptr<Residuals> residuals_;               // null without error feedback
+  TotalWeight total_weight_;              // for a hook
+  std::vector<State> states_;             // states of the parameters
+  std::vector<const void*> unread_;       // by parameter: the address given to `read_from`, or null
+  std::shared_ptr<Residuals> residuals_;  // null without error feedback
+  std::unique_ptr<VirtualPart> virtual_;  // null without virtual ranks
   std::vector<Bucket> buckets_;
   BucketPlan plan_;
   std::vector<int> order_;     // order of parameters from which the plan was made
@@ -225,8 +229,9 @@ class Reducer {
   std::vector<std::size_t> pending_;  // by bucket: number of gradients still to come
   std::size_t next_bucket_ = 0;
   BucketTimes bucket_times_;
-  std::vector<Launched> works_;
+  Reductions works_;
   bool any_samples_ = false;
+  bool step_complete_ = false;
   nn::ReducerStats stats_;
 };
 

@@ -86,7 +86,7 @@ void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::in
   if (reduced.weight() > 0) {
     message.say(StepMessage::Samples);
     message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
-    message.say(reduced.has_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
+    message.say(reduced.follows_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
     if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
     // Shown in the last of these steps. A rank that has not seen all batches shows a word that differs from all others.
     if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
@@ -123,8 +123,8 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
                              : reduced.weight() == 0 ? kNoSamples
                              : reduced.declared()    ? kNumber
                                                      : kNothing;
-  const auto rows =
-      step::gather_rows(ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.has_forward() ? 1U : 0U});
+  const auto rows = step::gather_rows(
+      ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.follows_forward() ? 1U : 0U});
   autograd_.drop_all();
   const auto first = [&](const auto& is) {
     return std::find_if(rows.begin(), rows.end(),

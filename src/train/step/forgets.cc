@@ -26,7 +26,7 @@ void look(cohort::nn::DistributedDataParallelOptions options) {
 }
 #ifdef FORGETS_OPTION
 struct More {  // has one option more than the list in options.h
-  int a, b, c, d, e, f, g, h, i, j, k, l, m, added;
+  int a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, added;
 };
 void look(More more) {
   cohort::gradients::visit_options(more, [](const char*, auto&) {});

@@ -39,6 +39,7 @@ class RanksOfCommunicator final : public Ranks {
   int size() const override { return comm_.size(); }
   int local_size() const override { return comm_.local_size(); }
   const std::string& host() const override { return comm_.host(); }
+  std::vector<int> hosts() const override { return comm_.hosts(); }
   Memory allocate(std::size_t bytes) override { return comm_.allocate(bytes); }
   std::unique_ptr<Pending> start(const char* /*name*/, const Start& start, std::shared_ptr<const void> keep) override {
     return std::make_unique<PendingWork>(start(comm_), std::move(keep));

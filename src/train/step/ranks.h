@@ -39,6 +39,7 @@ class Ranks {
   virtual int size() const = 0;
   virtual int local_size() const = 0;
   virtual const std::string& host() const = 0;
+  virtual std::vector<int> hosts() const = 0;  ///< as Communicator::hosts
   virtual Memory allocate(std::size_t bytes) = 0;
   /// `keep` owns the operation's memory. It lives until the operation ends, even if the Pending is dropped before.
   virtual std::unique_ptr<Pending> start(const char* name, const Start& start, std::shared_ptr<const void> keep) = 0;
