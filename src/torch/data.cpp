@@ -8,6 +8,7 @@
 #include "train/checkpoint/exchange.h"
 #include "train/formats/idx.h"
 #include "train/gradients/shares.h"
+#include "train/gradients/virtual_ranks.h"
 
 #include <cohort/torch/idx.h>
 #include <cohort/torch/tensor.h>
@@ -29,7 +30,10 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-void require_rank(int rank, int world_size) {
+void require_rank(int rank, int world_size, std::int64_t virtual_ranks) {
+  if (virtual_ranks < 0 || (virtual_ranks > 0 && world_size > virtual_ranks))
+    raise(ErrorCode::InvalidArgument, "DistributedSampler: virtual_ranks={} in a world of {}", virtual_ranks,
+          world_size);
   if (world_size < 1 || rank < 0 || rank >= world_size)
     raise(ErrorCode::InvalidArgument, "DistributedSampler: rank {} in a world of {}", rank, world_size);
 }
@@ -42,19 +46,33 @@ struct DistributedSampler::Shared {
     std::int64_t end = 0;     // the cursor after this step
     std::int64_t global = 0;  // samples over all ranks
     std::int64_t local = 0;   // number of samples of this rank
+    int virtual_rank = -1;
   };
+  int parts() const noexcept {
+    return options.virtual_ranks > 0 ? static_cast<int>(options.virtual_ranks) : options.world_size;
+  }
+  /// This rank's virtual ranks; without them, the rank itself.
+  gradients::VirtualRange block() const noexcept {
+    return options.virtual_ranks > 0 ? gradients::block_of(parts(), options.world_size, options.rank)
+                                     : gradients::VirtualRange{options.rank, options.rank + 1};
+  }
 
   DistributedSamplerOptions options;
   gradients::SampleShares shares;
   bool weighted = false;          // a DistributedDataParallel has this sampler
   std::int64_t global_batch = 0;  // 0: batch_size for each rank
   SamplerState state;
-  std::int64_t drawn = 0;             // samples of this epoch handed out, over all ranks
+  std::int64_t drawn = 0;             // samples of this epoch's steps that were handed out, over all ranks
+  int drawn_parts = 0;                // virtual ranks of this rank that were handed out of the next step
   std::deque<DrawnStep> drawn_steps;  // drawn, and `step` not called yet; oldest first
   std::vector<std::int64_t> order;    // the permutation of
   std::int64_t ordered_epoch = -1;
   std::uint64_t ordered_seed = 0;
 };
+
+std::uint64_t sample_seed(std::int64_t index, std::int64_t epoch, std::uint64_t seed) noexcept {
+  return gradients::virtual_seed(seed, epoch, index, 0);
+}
 
 std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(size));
@@ -67,9 +85,13 @@ DistributedSampler::DistributedSampler(std::int64_t size, const DistributedSampl
   if (size < 0) raise(ErrorCode::InvalidArgument, "DistributedSampler: a data set of {} samples", size);
   if (options.batch_size < 1)
     raise(ErrorCode::InvalidArgument, "DistributedSampler: batch_size is {}", options.batch_size);
-  require_rank(options.rank, options.world_size);
+  require_rank(options.rank, options.world_size, options.virtual_ranks);
   shared_->options = options;
   shared_->shares = gradients::SampleShares(options.shares.empty() ? env::text(env::kShares) : options.shares);
+  if (options.virtual_ranks > 0 && shared_->shares.uneven())
+    raise(ErrorCode::InvalidArgument,
+          "DistributedSampler: virtual_ranks with shares '{}', which depend on ranks -- leave one out (COHORT_SHARES)",
+          options.shares.empty() ? env::text(env::kShares) : options.shares);
   if (!options.shares.empty()) shared_->shares.require_world(options.world_size);
   shared_->state.seed = options.seed;
   shared_->state.size = size;
@@ -95,8 +117,7 @@ void DistributedSampler::permute() {
 }
 
 std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t batch_size) {
-  const std::int64_t full =
-      shared_->global_batch > 0 ? shared_->global_batch : batch_size * shared_->options.world_size;
+  const std::int64_t full = shared_->global_batch > 0 ? shared_->global_batch : batch_size * shared_->parts();
   const std::int64_t left = shared_->state.size - shared_->drawn;
   if (left <= 0 || (shared_->options.remainder == Remainder::Drop && left < full)) return std::nullopt;
   permute();
@@ -105,16 +126,22 @@ std::optional<std::vector<std::int64_t>> DistributedSampler::draw(std::int64_t b
 
   static const gradients::SampleShares kEven;
   const auto& shares = shared_->weighted || !shared_->options.shares.empty() ? shared_->shares : kEven;
-  const auto [before, count] =
-      shares.part(global, shared_->options.rank, shared_->options.world_size, {shared_->state.epoch, shared_->drawn});
+  const int part = shared_->block().begin + shared_->drawn_parts;
+  const auto [before, count] = shares.part(global, part, shared_->parts(), {shared_->state.epoch, shared_->drawn});
   const std::int64_t begin = shared_->drawn + before;
   std::vector<std::int64_t> batch;
   batch.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = begin; i < begin + count; ++i)
     batch.push_back(shared_->order[static_cast<std::size_t>(i % shared_->state.size)]);
 
-  shared_->drawn += fresh;
-  shared_->drawn_steps.push_back({.end = shared_->drawn, .global = global, .local = count});
+  if (++shared_->drawn_parts == shared_->block().count()) {
+    shared_->drawn_parts = 0;
+    shared_->drawn += fresh;
+  }
+  shared_->drawn_steps.push_back({.end = shared_->drawn,
+                                  .global = global,
+                                  .local = count,
+                                  .virtual_rank = shared_->options.virtual_ranks > 0 ? part : -1});
   return batch;
 }
 
@@ -156,7 +183,11 @@ void DistributedSampler::begin_step() const {
 }
 
 std::int64_t DistributedSampler::full_step() const noexcept {
-  return shared_->global_batch > 0 ? shared_->global_batch : shared_->options.batch_size * shared_->options.world_size;
+  return shared_->global_batch > 0 ? shared_->global_batch : shared_->options.batch_size * shared_->parts();
+}
+
+int DistributedSampler::virtual_rank() const noexcept {
+  return shared_->drawn_steps.empty() ? -1 : shared_->drawn_steps.front().virtual_rank;
 }
 
 std::int64_t DistributedSampler::global_batch() const noexcept {
@@ -198,6 +229,7 @@ std::int64_t DistributedSampler::steps_per_epoch() const noexcept { return steps
 
 void DistributedSampler::rewind() {
   shared_->drawn = shared_->state.cursor;
+  shared_->drawn_parts = 0;
   shared_->drawn_steps.clear();
 }
 
@@ -225,7 +257,11 @@ void DistributedSampler::load_state(const SamplerState& state) {
 }
 
 void DistributedSampler::set_world(int rank, int world_size, std::int64_t global_batch) {
-  require_rank(rank, world_size);
+  require_rank(rank, world_size, shared_->options.virtual_ranks);
+  const std::int64_t whole = shared_->options.batch_size * shared_->options.virtual_ranks;
+  if (whole > 0 && global_batch > 0 && global_batch != whole)
+    raise(ErrorCode::InvalidArgument, "DistributedSampler: a global batch of {} samples, and {} of virtual_ranks",
+          global_batch, whole);
   shared_->options.rank = rank;
   shared_->options.world_size = world_size;
   shared_->global_batch = global_batch;
@@ -264,6 +300,7 @@ void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
   write("epoch", shared_->state.epoch);
   write("cursor", shared_->state.cursor);
   write("size", shared_->state.size);
+  if (shared_->options.virtual_ranks > 0) write("virtual_ranks", shared_->options.virtual_ranks);
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
@@ -272,6 +309,13 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
     archive.read(key, value);
     return value.item<std::int64_t>();
   };
+  at::Tensor virtual_ranks = at::zeros({}, at::kLong);
+  const bool has = archive.try_read("virtual_ranks", virtual_ranks);
+  if (has && virtual_ranks.item<std::int64_t>() != shared_->options.virtual_ranks) {
+    raise(ErrorCode::InvalidArgument,
+          "a sampler's position of virtual_ranks={} cannot be used with {}, whose steps are others -- give the same",
+          virtual_ranks.item<std::int64_t>(), shared_->options.virtual_ranks);
+  }
   load_state({.seed = static_cast<std::uint64_t>(read("seed")),
               .epoch = read("epoch"),
               .cursor = read("cursor"),

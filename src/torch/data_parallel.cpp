@@ -2,6 +2,7 @@
 #include "base/result.h"
 #include "torch/module_slots.h"
 #include "torch/reducer.h"
+#include "torch/virtual_step.h"
 #include "train/gradients/options.h"
 #include "train/gradients/shares.h"
 #include "train/step/methods.h"
@@ -12,6 +13,7 @@
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
 
+#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -50,10 +52,12 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   if (options.sampler != nullptr) {
     const data::DistributedSamplerOptions& sampler = options.sampler->options();
     describe(fmt::format(
-        "a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}, shares={}",
+        "a sampler of {} samples, batch_size={}, shuffle={}, seed={}, remainder={}, world_size={}, shares={}, "
+        "virtual_ranks={}",
         options.sampler->size(), sampler.batch_size, sampler.shuffle, sampler.seed, static_cast<int>(sampler.remainder),
-        sampler.world_size, sampler.shares.empty() ? env::text(env::kShares) : sampler.shares));
+        sampler.world_size, sampler.shares.empty() ? env::text(env::kShares) : sampler.shares, sampler.virtual_ranks));
   }
+  if (options.virtual_ranks > 0) describe(fmt::format("{} threads for torch's operations", at::get_num_threads()));
   std::unordered_set<const void*> seen;  // a module registered twice lists its parameters twice
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
@@ -156,8 +160,11 @@ struct DataParallelCore::State {
   std::shared_ptr<step::Transaction> transaction;
   std::shared_ptr<Reducer> reducer;
   CommHook hook;
+  std::unique_ptr<VirtualStep> virtual_step;  // null without virtual ranks
 
   void attach();
+  void refuse_beside_virtual_ranks(const Contents& contents) const;
+  void begin_virtual_rank();
   void take_buffers(const std::vector<at::Tensor>& tensors);
   void take_buffers_again_if_changed();
   bool parameters_changed() const;
@@ -177,6 +184,7 @@ void DataParallelCore::State::attach() {
   const std::shared_ptr<step::Ranks> ranks = step::ranks_of(comm);
   transaction->agreement().set(std::move(contents.description));
   transaction->agreement().require(*ranks);
+  refuse_beside_virtual_ranks(contents);
   take_buffers(contents.buffers);
   parameter_slots.clear();
   visit_parameters(*module, [this](const at::Tensor& parameter) { parameter_slots.take(parameter); });
@@ -197,10 +205,37 @@ void DataParallelCore::State::attach() {
   if (hook) reducer->use_hook(hook, comm, module);
   reducer->set_frozen(frozen);
   reducer->attach();
-  reducer->after_backward([this] { refuse_what_came_too_late(); });
+  reducer->after_backward([this](bool ended) {
+    if (virtual_step) virtual_step->end_backward(reducer->core());
+    if (ended) refuse_what_came_too_late();
+  });
+  if (virtual_step && sampler) reducer->core().accumulation().count_parts_once();
   if (before == nullptr) return;
   reducer->core().go_on_from(before->core());
   before->succeed_by(reducer);
+}
+
+// Refuses, on all ranks, whose models and options are the same, what has no order that is the same for any number of
+// ranks.
+void DataParallelCore::State::refuse_beside_virtual_ranks(const Contents& contents) const {
+  constexpr auto kWrong = ErrorCode::InvalidArgument;
+  const std::int64_t of_sampler = sampler ? sampler->options().virtual_ranks : options.virtual_ranks;
+  if (of_sampler != options.virtual_ranks) {
+    raise(kWrong, "DistributedDataParallel: virtual_ranks={}, and {} of its sampler -- give both the same",
+          options.virtual_ranks, of_sampler);
+  }
+  if (options.virtual_ranks == 0) return;
+  if (!contents.buffers.empty() && !options.broadcast_buffers)
+    raise(kWrong, "DistributedDataParallel: virtual_ranks begin with the same buffers -- leave broadcast_buffers on");
+  for (const NamedTensor& one : contents.named) {
+    if (!one.tensor.is_cpu())
+      raise(kWrong, "DistributedDataParallel: virtual_ranks with {} on a GPU -- on CPUs alone", one.name);
+  }
+  for (const auto& part : module->modules()) {
+    if (part->name().find("SyncBatchNorm") != std::string::npos)
+      raise(kWrong, "DistributedDataParallel: virtual_ranks with {}, which sums over ranks -- take BatchNorm",
+            part->name());
+  }
 }
 
 void DataParallelCore::State::take_buffers(const std::vector<at::Tensor>& tensors) {
@@ -209,6 +244,10 @@ void DataParallelCore::State::take_buffers(const std::vector<at::Tensor>& tensor
   buffers.clear();
   gpu_buffers.clear();
   buffer_bytes = 0;
+  if (virtual_step && !options.broadcast_buffers && !tensors.empty()) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: virtual_ranks begin with the same buffers -- leave broadcast_buffers on");
+  }
   for (const at::Tensor& buffer : tensors) {
     (buffer.is_cuda() ? gpu_buffers : buffers).push_back(buffer);
     if (!buffer.is_cuda()) buffer_bytes += buffer.nbytes();
@@ -253,7 +292,7 @@ void DataParallelCore::State::attach_again_if_changed() {
         "DistributedDataParallel: parameters were unfrozen, added, replaced or cast, and with Sharding they are fixed "
         "-- wrap the module again, and make its optimizer anew");
   }
-  if (reducer->core().accumulation().has_forward()) {
+  if (reducer->core().in_step()) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: parameters were unfrozen, added, replaced or cast between a forward and its "
           "reduction -- do it after a step, before the next forward");
@@ -301,9 +340,32 @@ std::int64_t number_of(std::int64_t samples, const char* who) {
 
 std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std::vector<at::Tensor>& inputs) {
   if (next_samples) return std::exchange(next_samples, std::nullopt);
-  if (sampler) return samples_of_batch();
+  if (sampler) return virtual_step ? sampler->samples_of_batch(std::nullopt) : samples_of_batch();
   if (!options.samples) return std::nullopt;
   return number_of(options.samples(inputs), "DistributedDataParallel: samples()");
+}
+
+// Begins a forward with virtual ranks, or what takes its place. Only the first of a step, in no_sync too, exchanges
+// anything.
+void DataParallelCore::State::begin_virtual_rank() {
+  const int due = reducer->core().virtual_part()->ranks().due();
+  const int drawn = sampler ? sampler->virtual_rank() : -1;
+  if (drawn >= 0 && drawn != due) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: the sampler's oldest batch is of virtual rank {}, and virtual rank {} is due on "
+          "rank {} -- train each batch that is drawn once, in order, and call the sampler's step() after each",
+          drawn, due, comm.rank());
+  }
+  const bool begins = !reducer->core().in_step();
+  if (begins) {
+    begin_synchronising_pass();
+  } else {
+    attach_again_if_changed();
+    take_buffers_again_if_changed();
+  }
+  VirtualStep::Place place{.cursor = reducer->core().progress()};
+  if (sampler) place = {.seed = sampler->state().seed, .epoch = sampler->epoch(), .cursor = sampler->cursor()};
+  virtual_step->begin_forward(*reducer, place, begins);
 }
 
 // Begins a pass that ends in a reduction. Called on all ranks.
@@ -345,14 +407,7 @@ void DataParallelCore::State::broadcast_buffers() {
   if (comm.rank() == 0) return;
   const char* source = static_cast<const char*>(staged_buffers.data());
   for (const at::Tensor& buffer : buffers) {
-    if (buffer.is_contiguous()) {
-      // Does not use copy_: running statistics must not invalidate an earlier pass's gradient.
-      std::memcpy(buffer.data_ptr(), source, buffer.nbytes());
-    } else {
-      at::Tensor flat = at::empty(buffer.sizes(), buffer.options().requires_grad(false));
-      std::memcpy(flat.data_ptr(), source, flat.nbytes());
-      buffer.detach().copy_(flat);
-    }
+    assign_buffer(buffer, source);
     source += buffer.nbytes();
   }
 }
@@ -378,6 +433,9 @@ DataParallelCore::DataParallelCore(std::shared_ptr<torch::nn::Module> module, Co
           sampler.rank, sampler.world_size, comm.rank(), comm.size());
     }
   }
+  if (const std::int64_t threads = gradients::threads_of(options); threads > 0)
+    at::set_num_threads(static_cast<int>(threads));
+  if (options.virtual_ranks > 0) state_->virtual_step = std::make_unique<VirtualStep>(state_->module);
   state_->transaction = std::make_shared<step::Transaction>(step::data_parallel(options.sharding != Sharding::None));
   state_->transaction->trained().update(shown_of(*state_->module), "", "");
   state_->attach();
@@ -415,11 +473,14 @@ bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   gradients::Reducer& core = state_->reducer->core();
   // No pass begins in no_grad mode, or if a backward under way runs a forward again (checkpointing).
   if (!at::GradMode::is_enabled() || core.in_backward() || recomputing()) return false;
+  if (state_->virtual_step) core.require_whole();  // before it is asked which virtual rank is due
   const std::optional<std::int64_t> declared = state_->declared_samples(inputs);
   std::optional<std::int64_t> rows;
   if (!inputs.empty() && inputs.front().dim() > 0) rows = inputs.front().size(0);
   const std::optional<std::uint64_t> batch = core.wants_batch() ? digest_of(inputs) : std::nullopt;
-  if (core.accumulation().in_no_sync()) {
+  if (state_->virtual_step) {
+    state_->begin_virtual_rank();
+  } else if (core.accumulation().in_no_sync()) {
     core.require_whole();
     state_->attach_again_if_changed();
   } else {
@@ -429,16 +490,36 @@ bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   return true;
 }
 
-void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) { state_->reducer->watch(outputs); }
+void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
+  if (state_->virtual_step) state_->virtual_step->end_forward();
+  state_->reducer->watch(outputs);
+}
 
 bool DataParallelCore::step_without_samples() {
   if (state_->reducer->core().accumulation().in_no_sync()) {
     raise(ErrorCode::InvalidArgument, "step_without_samples inside no_sync: there is nothing to take part in");
   }
   state_->next_samples.reset();
-  state_->begin_synchronising_pass();
-  return state_->reducer->core().reduce_without_backward();
+  VirtualStep* const virtual_step = state_->virtual_step.get();
+  if (virtual_step == nullptr) {
+    state_->begin_synchronising_pass();
+    return state_->reducer->core().reduce_without_backward();
+  }
+  state_->reducer->core().require_whole();
+  state_->begin_virtual_rank();
+  virtual_step->end_forward();
+  try {
+    const bool any_samples = state_->reducer->core().reduce_without_backward();
+    virtual_step->end_backward(state_->reducer->core());
+    return any_samples;
+  } catch (...) {
+    virtual_step->end_backward(state_->reducer->core());
+    throw;
+  }
 }
+
+bool DataParallelCore::step_complete() const noexcept { return state_->reducer->core().step_complete(); }
+std::optional<double> DataParallelCore::mean_loss(double loss) { return state_->reducer->core().mean_loss(loss); }
 
 void DataParallelCore::register_comm_hook(CommHook hook) {
   state_->reducer->use_hook(hook, state_->comm, state_->module);
@@ -446,6 +527,11 @@ void DataParallelCore::register_comm_hook(CommHook hook) {
 }
 
 int DataParallelCore::join() {
+  if (state_->virtual_step) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel::join: virtual_ranks are all trained in each step -- step_without_samples() takes "
+          "the place of one without input");
+  }
   if (state_->hook) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel::join: a hook on gradients is run by all ranks in every step -- "

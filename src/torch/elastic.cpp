@@ -296,7 +296,9 @@ void attach(State& state, const std::string& name, data::DistributedSampler& sam
   state.on_change([&sampler, policy, name, said = false](const World& world) mutable {
     const std::int64_t batch = sampler.options().batch_size;
     const bool keeps = policy == BatchPolicy::KeepGlobal;
-    sampler.set_world(world.rank(), world.size(), keeps ? batch * world.first_size() : 0);
+    const bool is_virtual = sampler.options().virtual_ranks > 0;  // whose steps are the same in any case
+    sampler.set_world(world.rank(), world.size(), keeps && !is_virtual ? batch * world.first_size() : 0);
+    if (is_virtual) return;
     if (world.rank() == 0 && world.size() == world.first_size() && !std::exchange(said, true))
       log::info("elastic", "'{}': steps of {} samples {}", name, batch * world.size(),
                 keeps ? "over all ranks, however many there are"

@@ -262,6 +262,12 @@ void Reducer::note_step() {
   for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
 }
 
+const std::string* Reducer::changed_parameter() const {
+  const auto changed =
+      std::ranges::find_if(parameters_, [](const Parameter& one) { return one.tensor._version() != one.version; });
+  return changed == parameters_.end() ? nullptr : &changed->name;
+}
+
 void Reducer::note_writes() {
   for (Parameter& parameter : parameters_) {
     const std::int64_t now = parameter.tensor._version();
@@ -540,8 +546,13 @@ void Reducer::call_at_end(std::shared_ptr<void> pass) {
   torch::autograd::Engine::get_default_engine().queue_callback([self = weak_from_this(), pass = std::move(pass)] {
     const std::shared_ptr<Reducer> reducer = self.lock();
     if (!reducer) return;
-    reducer->core_.finish();
-    if (reducer->after_backward_) reducer->after_backward_();
+    try {
+      reducer->core_.finish();
+    } catch (...) {
+      if (reducer->after_backward_) reducer->after_backward_(false);
+      throw;
+    }
+    if (reducer->after_backward_) reducer->after_backward_(true);
   });
 }
 

@@ -66,6 +66,8 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// Note that all writes to parameters so far were legitimate: made by the optimizer, or (note_writes) by others.
   void note_step();
   void note_writes();
+  /// Name of a parameter that was changed in place since `note_step`; null if there is none.
+  const std::string* changed_parameter() const;
   /// Moves parameters whose memory was replaced back to their home, with their values, which are equal on all ranks.
   /// Collective.
   void bring_home();
@@ -83,8 +85,9 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   bool look_at_parameters();
   /// Sets the parameters that are not reduced, being frozen at wrapping. `drop_all` drops their gradients, too.
   void set_frozen(std::vector<NamedTensor> frozen) { frozen_ = std::move(frozen); }
-  /// Sets a check that is called at the end of each successful backward, and may refuse the parameters it has used.
-  void after_backward(std::function<void()> check) { after_backward_ = std::move(check); }
+  /// Sets a function that is called at the end of each backward, with whether it has ended well, and may refuse the
+  /// parameters it has used.
+  void after_backward(std::function<void(bool)> check) { after_backward_ = std::move(check); }
   /// Notes that `other` replaces this reducer: no_sync guards of this reducer then apply to `other`.
   void succeed_by(const std::shared_ptr<Reducer>& other) { successor_ = other; }
   std::shared_ptr<Reducer> successor() const { return successor_.lock(); }
@@ -98,10 +101,10 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   void take_places() override;
   bool put_in_place(std::size_t parameter) override;
   void give(std::size_t parameter) override;
+  void drop(std::size_t parameter) override { parameters_[parameter].tensor.mutable_grad().reset(); }
   void drop_all() override;
   void clear(std::size_t parameter) override;
   void keep(std::size_t parameter) override;
-  void drop(std::size_t parameter) override { parameters_[parameter].tensor.mutable_grad().reset(); }
   void put_back(std::size_t parameter) override;
   void drop_kept() override { kept_.clear(); }
   void put_aside() override;
@@ -151,7 +154,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   bool has_optimizer_ = false;
   bool detached_ = false;
   std::weak_ptr<Reducer> successor_;
-  std::function<void()> after_backward_;
+  std::function<void(bool)> after_backward_;
   std::map<std::size_t, at::Tensor> kept_;
   gradients::Reducer core_;
 };

@@ -594,5 +594,46 @@ TEST(TensorTest, MemoryOutlivesTheWorld) {
   EXPECT_EQ(tensor.sum().item<float>(), 2000.0F);
 }
 
+RC_GTEST_PROP(SamplerTest, AVirtualRankGetsWhatARankOfAsManyWould, ()) {
+  const auto size = *rc::gen::inRange<std::int64_t>(0, 200);
+  DistributedSamplerOptions options = any_options();
+  options.remainder = *rc::gen::element(Remainder::Keep, Remainder::Drop, Remainder::Pad);
+  const int virtual_ranks = options.world_size;
+  auto expected = samplers_of(size, options);
+  options.virtual_ranks = virtual_ranks;
+  options.world_size = *rc::gen::inRange(1, virtual_ranks + 1);
+  auto samplers = samplers_of(size, options);
+  RC_ASSERT(samplers[0].steps_per_epoch() == expected[0].steps_per_epoch());
+  const auto moves_at = *rc::gen::inRange<std::int64_t>(0, 5);
+  for (std::int64_t step = 0; step < expected[0].steps_per_epoch(); ++step) {
+    if (step == moves_at) {  // goes on in another world, from a position within a step
+      if (samplers[0].next_batch() && virtual_ranks > 1) samplers[0].step();
+      const data::SamplerState at = expected[0].state();
+      options.world_size = *rc::gen::inRange(1, virtual_ranks + 1);
+      samplers = samplers_of(size, options);
+      for (DistributedSampler& sampler : samplers) sampler.load_state(at);
+    }
+    int part = 0;
+    for (DistributedSampler& sampler : samplers) {
+      RC_ASSERT(sampler.cursor() == expected[0].cursor());
+      const int parts =
+          virtual_ranks / options.world_size + (&sampler - samplers.data() < virtual_ranks % options.world_size);
+      for (int own = 0; own < parts; ++own, ++part) {
+        RC_ASSERT(sampler.cursor() == expected[0].cursor());
+        RC_ASSERT(sampler.next_batch() == expected[static_cast<std::size_t>(part)].next_batch());
+        RC_ASSERT(sampler.virtual_rank() == part);
+        RC_ASSERT(sampler.global_batch() == expected[static_cast<std::size_t>(part)].global_batch());
+        sampler.step();
+      }
+    }
+    RC_ASSERT(part == virtual_ranks);
+    for (DistributedSampler& sampler : expected) sampler.step();
+  }
+  for (DistributedSampler& sampler : samplers) {
+    RC_ASSERT(!sampler.next_batch());
+    RC_ASSERT(sampler.virtual_rank() == -1);
+  }
+}
+
 }  // namespace
 }  // namespace cohort

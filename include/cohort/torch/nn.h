@@ -98,6 +98,19 @@ class DataParallelCore {
   /// optimizer.step(); optimizer.zero_grad(); }`. Not inside no_sync.
   bool step_without_samples();
 
+  /// True after the backward that ended a step and left the average in the gradients: after each outside of no_sync,
+  /// but with virtual ranks only after that of this rank's last one.
+  ///
+  ///   loss.backward();
+  ///   if (model.step_complete()) { optimizer.step(); model.zero_grad(); }
+  ///   sampler.step();
+  bool step_complete() const noexcept;
+  /// With virtual ranks, call it once for each, after its forward (or step_without_samples), with its mean loss.
+  /// Returns nullopt until the last of the step; then it is collective, and returns the mean over all virtual ranks,
+  /// weighted by samples, with the same bits on all ranks and for every number of ranks. NaN if no virtual rank had
+  /// samples.
+  std::optional<double> mean_loss(double loss);
+
   /// Declares that this rank has no more input: takes part in the others' steps with weight 0 until all ranks have
   /// called `join`. Then ranks that missed steps receive parameters and buffers from the lowest rank among those that
   /// took the most steps (all of these have the same). Call it for each model that the loop trains: it synchronises no

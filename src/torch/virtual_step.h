@@ -1,0 +1,49 @@
+// Virtual ranks and libtorch's state (gradients.h, virtual_ranks): random numbers and buffers begin each virtual rank's
+// part of a step alike, wherever it is trained. One thread per rank.
+#pragma once
+
+#include <cohort/torch/nn.h>
+
+#include "torch/reducer.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace cohort::nn {
+
+class VirtualStep {
+ public:
+  explicit VirtualStep(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+
+  /// A step, for the seeds of its random numbers.
+  struct Place {
+    std::uint64_t seed = 0;
+    std::int64_t epoch = 0;
+    std::int64_t cursor = 0;
+  };
+  /// Begins a forward. `begins_step`: the step's first one, with buffers that are the same on all ranks. Throws
+  /// InvalidArgument if a parameter was changed since the step began.
+  void begin_forward(Reducer& reducer, const Place& place, bool begins_step);
+  void end_forward() noexcept { failed_ = false; }
+  /// Called when a backward has ended, well or not. After a step, buffers are those after virtual rank 0.
+  void end_backward(gradients::Reducer& core);
+
+ private:
+  std::vector<at::Tensor> copies_of_buffers() const;
+  void set_buffers(const std::vector<at::Tensor>& values);
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::vector<at::Tensor> at_begin_;     // buffers when the step began
+  std::vector<at::Tensor> after_first_;  // and after virtual rank 0, once others follow it on this rank
+  int part_ = -1;                        // the virtual rank whose forward was the last
+  int forwards_ = 0;                     // its forwards so far
+  bool failed_ = false;                  // the last forward has not ended
+};
+
+/// Overwrites a buffer with contiguous values. Does not use copy_ where it need not: running statistics must not
+/// invalidate an earlier pass's gradient.
+void assign_buffer(const at::Tensor& buffer, const void* values);
+
+}  // namespace cohort::nn
