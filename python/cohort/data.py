@@ -16,7 +16,7 @@ from cohort import Communicator, _core
 from cohort._process import world as _world
 from cohort.errors import InvalidArgument
 
-__all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "permutation"]
+__all__ = ["DistributedSampler", "EmptyBatches", "Remainder", "SamplerState", "permutation", "sample_seed"]
 
 
 def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
@@ -25,6 +25,12 @@ def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
     if size:
         _core.permute(order, seed % 2**64, epoch)
     return order
+
+
+def sample_seed(index: int, epoch: int, seed: int = 0) -> int:
+    """Returns a seed for a sample's own random numbers (augmentation in a DataLoader's worker), the same wherever and
+    with whatever it is loaded, and in C++."""
+    return _core.virtual_seed(seed % 2**64, epoch, index, 0)
 
 
 class Remainder(enum.Enum):
@@ -79,6 +85,10 @@ class DistributedSampler:
                    COHORT_SHARES if a DistributedDataParallel has been given the sampler, else even. Uneven shares need
                    averages weighted by samples, as DistributedDataParallel with a sampler computes
     comm           a Communicator that rank and size are taken from instead
+    virtual_ranks  V, for a DistributedDataParallel with the same: a step is of batch_size * V samples, and iterating gives
+                   this rank's virtual ranks one after the other, each what a rank of a world of V would get. Call step()
+                   after each; the cursor moves with the last of a step. len() is the batches of this rank, steps_left()
+                   and steps_per_epoch() count steps. Takes a batch_size; not with shares
 
     Iterating begins an epoch at the cursor. If that epoch was used up, or drawn to its end without any `step`, the next
     epoch begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler has the same effect.
@@ -89,7 +99,7 @@ class DistributedSampler:
     def __init__(self, dataset: Any, num_replicas: Optional[int] = None, rank: Optional[int] = None,
                  shuffle: bool = True, seed: int = 0, drop_last: bool = False, *, batch_size: Optional[int] = None,
                  remainder: Union[Remainder, str, None] = None, shares: Union[str, Sequence[float], None] = None,
-                 comm: Optional[Communicator] = None) -> None:  # fmt: skip
+                 comm: Optional[Communicator] = None, virtual_ranks: int = 0) -> None:  # fmt: skip
         """Raises InvalidArgument for negative sizes, batch sizes below 1, and a rank outside the world."""
         size = dataset if isinstance(dataset, int) else len(dataset)
         if comm is None and _world.is_initialized():
@@ -105,6 +115,10 @@ class DistributedSampler:
             raise InvalidArgument(f"DistributedSampler: batch_size is {batch_size}")
         if not 0 <= self.rank < self.num_replicas:
             raise InvalidArgument(f"DistributedSampler: rank {self.rank} in a world of {self.num_replicas}")
+        self.virtual_ranks = virtual_ranks
+        self._require_virtual_ranks(self.num_replicas)
+        if virtual_ranks and batch_size is None:
+            raise InvalidArgument("DistributedSampler: virtual_ranks have batches -- they take a batch_size")
         if not 0 <= seed < 2**64:
             raise InvalidArgument(f"DistributedSampler: seed {seed} is no unsigned 64-bit integer")
         if remainder is None:
@@ -112,7 +126,7 @@ class DistributedSampler:
         self.remainder = Remainder(remainder)
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self._full = (batch_size or 1) * self.num_replicas  # samples of a whole step
+        self._full = (batch_size or 1) * self._parts  # samples of a whole step
         self._goes_on = False  # a new world was set, and the loop has not begun again
         self._calls_of_step = 0
         self._share_text = _share_text(shares)
@@ -120,20 +134,46 @@ class DistributedSampler:
         self._weighted = False  # a DistributedDataParallel weights by it
         # Without a batch_size all ranks have equally many.
         self._shares = None if batch_size is None or self._share_text == "even" else _core.SampleShares(self._share_text)
+        if virtual_ranks and self._shares is not None:
+            raise InvalidArgument(
+                f"DistributedSampler: virtual_ranks with shares '{self._share_text}', which depend on ranks -- leave one out "
+                "(COHORT_SHARES)"
+            )
         if self._own_shares and self._share_text != "even":
             if self._shares is None:
                 raise InvalidArgument("DistributedSampler: shares are parts of a batch -- they take a batch_size")
             self._shares.require_world(self.num_replicas)
         self._state = SamplerState(seed=seed, size=size)
-        self._drawn = 0  # samples of this epoch handed out, over all ranks
-        # Steps drawn, for which `step` was not called yet: (cursor after the step, samples of all ranks, samples of this rank).
-        self._steps: deque[tuple[int, int, int]] = deque()
+        self._drawn = 0  # samples of this epoch's steps that were handed out, over all ranks
+        self._drawn_parts = 0  # virtual ranks of this rank that were handed out of the next step
+        # Steps drawn, for which `step` was not called yet: (cursor after the step, samples of all ranks, samples of this rank,
+        # virtual rank or -1).
+        self._steps: deque[tuple[int, int, int, int]] = deque()
         # Batches that a DataLoader's loop has received before their `step` (None: not counted), and this rank's number of
         # samples in the batch of the last `step`. A DataLoader draws ahead, so `_steps` does not tell these.
         self._received: Optional[int] = None
         self._own_of_last = -1
         self._order: Sequence[int] = ()  # the permutation
         self._ordered: Optional[tuple[int, int]] = None  # seed and epoch of `_order`
+
+    def _require_virtual_ranks(self, size: int) -> None:
+        if self.virtual_ranks < 0 or 0 < self.virtual_ranks < size:
+            raise InvalidArgument(f"DistributedSampler: virtual_ranks={self.virtual_ranks} in a world of {size}")
+
+    @property
+    def _parts(self) -> int:
+        return self.virtual_ranks or self.num_replicas
+
+    @property
+    def _block(self) -> tuple[int, int]:
+        """This rank's virtual ranks, from the first to before the second; without them, the rank itself."""
+        if not self.virtual_ranks:
+            return self.rank, self.rank + 1
+        return _core.block_of(self.virtual_ranks, self.num_replicas, self.rank)
+
+    def _virtual_rank(self) -> int:
+        """Returns the virtual rank of the oldest batch drawn; -1 if there is none."""
+        return self._steps[0][3] if self._steps else -1
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles keep the shares that were asked for, and measure speeds again."""
@@ -155,7 +195,8 @@ class DistributedSampler:
     def __len__(self) -> int:
         """Returns the number of items that iterating over a whole epoch gives on this rank."""
         if self.batch_size is not None or self.remainder is not Remainder.KEEP:
-            return self.steps_per_epoch()
+            begin, end = self._block
+            return self.steps_per_epoch() * (end - begin)
         return (self.size - self.rank + self.num_replicas - 1) // self.num_replicas
 
     def next_batch(self) -> Optional[list[int]]:
@@ -170,15 +211,20 @@ class DistributedSampler:
         self._permute()
         fresh = min(self._full, left)
         together = self._full if self.remainder is Remainder.PAD else fresh
+        first, last = self._block
+        part = first + self._drawn_parts
         if self._shares is not None and (self._weighted or self._own_shares):
             before, count = self._shares.part(together, self.rank, self.num_replicas, (self.epoch, self._drawn))
             begin = self._drawn + before
         else:  # the first ranks get one sample more if the number does not divide evenly
-            each, more = divmod(together, self.num_replicas)
-            begin = self._drawn + self.rank * each + min(self.rank, more)
-            count = each + (self.rank < more)
-        self._drawn += fresh
-        self._steps.append((self._drawn, together, count))
+            each, more = divmod(together, self._parts)
+            begin = self._drawn + part * each + min(part, more)
+            count = each + (part < more)
+        self._drawn_parts += 1
+        if self._drawn_parts == last - first:
+            self._drawn_parts = 0
+            self._drawn += fresh
+        self._steps.append((self._drawn, together, count, part if self.virtual_ranks else -1))
         if begin + count <= self.size:
             return list(self._order[begin : begin + count])
         return [self._order[at % self.size] for at in range(begin, begin + count)]
@@ -195,7 +241,7 @@ class DistributedSampler:
         if self._received is not None:
             self._received = max(self._received - steps, 0)
         for _ in range(steps):
-            cursor, _, own = self._steps.popleft()
+            cursor, _, own, _ = self._steps.popleft()
             self._own_of_last = own
             self._state = SamplerState(self._state.seed, self._state.epoch, cursor, self._state.size)
             if self._shares is not None and self._weighted:
@@ -243,7 +289,7 @@ class DistributedSampler:
             return -1
         first, last = self._steps[0], self._steps[-1]
         # Only the last batch of an epoch is smaller.
-        if trained_at == self.cursor and first[1:] != last[1:]:
+        if trained_at == self.cursor and first[1:3] != last[1:3]:
             raise InvalidArgument(
                 f"DistributedSampler: {len(self._steps)} batches are drawn, the first of {first[2]} samples of this rank and "
                 f"the last of {last[2]}, and nothing says which one is trained on -- call step once after each batch"
@@ -312,7 +358,8 @@ class DistributedSampler:
 
         global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
 
-        Raises InvalidArgument for a rank outside the world, a global batch below 1, or one for a sampler without a batch_size.
+        Virtual ranks stay as many, and so do a step's samples. Raises InvalidArgument for a rank outside the world, a global
+        batch below 1, or one for a sampler without a batch_size, and for more ranks than virtual ranks.
         """
         if not 0 <= rank < size:
             raise InvalidArgument(f"DistributedSampler: rank {rank} in a world of {size}")
@@ -321,8 +368,13 @@ class DistributedSampler:
                 f"DistributedSampler: a global batch of {global_batch} for batch_size={self.batch_size} -- it takes a sampler "
                 "with a batch_size, and at least 1 sample"
             )
+        self._require_virtual_ranks(size)
+        if self.virtual_ranks and global_batch not in (None, self._full):
+            raise InvalidArgument(
+                f"DistributedSampler: a global batch of {global_batch} samples, and {self._full} of virtual_ranks"
+            )
         self.rank, self.num_replicas = rank, size
-        self._full = (self.batch_size or 1) * size if global_batch is None else global_batch
+        self._full = (self.batch_size or 1) * self._parts if global_batch is None else global_batch
         self._goes_on = True
         if self._shares is not None:
             if self._weighted or self._own_shares:
@@ -349,11 +401,19 @@ class DistributedSampler:
         self._rewind()
 
     def state_dict(self) -> dict[str, int]:
-        """Returns `state` as a dict of numbers."""
-        return asdict(self._state)
+        """Returns `state` as a dict of numbers, and with virtual ranks their number."""
+        return {**asdict(self._state), **({"virtual_ranks": self.virtual_ranks} if self.virtual_ranks else {})}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.load_state(SamplerState(**state))
+        """Raises InvalidArgument also for a state of another number of virtual ranks, if it has one."""
+        position = dict(state)
+        virtual_ranks = position.pop("virtual_ranks", self.virtual_ranks)
+        if virtual_ranks != self.virtual_ranks:
+            raise InvalidArgument(
+                f"a sampler's position of virtual_ranks={virtual_ranks} cannot be used with {self.virtual_ranks}, whose steps "
+                "are others -- give the same"
+            )
+        self.load_state(SamplerState(**position))
 
     def _steps_from(self, cursor: int) -> int:
         left = max(self.size - cursor, 0)
@@ -368,6 +428,7 @@ class DistributedSampler:
 
     def _rewind(self) -> None:
         self._drawn = self.cursor
+        self._drawn_parts = 0
         self._steps.clear()
         self._received = None
 

@@ -526,6 +526,18 @@ void bind_gradients(py::module_& module) {
       },
       py::arg("options"));
   module.def("standard_options", &standard_options);
+  module.def(
+      "compute_threads", [](const py::object& options) { return core::threads_of(options_of(options)); },
+      py::arg("options"));
+  module.def("virtual_seed", &core::virtual_seed, py::arg("seed"), py::arg("epoch"), py::arg("cursor"),
+             py::arg("virtual_rank"));
+  module.def(
+      "block_of",
+      [](int virtual_ranks, int ranks, int rank) {
+        const core::VirtualRange block = core::block_of(virtual_ranks, ranks, rank);
+        return std::pair(block.begin, block.end);
+      },
+      py::arg("virtual_ranks"), py::arg("ranks"), py::arg("rank"));
   py::class_<core::SampleShares>(module, "SampleShares")
       .def(py::init<const std::string&>(), py::arg("text"))
       .def("require_world", &core::SampleShares::require_world, py::arg("size"))
@@ -550,6 +562,13 @@ void bind_gradients(py::module_& module) {
              return py::make_tuple(slot.bucket, reinterpret_cast<std::uintptr_t>(slot.begin), slot.bytes, slot.offset);
            })
       .def_property_readonly("in_no_sync", accumulation([](core::Accumulation& all) { return all.in_no_sync(); }))
+      .def_property_readonly("in_step", [](GradientReducer& self) { return self.core().in_step(); })
+      .def_property_readonly("step_complete", [](GradientReducer& self) { return self.core().step_complete(); })
+      .def_property_readonly("virtual_rank",
+                             [](GradientReducer& self) { return self.core().virtual_part()->ranks().due(); })
+      .def("count_parts_once", accumulation([](core::Accumulation& all) { all.count_parts_once(); }))
+      .def(
+          "mean_loss", [](GradientReducer& self, double loss) { return self.core().mean_loss(loss); }, py::arg("loss"))
       .def_property_readonly("has_forward", accumulation([](core::Accumulation& all) { return all.has_forward(); }))
       .def("enter_no_sync", accumulation([](core::Accumulation& all) { all.enter_no_sync(); }))
       .def("leave_no_sync", accumulation([](core::Accumulation& all) { all.leave_no_sync(); }))

@@ -113,6 +113,29 @@ class Positions(unittest.TestCase):
         used += [index for parts in epoch_of(after) for part in parts for index in part]
         self.assertEqual(used, list(permutation(50, 9, 2)))
 
+    def test_a_virtual_rank_gets_what_a_rank_of_as_many_would(self):
+        for size, remainder in ((50, "keep"), (50, "drop"), (50, "pad"), (2, "keep"), (0, "keep")):
+            options = {"batch_size": 3, "seed": 2, "remainder": remainder}
+            expected = epoch_of(ranks(size, 4, **options))
+            for world in (1, 2, 3, 4):
+                with self.subTest(size=size, remainder=remainder, world=world):
+                    samplers = ranks(size, world, virtual_ranks=4, **options)
+                    blocks = [sampler._block[1] - sampler._block[0] for sampler in samplers]
+                    self.assertEqual([len(sampler) for sampler in samplers], [len(expected) * block for block in blocks])
+                    for step, parts in enumerate(expected):
+                        drawn = []
+                        for sampler, block in zip(samplers, blocks):
+                            for _ in range(block):
+                                self.assertEqual(sampler.cursor, step * 12)
+                                drawn.append(sampler.next_batch())
+                                self.assertEqual(sampler._virtual_rank(), len(drawn) - 1)
+                                sampler.step()
+                            self.assertEqual(sampler.cursor, min(step * 12 + 12, size))
+                        self.assertEqual(drawn, parts)
+                    self.assertEqual({str(sampler.next_batch()) for sampler in samplers}, {"None"})
+        seeds = {cohort.data.sample_seed(index, epoch, seed) for index in range(9) for epoch in range(3) for seed in (0, 2**64 - 1)}
+        self.assertEqual(len(seeds), 54)
+
     def test_a_position_that_does_not_fit_is_refused(self):
         sampler = DistributedSampler(10)
         for state in (SamplerState(size=9), SamplerState(size=10, cursor=11), SamplerState(size=10, epoch=-1)):

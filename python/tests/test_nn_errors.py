@@ -48,7 +48,7 @@ class Refused(unittest.TestCase):
         options = {"bucket_cap_mb": (8.0, 7.0), "first_bucket_bytes": (1 << 20, 7), "broadcast_buffers": (True, False),
                    "wire_format": ("none", "bfloat16"), "error_feedback": ("by format", False), "non_finite": ("ignore", "raise"),
                    "compare_parameters_every": (0, 3), "check_replicas": (True, False), "sharding": ("none", "optimizer"),
-                   "protect_parameters": (False, True)}  # fmt: skip
+                   "protect_parameters": (False, True), "virtual_ranks": (0, 8), "compute_threads": (0, 1)}  # fmt: skip
         names = {name for _, name, _ in _core.agreed_options(None)}
         self.assertEqual({name.replace("bucket_cap_mb", "bucket_bytes") for name in options}, names)
         for name, (common, other) in options.items():
@@ -63,7 +63,8 @@ class Refused(unittest.TestCase):
     def test_the_options_are_those_of_the_core_and_described(self):
         names = [name for _, name, _ in _core.agreed_options(None)]
         arguments = inspect.signature(DistributedDataParallel).parameters
-        of_python = {"module", "comm", "bucket_cap_mb", "gradient_as_bucket_view", "observer", "sampler", "samples", "process_group"}
+        of_python = {"module", "comm", "bucket_cap_mb", "gradient_as_bucket_view", "observer", "sampler", "samples", "process_group",
+                     "seed_python"}
         self.assertEqual({*arguments} - of_python, {*names} - {"bucket_bytes"})
         for name in arguments:
             self.assertRegex(DistributedDataParallel.__doc__, rf"(?m)^    {name}( {{2,}}\S|$)")

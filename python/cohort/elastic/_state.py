@@ -198,7 +198,9 @@ class State:
             sampler.load_state_dict({"seed": seed, "epoch": epoch, "cursor": cursor, "size": size})
 
         def on_change(rank: int, size: int, first_size: int) -> None:
-            sampler.set_world(rank, size, own * first_size if batch == "keep" else None)
+            # Steps of virtual ranks have equally many samples in any case.
+            keeps = batch == "keep" and not sampler.virtual_ranks
+            sampler.set_world(rank, size, own * first_size if keeps else None)
             _count_received()
 
         def step() -> None:
@@ -215,8 +217,8 @@ class State:
         self._policies.append(
             lambda first_size: f"sampler '{name}': "
             + (
-                f"{own * first_size} samples a step, whatever the number of ranks"
-                if batch == "keep"
+                f"{own * (sampler.virtual_ranks or first_size)} samples a step, whatever the number of ranks"
+                if batch == "keep" or sampler.virtual_ranks
                 else f"{own} samples a step on each rank, so steps are larger on more ranks"
             )
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch.autograd import Variable
@@ -99,6 +99,7 @@ class Reducer:
                 )
         self.comm = comm  # also used by the core
         self._observer = options.observer
+        self._is_virtual = options.virtual_ranks > 0
         self.parameters = [tensor for _, tensor in parameters]
         self.frozen: Sequence[torch.Tensor] = ()  # parameters that are not reduced; drop_all drops their gradients, too
         self._parameters = [_Parameter(name, tensor) for name, tensor in parameters]
@@ -113,8 +114,8 @@ class Reducer:
         self.core = GradientReducer(comm, described, options, self, transaction)
         self.core.lay_out()
         self._hook: tuple[Hook, Any] | None = None  # the hook and its state
-        # Called at the end of each backward that succeeded; may refuse the state that the backward used.
-        self.after_backward: Callable[[], None] = lambda: None
+        # Called at the end of each backward, with whether it has ended well; may refuse the state that it used.
+        self.after_backward: Callable[[bool], None] = lambda _ended: None
         self._nodes_at = 0  # the step in which all nodes were last checked
         self._found: set[int] = set()  # parameters whose gradients in this backward came from nodes without our hooks
         self._left_out: set[int] = set()  # parameters whose gradients came from nodes with our hooks, but are not used
@@ -287,6 +288,12 @@ class Reducer:
                 f"{parameter.dtype} on {parameter.device} in the last forward on rank {self.comm.rank()}: its gradient cannot "
                 "be averaged -- cast or move a model after a step, before the next forward through DistributedDataParallel"
             )
+        if self._is_virtual and not self.core.in_backward:
+            raise InvalidArgument(
+                f"DistributedDataParallel: parameter '{parameter.name}' got a gradient before the backward reached the forward's "
+                f"output on rank {self.comm.rank()}, which virtual_ranks would take for an earlier step's -- cast or move a "
+                "model after a step, before the next forward"
+            )
         self._found.add(index)
         if self.core.receive(index):
             self._after_accumulate(index)
@@ -318,16 +325,16 @@ class Reducer:
                 if parameter.node is not before[index] and parameter.tensor.grad is not None:
                     self._take_accumulated(index)
 
+    def drop(self, index: int) -> None:
+        """Sets the parameter's gradient to None; its place keeps the values."""
+        self._parameters[index].tensor.grad = None
+
     def drop_all(self) -> None:
         """Sets all parameters' gradients to None."""
         for tensor in (*(parameter.tensor for parameter in self._parameters), *self.frozen):
             tensor.grad = None
         for piece in self.pieces:
             piece.gradient = None
-
-    def drop(self, index: int) -> None:
-        """Sets the parameter's gradient to None; its place keeps the values."""
-        self._parameters[index].tensor.grad = None
 
     # -------------------------------------------------------------------------------------------- what is divided
 
@@ -403,6 +410,11 @@ class Reducer:
         """Records that the optimizer wrote the parameters' values."""
         for parameter in self._parameters:
             parameter.version = parameter.tensor._version
+
+    def changed_parameter(self) -> Optional[str]:
+        """Returns the name of a parameter that was changed in place since `note_step`; None if there is none."""
+        changed = (one.name for one in self._parameters if one.tensor._version != one.version)
+        return next(changed, None)
 
     def note_writes(self) -> None:
         """Records that values written by anything but the optimizer are intended, too."""
@@ -575,8 +587,12 @@ class Reducer:
             if reducer is not None:
                 reducer._take_from_new_nodes()
                 reducer._left_out.clear()
-                reducer.core.finish()
-                reducer.after_backward()
+                try:
+                    reducer.core.finish()
+                except BaseException:
+                    reducer.after_backward(False)
+                    raise
+                reducer.after_backward(True)
 
         Variable._execution_engine.queue_callback(at_end)
 

@@ -21,6 +21,7 @@ from cohort.nn._groups import communicator_of, default_world
 from cohort.nn._hooks import Hook, OfOneModel
 from cohort.nn._reducer import Reducer
 from cohort.nn._same_parameters import require_same_parameters
+from cohort.nn._virtual import VirtualStep, refuse_beside
 from cohort.nn._tensors import Pack, broadcast_tensors, digest_of, shown_of, tensors_in
 from cohort.nn.options import BucketSlot, DistributedDataParallelOptions, ReducerStats
 
@@ -28,7 +29,7 @@ _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
 # Attributes that a copy or a pickle creates anew.
 _OF_THE_RANK = (
-    "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth".split()
+    "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth _virtual".split()
 )
 
 
@@ -88,7 +89,7 @@ class _Weights:
         return (
             f"by a sampler of {sampler.size} samples, batch_size={sampler.batch_size}, shuffle={sampler.shuffle}, "
             f"seed={sampler.seed}, remainder={sampler.remainder.value}, num_replicas={sampler.num_replicas}, "
-            f"shares={sampler._share_text}"
+            f"shares={sampler._share_text}, virtual_ranks={sampler.virtual_ranks}"
         )
 
     def of(self, args: tuple, kwargs: dict, core: Any) -> Optional[int]:
@@ -97,6 +98,8 @@ class _Weights:
         sampler = self.sampler
         if sampler is None or sampler.batch_size is None:  # without a batch_size all ranks have equally many
             return None
+        if sampler.virtual_ranks:
+            return sampler._samples_of_batch(None)
         cursor = sampler.cursor
         self._moves = self._moves or self._asked_at not in (None, cursor)
         self._asked_at = cursor
@@ -209,6 +212,15 @@ class DistributedDataParallel(torch.nn.Module):
                         through a pointer, ends its rank with SIGSEGV and its stack, after a line that names rank and
                         parameter. Weights are loaded before the module is wrapped, or by load_latest of a
                         cohort.checkpoint.CheckpointFolder with its Sharded optimizer, which may write
+    virtual_ranks       V > 0: each step's batch is divided among V virtual ranks, whatever the number of ranks, at most V.
+                        Each rank trains a block of them one after the other, and gradients are summed in the order of
+                        one tree over all V: so the weights have the same bits for every number of ranks. Give the
+                        sampler the same V; step_complete() says when gradients are the average. Not with sharding,
+                        wire_format, error_feedback, hooks, join, SyncBatchNorm, parameters on a GPU, or buffers without
+                        broadcast_buffers. Default 0: off
+    compute_threads     threads of torch's operations, on which the bits of some depend; set here. 0: as they are, but
+                        the same on all ranks with virtual_ranks. Default: 1 with virtual_ranks, else 0
+    seed_python         with virtual_ranks: each seeds Python's `random` and NumPy, too, not only torch
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
     Construction is collective. It checks that all ranks have the same model (names, shapes, types) and options, and
@@ -257,7 +269,8 @@ class DistributedDataParallel(torch.nn.Module):
                  error_feedback: Optional[bool] = None, non_finite: str = "ignore",
                  compare_parameters_every: int = 0, sampler: Optional[DistributedSampler] = None,
                  samples: Optional[Callable[..., int]] = None, check_replicas: bool = True,
-                 sharding: str = "none", protect_parameters: bool = False,
+                 sharding: str = "none", protect_parameters: bool = False, virtual_ranks: int = 0,
+                 compute_threads: Optional[int] = None, seed_python: bool = False,
                  process_group: Any = None) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(module, torch.nn.Module):
@@ -282,7 +295,12 @@ class DistributedDataParallel(torch.nn.Module):
             bucket_bytes=_bytes_of(bucket_cap_mb), first_bucket_bytes=first_bucket_bytes, broadcast_buffers=broadcast_buffers,
             wire_format=wire_format, error_feedback=error_feedback, non_finite=non_finite,
             compare_parameters_every=compare_parameters_every, check_replicas=check_replicas, sharding=sharding,
-            protect_parameters=protect_parameters, observer=observer)  # fmt: skip
+            protect_parameters=protect_parameters, virtual_ranks=virtual_ranks, compute_threads=compute_threads,
+            observer=observer)  # fmt: skip
+        threads = _core.compute_threads(self.options)
+        if threads > 0:
+            torch.set_num_threads(threads)
+        self._seed_python = bool(seed_python)
         self._weights = _Weights(sampler, samples)
         self.module = module
         self.training = module.training
@@ -301,6 +319,9 @@ class DistributedDataParallel(torch.nn.Module):
         self._buffer_packs: list[Pack] = []  # one for each device
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
+        self._virtual: Optional[VirtualStep] = None
+        if self.options.virtual_ranks:
+            self._virtual = VirtualStep(self.module, self.options, self._seed_python)
 
     def _attach(self) -> Reducer:
         """Compares the models, makes them equal, and adds the reducer's hooks. Collective."""
@@ -318,11 +339,15 @@ class DistributedDataParallel(torch.nn.Module):
                 f"{comm.rank()} of {comm.size()} -- DistributedSampler(..., comm=comm)"
             )
         contents = _Contents(self.module, self.options, self._weights.describe())
+        if self._virtual is not None:
+            contents.description.append(f"{torch.get_num_threads()} threads for torch's operations")
+            contents.description.append(f"seed_python = {self._seed_python}")
         if self._transaction is None:
             self._transaction = _core.Transaction("divided" if self.options.sharding != "none" else "DistributedDataParallel")
             self._look()
         self._transaction.agree([("", line, "") for line in contents.description])
         self._transaction.require(comm)
+        refuse_beside(self.module, self.options, self.options.virtual_ranks if sampler is None else sampler.virtual_ranks)
         if sampler is not None:
             sampler._bind(comm)
         elif comm.rank() == 0 and _share_text(None) != "even":
@@ -338,6 +363,8 @@ class DistributedDataParallel(torch.nn.Module):
         reducer.frozen = contents.frozen
         if self._hook is not None:
             reducer.use_hook(*self._hook)
+        if self._virtual is not None and sampler is not None:
+            reducer.core.count_parts_once()
         if before is not None:
             reducer.core.go_on_from(before.core)
         else:
@@ -345,12 +372,16 @@ class DistributedDataParallel(torch.nn.Module):
                 reducer.core.enter_no_sync()
         self_ref = weakref.ref(self)
 
-        def refuse() -> None:
+        def end_backward(ended: bool) -> None:
             wrapper = self_ref()
-            if wrapper is not None:
+            if wrapper is None:
+                return
+            if wrapper._virtual is not None:
+                wrapper._virtual.end_backward(wrapper._attached.core)
+            if ended:
                 wrapper._refuse_what_came_too_late()
 
-        reducer.after_backward = refuse
+        reducer.after_backward = end_backward
         return reducer
 
     def _attach_again_if_changed(self, reducer: Reducer) -> Reducer:
@@ -369,7 +400,7 @@ class DistributedDataParallel(torch.nn.Module):
                 "DistributedDataParallel: parameters were unfrozen, added, replaced or cast, and with sharding they are "
                 "fixed -- wrap the module again, and make its optimizer anew"
             )
-        if reducer.core.has_forward:
+        if reducer.core.in_step:
             raise InvalidArgument(
                 "DistributedDataParallel: parameters were unfrozen, added, replaced or cast between a forward and its "
                 "reduction -- do it after a step, before the next forward"
@@ -431,6 +462,8 @@ class DistributedDataParallel(torch.nn.Module):
         reducer = self._attached
         if reducer.core.in_backward:
             return self.module(*args, **kwargs)
+        if self._virtual is not None:
+            reducer.core.require_whole()  # before it is asked which virtual rank is due
         samples, self._next_samples = self._next_samples, None
         if samples is None:
             samples = self._weights.of(args, kwargs, reducer.core)
@@ -438,15 +471,36 @@ class DistributedDataParallel(torch.nn.Module):
         rows = first.shape[0] if first is not None and first.dim() > 0 else None
         del first  # releases what forward frees early
         batch = digest_of((args, kwargs)) if reducer.core.wants_batch else None
-        if reducer.core.in_no_sync:
+        if self._virtual is not None:
+            reducer = self._begin_virtual_rank(reducer, self._virtual)
+        elif reducer.core.in_no_sync:
             reducer.core.require_whole()
             reducer = self._attach_again_if_changed(reducer)
         else:
             reducer = self._begin_synchronising_pass(reducer)
         reducer.core.add_forward(samples, rows, batch)
         output = self.module(*args, **kwargs)
+        if self._virtual is not None:
+            self._virtual.end_forward()
         reducer.watch(output)
         return output
+
+    def _begin_virtual_rank(self, reducer: Reducer, virtual: VirtualStep) -> Reducer:
+        # Begins a forward with virtual ranks, or what takes its place. Only the first of a step, in no_sync too, exchanges
+        # anything.
+        sampler, due = self._weights.sampler, reducer.core.virtual_rank
+        drawn = -1 if sampler is None else sampler._virtual_rank()
+        if drawn not in (-1, due):
+            raise InvalidArgument(
+                f"DistributedDataParallel: the sampler's oldest batch is of virtual rank {drawn}, and virtual rank {due} is "
+                f"due on rank {self.communicator.rank()} -- train each batch that is drawn once, in order, and call the "
+                "sampler's step() after each"
+            )
+        begins = not reducer.core.in_step
+        reducer = self._begin_synchronising_pass(reducer) if begins else self._attach_again_if_changed(reducer)
+        place = (0, 0, reducer.core.progress) if sampler is None else (sampler.seed, sampler.epoch, sampler.cursor)
+        virtual.begin_forward(reducer, place, begins)
+        return reducer
 
     def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
         # Begins every pass that ends in a reduction, on all ranks.
@@ -531,7 +585,35 @@ class DistributedDataParallel(torch.nn.Module):
         if reducer.core.in_no_sync:
             raise InvalidArgument("step_without_samples inside no_sync: there is nothing to take part in")
         self._next_samples = None
-        return self._begin_synchronising_pass(reducer).core.reduce_without_backward()
+        if self._virtual is None:
+            return self._begin_synchronising_pass(reducer).core.reduce_without_backward()
+        reducer.core.require_whole()
+        reducer = self._begin_virtual_rank(reducer, self._virtual)
+        self._virtual.end_forward()
+        try:
+            return reducer.core.reduce_without_backward()
+        finally:
+            self._virtual.end_backward(reducer.core)
+
+    def step_complete(self) -> bool:
+        """Returns True after the backward that ended a step and left the average in the gradients: after each outside of
+        no_sync, but with virtual ranks only after that of this rank's last one:
+
+            loss.backward()
+            if model.step_complete():
+                optimizer.step()
+                optimizer.zero_grad()
+            sampler.step()
+        """
+        return self._attached.core.step_complete
+
+    def mean_loss(self, loss: Any) -> Optional[float]:
+        """With virtual ranks, call it once for each, after its forward (or step_without_samples), with its mean loss.
+
+        Returns None until the last of the step; then it is collective, and returns the mean over all virtual ranks,
+        weighted by samples, with the same bits on all ranks and for every number of ranks. NaN if none had samples.
+        """
+        return self._attached.core.mean_loss(float(loss.detach() if isinstance(loss, torch.Tensor) else loss))
 
     @contextlib.contextmanager
     def join(self, divide_by_initial_world_size: bool = False, enable: bool = True,
@@ -558,6 +640,11 @@ class DistributedDataParallel(torch.nn.Module):
             raise InvalidArgument(
                 "DistributedDataParallel.join: with sharding every rank is needed in every step -- step_without_samples() "
                 "takes the place of a forward and backward without input"
+            )
+        if self._virtual is not None:
+            raise InvalidArgument(
+                "DistributedDataParallel.join: virtual_ranks are all trained in each step -- step_without_samples() takes the "
+                "place of one without input"
             )
         self._require_no_hook()
         self._attached.core.require_whole()

@@ -1,0 +1,111 @@
+"""Virtual ranks and torch's state: random numbers and buffers begin each virtual rank's part of a step alike, wherever it
+is trained (src/torch/virtual_step.h is the same in C++). One thread per rank."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any, Optional
+
+import torch
+
+from cohort import _core
+from cohort.errors import InvalidArgument
+
+
+def refuse_beside(module: torch.nn.Module, options: Any, of_sampler: int) -> None:
+    """Refuses, on all ranks, whose models and options are the same, what has no order that is the same for any number
+    of ranks."""
+    if of_sampler != options.virtual_ranks:
+        raise InvalidArgument(
+            f"DistributedDataParallel: virtual_ranks={options.virtual_ranks}, and {of_sampler} of its sampler -- give both "
+            "the same"
+        )
+    if not options.virtual_ranks:
+        return
+    _refuse_buffers(module, options)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type != "cpu":
+            raise InvalidArgument(f"DistributedDataParallel: virtual_ranks with '{name}' on a GPU -- on CPUs alone")
+    over_ranks = sys.modules.get("cohort._batch_norm")
+    for part in module.modules():
+        sums = isinstance(part, torch.nn.SyncBatchNorm) or (over_ranks and isinstance(part, over_ranks.OverRanks))
+        if sums:
+            raise InvalidArgument(
+                f"DistributedDataParallel: virtual_ranks with {type(part).__name__}, which sums over ranks -- take BatchNorm"
+            )
+
+
+def _refuse_buffers(module: torch.nn.Module, options: Any) -> None:
+    if not options.broadcast_buffers and any(True for _ in module.named_buffers()):
+        raise InvalidArgument(
+            "DistributedDataParallel: virtual_ranks begin with the same buffers -- leave broadcast_buffers on"
+        )
+
+
+class VirtualStep:
+    def __init__(self, module: torch.nn.Module, options: Any, seed_python: bool) -> None:
+        self._module, self._options = module, options
+        self._seed_python = seed_python
+        self._at_begin: list[torch.Tensor] = []  # buffers when the step began
+        self._after_first: Optional[list[torch.Tensor]] = None  # after virtual rank 0, once others follow it on this rank
+        self._part = -1  # the virtual rank whose forward was the last
+        self._forwards = 0  # its forwards so far
+        self._failed = False  # the last forward has not ended
+
+    def begin_forward(self, reducer: Any, place: tuple[int, int, int], begins_step: bool) -> None:
+        """Begins a forward. place: seed, epoch and cursor of the step; begins_step: the step's first forward, with
+        buffers that are the same on all ranks. Raises InvalidArgument if a parameter was changed since the step began.
+        """
+        due = reducer.core.virtual_rank
+        _refuse_buffers(self._module, self._options)
+        if begins_step:
+            reducer.note_step()
+            self._at_begin, self._after_first = self._copies_of_buffers(), None
+        elif (name := reducer.changed_parameter()) is not None:
+            raise InvalidArgument(
+                f"DistributedDataParallel: parameter '{name}' was changed within a step, before virtual rank {due} -- let "
+                "the optimizer step where step_complete() is true, and nothing else change parameters in between"
+            )
+        # A forward that has raised may be tried again, if it was the first.
+        if begins_step or not reducer.core.has_forward or (self._failed and self._forwards == 1):
+            if not begins_step:
+                self._set_buffers(self._at_begin)
+            self._part, self._forwards = due, 0
+            seed = _core.virtual_seed(*place, due)
+            torch.default_generator.manual_seed(seed)
+            if self._seed_python:
+                random.seed(seed)
+                numpy = sys.modules.get("numpy")
+                if numpy is not None:
+                    numpy.random.seed(seed & 0xFFFFFFFF)
+        self._forwards += 1
+        self._failed = True
+
+    def end_forward(self) -> None:
+        self._failed = False
+
+    def end_backward(self, core: Any) -> None:
+        """Called when a backward has ended, well or not. After a step, buffers are those after virtual rank 0."""
+        if self._part < 0:
+            return
+        if core.in_step:
+            if self._part == 0 and core.virtual_rank != 0 and self._after_first is None:
+                self._after_first = self._copies_of_buffers()
+            return
+        if self._after_first is not None:
+            self._set_buffers(self._after_first)
+        self._after_first, self._part = None, -1
+
+    def _copies_of_buffers(self) -> list[torch.Tensor]:
+        return [buffer.detach().clone() for buffer in self._module.buffers()]
+
+    def _set_buffers(self, values: list[torch.Tensor]) -> None:
+        buffers = list(self._module.buffers())
+        if [(one.shape, one.dtype) for one in buffers] != [(one.shape, one.dtype) for one in values]:
+            raise InvalidArgument(
+                "DistributedDataParallel: a buffer was added, removed or given another shape or type within a step of "
+                "virtual_ranks, each of which begins with the same buffers -- do it between two steps"
+            )
+        for buffer, value in zip(buffers, values):
+            buffer.data.copy_(value)  # running statistics are not part of an earlier pass's gradient
