@@ -222,8 +222,8 @@ std::pair<int, std::optional<std::int64_t>> Reducer::most_advanced() {
   steps.erase(steps.begin());
   // The rank that joined last is not used, since it depends on timing which rank that is.
   const auto most = std::max_element(steps.begin(), steps.end());
-  const bool all_equal = std::all_of(steps.begin(), steps.end(), [&](std::int64_t n) { return n == *most; });
-  return {static_cast<int>(most - steps.begin()), all_equal ? std::nullopt : std::optional(*most)};
+  const bool differ = std::ranges::any_of(steps, [&](std::int64_t n) { return n != *most; });
+  return {static_cast<int>(most - steps.begin()), differ ? std::optional(*most) : std::nullopt};
 }
 
 void Reducer::take_plan_of(int source, std::int64_t progress) {
@@ -245,11 +245,8 @@ void Reducer::rebind(std::shared_ptr<step::Ranks> ranks) {
         "training whose state is divided over the ranks (Sharding) cannot go on with others -- load a checkpoint into "
         "a new DistributedDataParallel");
   }
-  if (virtual_) {
-    virtual_->bind(ranks, accumulation_);  // throws if there are too many
-    for (std::size_t i = 0; i < states_.size(); ++i)
-      if (std::exchange(states_[i].used, false)) autograd_.drop(i);
-  }
+  if (virtual_) virtual_->bind(ranks, accumulation_);  // throws if there are too many
+  if (virtual_) drop_used();
   works_.clear();
   if (residuals_) residuals_->drop();  // ranks now reduce other parts of the sum
   use_plan(plan_, *ranks);
@@ -517,8 +514,7 @@ bool Reducer::keeps_losses() const noexcept { return residuals_ && ranks_->local
 void Reducer::exchange_message(bool averages_finite) {
   message_.clear();
   for (std::size_t i = 0; i < states_.size(); ++i) {
-    const bool used = states_[i].used && accumulation_.part_weight() > 0;
-    if (used || (virtual_ && virtual_->used(i))) message_.use(i);
+    if ((states_[i].used && accumulation_.part_weight() > 0) || (virtual_ && virtual_->used(i))) message_.use(i);
   }
   if (finite_.found()) message_.say(StepMessage::NonFinite);
   if (!averages_finite) message_.say(StepMessage::AverageNotFinite);
@@ -600,17 +596,21 @@ void Reducer::end_virtual_rank() {
       if (weight > 0) finite_.look(number, *ranks_);
       virtual_->ranks().add(number, buckets_[number], weight);
     }
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      if (!states_[i].used) continue;
-      virtual_->note_used(i, weight);
-      states_[i].used = states_[i].ready = states_[i].received = false;
-    }
+    for (std::size_t i = 0; i < states_.size(); ++i)
+      if (states_[i].used) virtual_->note_used(i, weight);
+    drop_used();
     accumulation_.end();
     virtual_->end(weight, accumulation_);
   } catch (...) {
+    drop_used();
     virtual_->drop(accumulation_);
     throw;
   }
+}
+
+void Reducer::drop_used() {
+  for (std::size_t i = 0; i < states_.size(); ++i)
+    if (std::exchange(states_[i].used, false)) autograd_.drop(i);
 }
 
 std::optional<double> Reducer::mean_loss(double loss) {
@@ -629,7 +629,6 @@ void Reducer::count_step(std::chrono::steady_clock::time_point begin) {
 }
 
 bool Reducer::reduce_without_backward() {
-  if (virtual_) virtual_->ranks().begin_step();
   accumulation_.begin_without(!virtual_ || virtual_->ranks().is_last());
   start_pass();
   finish();
@@ -640,9 +639,9 @@ void Reducer::require_whole() {
   if (!in_backward_) return;
   if (!accumulation_.sync()) {
     in_backward_ = false;  // a failed local backward concerns no other rank
-    if (virtual_) virtual_->restart(accumulation_);
-    for (State& state : states_) state.used = state.used && !virtual_;
-    return;
+    if (!virtual_) return;
+    virtual_->restart(accumulation_);
+    return drop_used();
   }
   raise_out_of_step(*ranks_);
 }

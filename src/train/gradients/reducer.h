@@ -182,6 +182,7 @@ class Reducer {
   // A backward.
   void start_pass();
   void end_virtual_rank();
+  void drop_used();
   void forget_pass();
   void forget_unread();
   void complete_unused(std::size_t parameter);

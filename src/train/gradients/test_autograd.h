@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,6 +38,7 @@ class Fake final : public Autograd {
   void drop(std::size_t parameter) override { defined.at(parameter) = false; }
   void drop_all() override { defined.assign(defined.size(), false); }
   void clear(std::size_t parameter) override {
+    if (on_clear) on_clear();
     const Buffer place = core.place_of(parameter);
     std::memset(place.data, 0, place.bytes());
   }
@@ -84,6 +86,7 @@ class Fake final : public Autograd {
   /// Gives up the backward under way, as an exception in a layer does.
   void fail() { pass_.reset(); }
 
+  std::function<void()> on_clear;
   std::vector<bool> defined;
   std::vector<std::vector<float>> values;  // of the parameters
   int places_taken = 0;

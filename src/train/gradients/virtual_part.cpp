@@ -23,6 +23,7 @@ void VirtualPart::require_forward(const Accumulation& accumulation) const {
 }
 
 void VirtualPart::begin_pass(std::size_t parameters, const Places& place_of) {
+  ranks_.begin_step();
   if (std::exchange(begun_, true)) return;
   const bool first = !std::exchange(taken_, true);
   if (first) used_.assign(parameters, false);
@@ -38,10 +39,7 @@ void VirtualPart::begin_pass(std::size_t parameters, const Places& place_of) {
   }
 }
 
-void VirtualPart::note_used(std::size_t parameter, double weight) {
-  used_[parameter] = used_[parameter] || weight > 0;
-  autograd_.drop(parameter);
-}
+void VirtualPart::note_used(std::size_t parameter, double weight) { used_[parameter] = used_[parameter] || weight > 0; }
 
 void VirtualPart::end(double weight, const Accumulation& accumulation) {
   ranks_.end_part(weight);

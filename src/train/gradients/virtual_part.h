@@ -34,7 +34,7 @@ class VirtualPart {
   void require_forward(const Accumulation& accumulation) const;
   /// Begins a backward. The first one of a virtual rank finds no gradients: those from before the step are put aside.
   void begin_pass(std::size_t parameters, const Places& place_of);
-  /// Notes that the virtual rank under way has used a parameter, and removes its gradient.
+  /// Notes that the virtual rank under way has used a parameter.
   void note_used(std::size_t parameter, double weight);
   /// True if an earlier virtual rank of this rank has used the parameter, with samples.
   bool used(std::size_t parameter) const { return parameter < used_.size() && used_[parameter]; }

@@ -15,6 +15,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <random>
 #include <set>
@@ -441,6 +442,32 @@ TEST(VirtualRanksOfAReducer, APartWhoseBackwardFailedBeginsAnew) {
         if (rank != 2) model.bring(1, static_cast<float>(rank) / 9);
         (void)model.core.mean_loss(rank);
         model.end();
+      }
+      results.push_back(bytes_of(model));
+    });
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
+TEST(VirtualRanksOfAReducer, AStepThatFailsWhileSumsAreFoldedBeginsAnew) {
+  const Training training{.virtual_ranks = 5};
+  std::vector<std::string> results;
+  for (const bool fails : {false, true}) {
+    run_on({0}, [&](Communicator comm) {
+      Fake model(comm, parameters_of_all_kinds(), training.options());
+      if (fails) {
+        train_part(model, training, 2, 0);
+        train_part(model, training, 2, 1);
+        model.on_clear = [calls = 0]() mutable {  // when some buckets have been folded
+          if (++calls == 2) throw std::bad_alloc();
+        };
+        EXPECT_THROW(train_part(model, training, 2, 2), std::bad_alloc);
+        model.on_clear = nullptr;
+        EXPECT_FALSE(model.core.in_step());
+      }
+      for (int rank = 0; rank < 5; ++rank) {
+        train_part(model, training, 1, rank);
+        (void)model.core.mean_loss(rank);
       }
       results.push_back(bytes_of(model));
     });
