@@ -252,6 +252,51 @@ train(state)
 print("over", state.steps, hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest(), flush=True)
 """
 
+VIRTUAL = """
+import hashlib, json, os, signal
+import torch
+import cohort
+from cohort.data import DistributedSampler
+
+at, part = json.loads(os.environ.get("PLAN", "{}")).get(os.environ["COHORT_WORKER"], (-1, 0))
+size, batch, epochs = json.loads(os.environ["SIZES"])
+x = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
+net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.Unflatten(1, (4, 3)), torch.nn.BatchNorm1d(4), torch.nn.Flatten(),
+                          torch.nn.Dropout(0.2), torch.nn.Linear(12, 1))
+optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+sampler = DistributedSampler(size, 1, 0, batch_size=batch, virtual_ranks=5)
+state = cohort.elastic.State().add("model", net).add("optimizer", optimizer).add("sampler", sampler)
+
+@cohort.elastic.run
+def train(state, world):
+    model = cohort.nn.DistributedDataParallel(net, sampler=sampler, virtual_ranks=5)
+    print("world", state.steps, world.rank, world.size, flush=True)
+    while sampler.epoch < epochs:
+        for number, indices in enumerate(sampler):
+            if (state.steps, number % 2) == (at, part):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if indices:
+                inputs = x[indices]
+                model(inputs).sub(inputs.sum(1, keepdim=True)).square().mean().backward()
+            else:
+                model.step_without_samples()
+            complete = model.step_complete()
+            if complete:
+                optimizer.step()
+                optimizer.zero_grad()
+            sampler.step()
+            if complete:
+                model.sync_buffers()  # rank 0, which has them, may be lost
+                state.step()
+        sampler.next_epoch()
+
+torch.manual_seed(7)
+for parameter in net.parameters():
+    torch.nn.init.uniform_(parameter, -0.5, 0.5)
+train(state)
+print("over", state.steps, hashlib.sha256(b"".join(one.numpy().tobytes() for one in net.state_dict().values())).hexdigest(), flush=True)
+"""
+
 
 def put(file, text):
     """Replaces the file at once, since it may be read at any time."""
@@ -479,6 +524,26 @@ class Local(unittest.TestCase):
                 self.assertIn(f"{changed[3]} steps before the next synchronisation", job.log(2, "err"))
                 self.assertEqual(len({over[0][2] for over in job.lines("over").values() if over}), 1)
                 self.assertTrue(elastic.audit(job.path / "r", {"sampler": 10007}))
+
+
+@needs_torch
+class Virtual(unittest.TestCase):
+    """Virtual ranks: ranks that are lost, within a step too, leave the same weights, to the bit."""
+
+    def train(self, workers, plan):
+        with Job("-np", str(workers), "--min-np", "1", program=VIRTUAL, sizes=(253, 3, 1), plan=plan) as job:
+            job.end()
+            overs = [tuple(over) for overs in job.lines("over").values() for over in overs]
+            self.assertEqual(len(overs), workers - len(plan), job.said())
+            self.assertTrue(elastic.audit(job.path / "r", {"sampler": 253}))
+            sizes = {world[2] for worlds in job.lines("world").values() for world in worlds}
+            self.assertEqual(sizes, {str(size) for size in range(workers - len(plan), workers + 1)})
+            return set(overs)
+
+    def test_with_any_ranks(self):
+        alone = self.train(1, {})
+        self.assertEqual(alone, self.train(3, {"1": (5, 0), "0": (12, 1)}))
+        self.assertEqual(len(alone), 1)
 
 
 @needs_torch
