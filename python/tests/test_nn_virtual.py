@@ -112,7 +112,6 @@ class Training:
         return loss.item()
 
     def save(self):
-        self.model.sync_buffers()
         file = io.BytesIO()
         torch.save((self.net.state_dict(), self.optimizer.state_dict(), self.sampler.state_dict()), file)
         return file.getvalue()
@@ -127,7 +126,6 @@ class Training:
     def digest(self):
         """Returns a digest of weights, moments, buffers and losses."""
         own = hashlib.sha256(repr(self.losses).encode())
-        self.model.sync_buffers()
         moments = [value for state in self.optimizer.state_dict()["state"].values() for value in state.values()]
         for tensor in (*self.net.state_dict().values(), *moments):
             own.update(bytes(torch.as_tensor(tensor).contiguous().flatten().view(torch.uint8).tolist()))

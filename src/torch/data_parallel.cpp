@@ -165,6 +165,7 @@ struct DataParallelCore::State {
   void attach();
   void refuse_beside_virtual_ranks(const Contents& contents) const;
   void begin_virtual_rank();
+  void end_virtual_rank(bool well);
   void take_buffers(const std::vector<at::Tensor>& tensors);
   void take_buffers_again_if_changed();
   bool parameters_changed() const;
@@ -206,7 +207,7 @@ void DataParallelCore::State::attach() {
   reducer->set_frozen(frozen);
   reducer->attach();
   reducer->after_backward([this](bool ended) {
-    if (virtual_step) virtual_step->end_backward(reducer->core());
+    if (virtual_step) end_virtual_rank(ended);
     if (ended) refuse_what_came_too_late();
   });
   if (virtual_step && sampler) reducer->core().accumulation().count_parts_once();
@@ -390,6 +391,12 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
   cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->core().progress()});
 }
 
+// The buffers of a step are rank 0's, which may be lost before the next step begins: all ranks get them.
+void DataParallelCore::State::end_virtual_rank(bool well) {
+  virtual_step->end_backward(reducer->core());
+  if (well && reducer->core().step_complete() && options.broadcast_buffers) broadcast_buffers();
+}
+
 // Sends all buffers in one broadcast, as bytes. Every rank packs its own, since the lowest active rank's are sent if
 // rank 0 has joined. GPU buffers are sent in place.
 void DataParallelCore::State::broadcast_buffers() {
@@ -508,14 +515,15 @@ bool DataParallelCore::step_without_samples() {
   state_->reducer->core().require_whole();
   state_->begin_virtual_rank();
   virtual_step->end_forward();
+  bool any_samples = false;
   try {
-    const bool any_samples = state_->reducer->core().reduce_without_backward();
-    virtual_step->end_backward(state_->reducer->core());
-    return any_samples;
+    any_samples = state_->reducer->core().reduce_without_backward();
   } catch (...) {
-    virtual_step->end_backward(state_->reducer->core());
+    state_->end_virtual_rank(false);
     throw;
   }
+  state_->end_virtual_rank(true);
+  return any_samples;
 }
 
 bool DataParallelCore::step_complete() const noexcept { return state_->reducer->core().step_complete(); }

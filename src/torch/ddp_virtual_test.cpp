@@ -131,10 +131,7 @@ class Training {
     }
     return losses_;
   }
-  Saved save() {
-    model_.sync_buffers();
-    return {saved(*net_), saved(optimizer_), saved(sampler_)};
-  }
+  Saved save() { return {saved(*net_), saved(optimizer_), saved(sampler_)}; }
   std::string state() const { return state_of(net_); }
 
  private:

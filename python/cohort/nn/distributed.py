@@ -377,7 +377,7 @@ class DistributedDataParallel(torch.nn.Module):
             if wrapper is None:
                 return
             if wrapper._virtual is not None:
-                wrapper._virtual.end_backward(wrapper._attached.core)
+                wrapper._end_virtual_rank(wrapper._virtual, ended)
             if ended:
                 wrapper._refuse_what_came_too_late()
 
@@ -591,9 +591,19 @@ class DistributedDataParallel(torch.nn.Module):
         reducer = self._begin_virtual_rank(reducer, self._virtual)
         self._virtual.end_forward()
         try:
-            return reducer.core.reduce_without_backward()
-        finally:
-            self._virtual.end_backward(reducer.core)
+            any_samples = reducer.core.reduce_without_backward()
+        except BaseException:
+            self._end_virtual_rank(self._virtual, False)
+            raise
+        self._end_virtual_rank(self._virtual, True)
+        return any_samples
+
+    def _end_virtual_rank(self, virtual: VirtualStep, well: bool) -> None:
+        # The buffers of a step are rank 0's, which may be lost before the next step begins: all ranks get them.
+        core = self._attached.core
+        virtual.end_backward(core)
+        if well and core.step_complete and self.options.broadcast_buffers:
+            self._broadcast_buffers()
 
     def step_complete(self) -> bool:
         """Returns True after the backward that ended a step and left the average in the gradients: after each outside of
