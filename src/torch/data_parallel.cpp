@@ -280,7 +280,7 @@ bool DataParallelCore::State::any_unfrozen() const {
                      [](const NamedTensor& parameter) { return parameter.tensor.requires_grad(); });
 }
 
-// Attaches again if parameters were unfrozen, added, replaced or cast, since they would not be averaged otherwise.
+// Attaches again if parameters were unfrozen, added, replaced, resized or cast: they would not be averaged otherwise.
 void DataParallelCore::State::attach_again_if_changed() {
   if (!any_unfrozen() && !parameters_changed() && reducer->look_at_parameters())
     return transaction->trained().unchanged();

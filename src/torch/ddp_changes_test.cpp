@@ -3,6 +3,9 @@
 #include <cohort/error.h>
 #include <cohort/torch/nn.h>
 
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <gtest/gtest.h>
 
 #include "comm/api/communicator_impl.h"
@@ -182,6 +185,36 @@ TEST(DdpChangesTest, ParametersThatAreAddedOrReplacedAreAveragedFromTheirFirstSt
       EXPECT_EQ(model.stats().steps, 5);
     });
   }
+}
+
+TEST(DdpChangesTest, AParameterWhoseDataGetsAnotherSizeIsTakenIn) {
+  run_on_threads(2, [](Communicator comm) {
+    Growing net;
+    DistributedDataParallel model(net, comm);
+    for (const std::int64_t rows : {1, 2, 5}) {
+      net->w.set_data(at::ones({rows, 3}));
+      for (int step = 0; step < 2; ++step) {
+        check_step(net, model);
+        EXPECT_EQ(net->w.grad().size(0), rows);
+        model.zero_grad();
+      }
+    }
+  });
+}
+
+TEST(DdpChangesTest, AParameterThatStaysGathersNoHooks) {
+  run_on_threads(2, [](Communicator comm) {
+    Growing net;
+    DistributedDataParallel model(net, comm);
+    const auto hooks = [&] { return torch::autograd::impl::grad_accumulator(net->v)->post_hooks().size(); };
+    const std::size_t before = hooks();
+    for (int i = 0; i < 3; ++i) {
+      net->replace();
+      check_step(net, model);
+      model.zero_grad();
+    }
+    EXPECT_EQ(hooks(), before);
+  });
 }
 
 TEST(DdpChangesTest, AParameterThatComesTooLateIsRefused) {

@@ -141,13 +141,21 @@ void Reducer::hook_node(std::size_t index) {
   parameter.accumulator->add_post_hook(std::make_unique<AfterAccumulate>(weak_from_this(), index));
   parameter.type = parameter.tensor.scalar_type();
   parameter.device = parameter.tensor.device();
+  parameter.sizes = parameter.tensor.sizes().vec();
+}
+
+void Reducer::detach() noexcept {
+  detached_ = true;
+  // An accumulator that nobody holds ends with its hooks; else a parameter that stays would gather them, and its
+  // accumulator would know the size that it had.
+  for (Parameter& parameter : parameters_) parameter.accumulator.reset();
 }
 
 bool Reducer::look_at_parameters() {
   bool all_as_before = true;
   for (const Parameter& parameter : parameters_) {
     all_as_before = all_as_before && parameter.tensor.scalar_type() == parameter.type &&
-                    parameter.tensor.device() == parameter.device;
+                    parameter.tensor.device() == parameter.device && parameter.tensor.sizes() == parameter.sizes;
   }
   if (!all_as_before) return false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

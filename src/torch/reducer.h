@@ -78,10 +78,10 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// Hooks into autograd. Throws InvalidArgument if another living reducer has done so.
   void attach();
   /// Disables the hooks; another reducer may take the parameters.
-  void detach() noexcept { detached_ = true; }
+  void detach() noexcept;
   /// Called before a forward. When a parameter gets data of another type or device, even temporarily, libtorch makes a
-  /// new gradient accumulator without hooks: this adds hooks to it. Returns false if a parameter has another type or
-  /// device than when it was wrapped.
+  /// new gradient accumulator without hooks: this adds hooks to it. Returns false if a parameter has another type,
+  /// device or size than when it was wrapped.
   bool look_at_parameters();
   /// Sets the parameters that are not reduced, being frozen at wrapping. `drop_all` drops their gradients, too.
   void set_frozen(std::vector<NamedTensor> frozen) { frozen_ = std::move(frozen); }
@@ -128,6 +128,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
     Node accumulator;                  // autograd holds it, and so its hooks, only weakly
     at::ScalarType type = at::kFloat;  // type when it was wrapped
     at::Device device = at::kCPU;
+    std::vector<std::int64_t> sizes = {};
     at::Tensor place;               // place of its gradient; undefined: the gradient is reduced from where autograd
                                     // made it
     const void* address = nullptr;  // address of `place`

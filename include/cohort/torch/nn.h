@@ -198,9 +198,9 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& out) {
 /// options, and throws Mismatch on every rank otherwise, naming the first difference; then all parameters and buffers
 /// become rank 0's. Throws InvalidArgument if no parameter requires a gradient, or a parameter is not dense and
 /// floating-point; parameters are in the host's memory or all on one GPU. The next forward notices parameters that have
-/// been unfrozen, added, replaced or cast to another type; it compares the model and makes it equal on all ranks again.
-/// A parameter that is added or unfrozen after the forward has begun, and gets a gradient in that backward, is refused
-/// there. A cast or move that is undone again changes nothing. Buffers may be added and replaced.
+/// been unfrozen, added, replaced, resized (set_data) or cast to another type; it compares the model and makes it equal
+/// on all ranks again. A parameter that is added or unfrozen after the forward has begun, and gets a gradient in that
+/// backward, is refused there. A cast or move that is undone again changes nothing. Buffers may be added and replaced.
 ///
 /// The average is that of torch's DistributedDataParallel: the sum of the ranks' gradients over their number. This is
 /// the gradient of the mean over all samples if the ranks' batches are equally large and losses are means. For uneven
