@@ -252,6 +252,16 @@ class Additions(Case):
             model.zero_grad()
             self.check_step(net, model)
 
+    def test_one_whose_data_gets_another_shape_is_taken_in(self):
+        net = Net()
+        model = DistributedDataParallel(net)
+        for rows in 1, 2, 5:
+            net.w.data = torch.ones(rows, 3)
+            for _ in range(2):
+                self.check_step(net, model)
+                self.assertEqual(net.w.grad.shape, (rows, 3))
+                model.zero_grad()
+
     def test_one_that_comes_too_late_is_refused(self):
         net = Net("parameter")
         model = DistributedDataParallel(net)

@@ -42,7 +42,7 @@ class _Parameter:
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
-        self.dtype, self.device = tensor.dtype, tensor.device  # as when the tensor was wrapped
+        self.dtype, self.device, self.shape = tensor.dtype, tensor.device, tensor.shape  # as when the tensor was wrapped
         self.node = _node_of(tensor)  # autograd holds the node, and the hooks with it, only weakly
         # Optimizers are fastest where gradient and parameter have the same strides.
         self.stride = tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
@@ -174,14 +174,15 @@ class Reducer:
         return any_new
 
     def look_at_parameters(self) -> bool:
-        """Called before a forward. Returns False if a parameter has another type or device than when it was wrapped."""
+        """Called before a forward. Returns False if a parameter has another type, device or shape than when it was wrapped."""
         addresses = list(map(torch.Tensor.data_ptr, self.parameters))
         step = self.core.progress
         due = not _HAS_HOOKS_AFTER and step - self._nodes_at >= _STEPS_BETWEEN_NODES
         if addresses == self._addresses and not self._found and not due:
             return True
-        if any(one.tensor.dtype != one.dtype or one.tensor.device != one.device for one in self._parameters):
-            return False
+        for one in self._parameters:
+            if one.tensor.dtype != one.dtype or one.tensor.device != one.device or one.tensor.shape != one.shape:
+                return False
         self._addresses, self._nodes_at = addresses, step
         self._hook_new_nodes()
         return True
@@ -189,8 +190,10 @@ class Reducer:
     def detach(self) -> None:
         """Removes all hooks; another reducer may use the parameters."""
         self._remove_hooks()
-        for tensor in self.parameters:
-            _owners.pop(id(tensor), None)
+        self._nodes.clear()
+        for parameter in self._parameters:
+            parameter.node = None  # a node that lives on would know the shape that the parameter had
+            _owners.pop(id(parameter.tensor), None)
 
     def use_hook(self, hook: Hook, state: Any) -> None:
         self.core.use_hook()
