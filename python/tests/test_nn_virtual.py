@@ -1,5 +1,6 @@
 """Virtual ranks on the ranks of `cohort run -np N`: the same bits in this world, in parts of it, and on one rank alone."""
 
+import copy
 import hashlib
 import io
 import random
@@ -264,13 +265,78 @@ class Refusals(Ranks):
         training.sampler.next_batch()
         with torch.no_grad():
             training.net.last.bias.add_(1)
-        with self.refused("parameter 'last.bias' was changed within a step, before virtual rank 1"):
+        with self.refused("parameter 'last.bias' was changed, or frozen, within a step, before virtual rank 1"):
             training.model(x)
         model = DistributedDataParallel(Mlp(torch.float32), alone, virtual_ranks=2)
         loss = loss_of(model(x), y)
         loss.backward(retain_graph=True)
         with self.refused("a backward without a new forward"):
             loss.backward()
+
+    def test_parameters_that_are_moved_frozen_or_a_frozen_one_that_is_changed_within_a_step(self):
+        def move(net):
+            net.last.bias.data = net.last.bias.data * 2
+
+        def change(net):
+            with torch.no_grad():
+                net.second.bias.mul_(2)
+
+        alone = self.world.split(color=self.rank)
+        x, y = batch_of(0, 3, torch.float32)
+        for within, name in (
+            (move, "parameter 'last.bias'"),
+            (lambda net: net.last.bias.requires_grad_(False), "parameter 'last.bias'"),
+            (change, "a frozen parameter"),
+        ):
+            net = Mlp(torch.float32)
+            net.second.bias.requires_grad_(False)
+            model = DistributedDataParallel(net, alone, virtual_ranks=2)
+            loss_of(model(x), y).backward()
+            within(net)
+            with self.refused(f"{name} was changed, or frozen, within a step"):
+                model(x)
+
+    def test_a_sampler_that_does_not_go_on_or_goes_on_within_a_virtual_rank(self):
+        alone = self.world.split(color=self.rank)
+        x, y = batch_of(0, 3, torch.float32)
+
+        def made():
+            sampler = DistributedSampler(12, batch_size=3, comm=alone, virtual_ranks=1)
+            model = DistributedDataParallel(Mlp(torch.float32), alone, sampler=sampler, virtual_ranks=1)
+            sampler.next_batch()
+            return sampler, model
+
+        sampler, model = made()
+        loss_of(model(x), y).backward()
+        sampler.next_batch()
+        with self.refused("the sampler's position is that of the last step"):
+            model(x)
+        sampler.step()
+        loss_of(model(x), y).backward()
+        sampler, model = made()
+        with model.no_sync():
+            loss_of(model(x), y).backward()
+        sampler.step()
+        sampler.next_batch()
+        with self.refused("the sampler has moved on within a step"):
+            model(x)
+
+    def test_other_threads_and_copies(self):
+        alone = self.world.split(color=self.rank)
+        model = DistributedDataParallel(Mlp(torch.float32), alone, virtual_ranks=1)
+        x = batch_of(0, 3, torch.float32)[0]
+        torch.set_num_threads(2)
+        with self.refused("torch has 2 threads now, and had 1"):
+            model(x)
+        copy.deepcopy(model)
+        self.assertEqual(torch.get_num_threads(), 1)
+
+    def test_dropout_on_threads(self):
+        def rank(comm):
+            with self.refused("ranks that are threads share torch's random numbers"):
+                DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout()), comm, virtual_ranks=2)
+
+        cohort.run_on_threads(rank, 2)
 
     def test_a_backward_that_fails_is_trained_again(self):
         class Failing(torch.autograd.Function):

@@ -354,7 +354,8 @@ void DataParallelCore::State::begin_virtual_rank() {
   if (drawn >= 0 && drawn != due) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: the sampler's oldest batch is of virtual rank {}, and virtual rank {} is due on "
-          "rank {} -- train each batch that is drawn once, in order, and call the sampler's step() after each",
+          "rank {} -- train each batch that is drawn once, in order (or call step_without_samples() in its place), and "
+          "call the sampler's step() after each; to give up a step that has begun, on all ranks, wrap the model again",
           drawn, due, comm.rank());
   }
   const bool begins = !reducer->core().in_step();

@@ -418,7 +418,7 @@ TEST(VirtualRanks, AForgottenOneIsAnError) {
       net->second->bias.add_(1);
     }
     (void)sampler.next_batch();
-    refused("parameter 'second.bias' was changed within a step, before virtual rank 2", train);
+    refused("parameter 'second.bias' was changed, or frozen, within a step, before virtual rank 2", train);
   });
 }
 

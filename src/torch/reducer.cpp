@@ -270,10 +270,23 @@ void Reducer::note_step() {
   for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
 }
 
+std::vector<Reducer::Shown> Reducer::shown() const {
+  std::vector<Shown> all;
+  const auto show = [&all](const at::Tensor& one) {
+    all.push_back({static_cast<std::int64_t>(one._version()), one.data_ptr(), one.requires_grad()});
+  };
+  for (const Parameter& one : parameters_) show(one.tensor);
+  for (const NamedTensor& one : frozen_) show(one.tensor);
+  return all;
+}
+
 const std::string* Reducer::changed_parameter() const {
-  const auto changed =
-      std::ranges::find_if(parameters_, [](const Parameter& one) { return one.tensor._version() != one.version; });
-  return changed == parameters_.end() ? nullptr : &changed->name;
+  const std::vector<Shown> now = shown();
+  for (std::size_t i = 0; i < now.size() && i < at_begin_.size(); ++i) {
+    if (now[i] != at_begin_[i])
+      return i < parameters_.size() ? &parameters_[i].name : &frozen_[i - parameters_.size()].name;
+  }
+  return nullptr;
 }
 
 void Reducer::note_writes() {

@@ -66,7 +66,10 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// Note that all writes to parameters so far were legitimate: made by the optimizer, or (note_writes) by others.
   void note_step();
   void note_writes();
-  /// Name of a parameter that was changed in place since `note_step`; null if there is none.
+  /// Records the parameters' values and who is frozen, for `changed_parameter`.
+  void note_begin() { at_begin_ = shown(); }
+  /// Name of a parameter that was changed or frozen since `note_begin`; null if there is none. Values written through
+  /// `.data()` are not noticed.
   const std::string* changed_parameter() const;
   /// Moves parameters whose memory was replaced back to their home, with their values, which are equal on all ranks.
   /// Collective.
@@ -147,10 +150,19 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   VariableList before_accumulate(std::size_t index, const VariableList& gradients);
   void after_accumulate(std::size_t index);
   bool accumulates() const;
+  /// Properties by which a change of a parameter is noticed.
+  struct Shown {
+    std::int64_t version = 0;
+    const void* data = nullptr;
+    bool requires_grad = false;
+    friend bool operator==(const Shown&, const Shown&) = default;
+  };
+  std::vector<Shown> shown() const;
 
   std::shared_ptr<step::Ranks> ranks_;
   std::vector<Parameter> parameters_;
   std::vector<NamedTensor> frozen_;
+  std::vector<Shown> at_begin_;  // of a step
   std::vector<Piece> pieces_;
   bool has_optimizer_ = false;
   bool detached_ = false;

@@ -53,13 +53,35 @@ void VirtualStep::set_buffers(const std::vector<at::Tensor>& values) {
 void VirtualStep::begin_forward(Reducer& reducer, const Place& place, bool begins_step) {
   gradients::Reducer& core = reducer.core();
   const int due = core.virtual_part()->ranks().due();
+  if (at::get_num_threads() != threads_) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "DistributedDataParallel: torch has {} threads now, and had {} when the model was wrapped: with virtual_ranks "
+        "the bits depend on that -- leave at::set_num_threads alone, and give compute_threads",
+        at::get_num_threads(), threads_);
+  }
+  if (begins_step && accepted_ && place == place_) {
+    raise(ErrorCode::InvalidArgument,
+          "DistributedDataParallel: the sampler's position is that of the last step, which was taken -- call the "
+          "sampler's step() after each batch");
+  }
+  if (!begins_step && place != place_) {
+    raise(
+        ErrorCode::InvalidArgument,
+        "DistributedDataParallel: the sampler has moved on within a step, before a forward of virtual rank {} -- each "
+        "virtual rank has one batch of the sampler: divide that into micro-batches",
+        due);
+  }
   if (begins_step) {
-    reducer.note_step();
+    reducer.note_begin();
+    place_ = place;
+    accepted_ = false;
     at_begin_ = copies_of_buffers();
     after_first_.clear();
   } else if (const std::string* const name = reducer.changed_parameter()) {
     raise(ErrorCode::InvalidArgument,
-          "DistributedDataParallel: parameter '{}' was changed within a step, before virtual rank {} -- let the "
+          "DistributedDataParallel: parameter '{}' was changed, or frozen, within a step, before virtual rank {} -- "
+          "let the "
           "optimizer step where step_complete() is true, and nothing else change parameters in between",
           *name, due);
   }
@@ -83,6 +105,7 @@ void VirtualStep::end_backward(gradients::Reducer& core) {
       after_first_ = copies_of_buffers();
     return;
   }
+  accepted_ = core.step_complete();
   if (!after_first_.empty()) set_buffers(std::exchange(after_first_, {}));
   part_ = -1;
 }

@@ -6,6 +6,8 @@
 
 #include "torch/reducer.h"
 
+#include <ATen/Parallel.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,9 +24,11 @@ class VirtualStep {
     std::uint64_t seed = 0;
     std::int64_t epoch = 0;
     std::int64_t cursor = 0;
+    friend bool operator==(const Place&, const Place&) = default;
   };
   /// Begins a forward. `begins_step`: the step's first one, with buffers that are the same on all ranks. Throws
-  /// InvalidArgument if a parameter was changed since the step began.
+  /// InvalidArgument if a parameter was changed since the step began, the sampler has moved within it, or not since the
+  /// last one, or torch has another number of threads now.
   void begin_forward(Reducer& reducer, const Place& place, bool begins_step);
   void end_forward() noexcept { failed_ = false; }
   /// Called when a backward has ended, well or not. After a step, buffers are those after virtual rank 0.
@@ -40,6 +44,9 @@ class VirtualStep {
   int part_ = -1;                        // the virtual rank whose forward was the last
   int forwards_ = 0;                     // its forwards so far
   bool failed_ = false;                  // the last forward has not ended
+  const int threads_ = at::get_num_threads();
+  Place place_{.cursor = -1};  // of the step under way, or the last one
+  bool accepted_ = false;      // the last step has ended well
 };
 
 /// Overwrites a buffer with contiguous values. Does not use copy_ where it need not: running statistics must not

@@ -189,13 +189,16 @@ class State:
             raise InvalidArgument(f"elastic.State.add: batch is {batch!r} -- 'keep' or 'scale'")
         own = sampler.batch_size
         seen = sampler._calls_of_step
+        seen_at = (sampler.epoch, sampler.cursor)
 
         def get() -> bytes:
             return _POSITION.pack(sampler.seed, sampler.epoch, sampler.cursor, sampler.size)
 
         def set_position(copy: bytes) -> None:
+            nonlocal seen_at
             seed, epoch, cursor, size = _POSITION.unpack(copy)
             sampler.load_state_dict({"seed": seed, "epoch": epoch, "cursor": cursor, "size": size})
+            seen_at = (epoch, cursor)
 
         def on_change(rank: int, size: int, first_size: int) -> None:
             # Steps of virtual ranks have equally many samples in any case.
@@ -204,7 +207,13 @@ class State:
             _count_received()
 
         def step() -> None:
-            nonlocal seen
+            nonlocal seen, seen_at
+            if sampler.virtual_ranks:  # several batches make a step: the cursor tells whether it has been taken
+                before = seen_at[1] if sampler.epoch == seen_at[0] else 0
+                while sampler.cursor == before and sampler.global_batch() > 0:
+                    sampler.step()
+                seen_at = (sampler.epoch, sampler.cursor)
+                return
             # If two optimizers train on one batch, the first one's step counts as the batch's.
             if sampler._calls_of_step == seen and sampler.global_batch() > 0 and sampler._received != 0:
                 sampler.step()

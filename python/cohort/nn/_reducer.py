@@ -109,6 +109,7 @@ class Reducer:
             for (name, tensor), parameter in zip(parameters, self._parameters)
         ]
         self._kept: dict[int, torch.Tensor] = {}
+        self._at_begin: list[tuple[int, int, bool]] = []  # of a step, by parameter
         # Memory of buckets on a GPU, by address; the core owns it.
         self._memories: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.core = GradientReducer(comm, described, options, self, transaction)
@@ -414,10 +415,21 @@ class Reducer:
         for parameter in self._parameters:
             parameter.version = parameter.tensor._version
 
+    def note_begin(self) -> None:
+        """Records the parameters' values and who is frozen, for `changed_parameter`."""
+        self._at_begin = self._states()
+
     def changed_parameter(self) -> Optional[str]:
-        """Returns the name of a parameter that was changed in place since `note_step`; None if there is none."""
-        changed = (one.name for one in self._parameters if one.tensor._version != one.version)
-        return next(changed, None)
+        """Returns a parameter, in words, that was changed since `note_begin`; None if there is none. Values that are
+        written in place through `.data` are not noticed."""
+        states = self._states()
+        if states == self._at_begin:
+            return None
+        at = next((i for i, (now, then) in enumerate(zip(states, self._at_begin)) if now != then), len(self._parameters))
+        return f"parameter '{self._parameters[at].name}'" if at < len(self._parameters) else "a frozen parameter"
+
+    def _states(self) -> list[tuple[int, int, bool]]:
+        return [(one._version, one.data_ptr(), one.requires_grad) for one in (*self.parameters, *self.frozen)]
 
     def note_writes(self) -> None:
         """Records that values written by anything but the optimizer are intended, too."""

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 
 from cohort import _core
+from cohort._process import world as _world
 from cohort.errors import InvalidArgument
 
 
@@ -28,7 +29,13 @@ def refuse_beside(module: torch.nn.Module, options: Any, of_sampler: int) -> Non
         if tensor.device.type != "cpu":
             raise InvalidArgument(f"DistributedDataParallel: virtual_ranks with '{name}' on a GPU -- on CPUs alone")
     over_ranks = sys.modules.get("cohort._batch_norm")
+    on_threads = _world.rank_thread() is not None
     for part in module.modules():
+        if on_threads and isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0:
+            raise InvalidArgument(
+                f"DistributedDataParallel: virtual_ranks with {type(part).__name__}, and ranks that are threads share torch's "
+                "random numbers -- start processes with cohort run"
+            )
         sums = isinstance(part, torch.nn.SyncBatchNorm) or (over_ranks and isinstance(part, over_ranks.OverRanks))
         if sums:
             raise InvalidArgument(
@@ -52,20 +59,41 @@ class VirtualStep:
         self._part = -1  # the virtual rank whose forward was the last
         self._forwards = 0  # its forwards so far
         self._failed = False  # the last forward has not ended
+        self._threads = torch.get_num_threads()
+        self._place = (0, 0, -1)  # of the step under way, or the last one
+        self._accepted = False  # the last step has ended well
 
     def begin_forward(self, reducer: Any, place: tuple[int, int, int], begins_step: bool) -> None:
         """Begins a forward. place: seed, epoch and cursor of the step; begins_step: the step's first forward, with
-        buffers that are the same on all ranks. Raises InvalidArgument if a parameter was changed since the step began.
+        buffers that are the same on all ranks. Raises InvalidArgument if a parameter was changed since the step began,
+        the sampler has moved within it, or not since the last one, or torch has another number of threads now.
         """
         due = reducer.core.virtual_rank
         _refuse_buffers(self._module, self._options)
+        if torch.get_num_threads() != self._threads:
+            raise InvalidArgument(
+                f"DistributedDataParallel: torch has {torch.get_num_threads()} threads now, and had {self._threads} when the "
+                "model was wrapped: with virtual_ranks the bits depend on that -- leave torch.set_num_threads alone, and give "
+                "compute_threads"
+            )
+        if begins_step and self._accepted and place == self._place:
+            raise InvalidArgument(
+                "DistributedDataParallel: the sampler's position is that of the last step, which was taken -- call the "
+                "sampler's step() after each batch"
+            )
+        if not begins_step and place != self._place:
+            raise InvalidArgument(
+                f"DistributedDataParallel: the sampler has moved on within a step, before a forward of virtual rank {due} -- "
+                "each virtual rank has one batch of the sampler: divide that into micro-batches"
+            )
         if begins_step:
-            reducer.note_step()
+            reducer.note_begin()
+            self._place, self._accepted = place, False
             self._at_begin, self._after_first = self._copies_of_buffers(), None
         elif (name := reducer.changed_parameter()) is not None:
             raise InvalidArgument(
-                f"DistributedDataParallel: parameter '{name}' was changed within a step, before virtual rank {due} -- let "
-                "the optimizer step where step_complete() is true, and nothing else change parameters in between"
+                f"DistributedDataParallel: {name} was changed, or frozen, within a step, before virtual rank {due} -- let the "
+                "optimizer step where step_complete() is true, and nothing else change parameters in between"
             )
         # A forward that has raised may be tried again, if it was the first.
         if begins_step or not reducer.core.has_forward or (self._failed and self._forwards == 1):
@@ -93,6 +121,7 @@ class VirtualStep:
             if self._part == 0 and core.virtual_rank != 0 and self._after_first is None:
                 self._after_first = self._copies_of_buffers()
             return
+        self._accepted = core.step_complete
         if self._after_first is not None:
             self._set_buffers(self._after_first)
         self._after_first, self._part = None, -1

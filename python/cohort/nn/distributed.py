@@ -297,9 +297,6 @@ class DistributedDataParallel(torch.nn.Module):
             compare_parameters_every=compare_parameters_every, check_replicas=check_replicas, sharding=sharding,
             protect_parameters=protect_parameters, virtual_ranks=virtual_ranks, compute_threads=compute_threads,
             observer=observer)  # fmt: skip
-        threads = _core.compute_threads(self.options)
-        if threads > 0:
-            torch.set_num_threads(threads)
         self._seed_python = bool(seed_python)
         self._weights = _Weights(sampler, samples)
         self.module = module
@@ -320,6 +317,8 @@ class DistributedDataParallel(torch.nn.Module):
         self._compared_at = 0  # the step of the last comparison
         self._next_samples: Optional[int] = None
         self._virtual: Optional[VirtualStep] = None
+        if (threads := _core.compute_threads(self.options)) > 0:  # also of a copy, which may be in another process
+            torch.set_num_threads(threads)
         if self.options.virtual_ranks:
             self._virtual = VirtualStep(self.module, self.options, self._seed_python)
 
@@ -493,8 +492,9 @@ class DistributedDataParallel(torch.nn.Module):
         if drawn not in (-1, due):
             raise InvalidArgument(
                 f"DistributedDataParallel: the sampler's oldest batch is of virtual rank {drawn}, and virtual rank {due} is "
-                f"due on rank {self.communicator.rank()} -- train each batch that is drawn once, in order, and call the "
-                "sampler's step() after each"
+                f"due on rank {self.communicator.rank()} -- train each batch that is drawn once, in order (or call "
+                "step_without_samples() in its place), and call the sampler's step() after each; to give up a step that has "
+                "begun, on all ranks, wrap the model again"
             )
         begins = not reducer.core.in_step
         reducer = self._begin_synchronising_pass(reducer) if begins else self._attach_again_if_changed(reducer)
