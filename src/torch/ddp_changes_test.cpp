@@ -187,6 +187,35 @@ TEST(DdpChangesTest, ParametersThatAreAddedOrReplacedAreAveragedFromTheirFirstSt
   }
 }
 
+TEST(DdpChangesTest, AChangeOnOneRankAloneIsNamedByAll) {
+  for (const std::string how : {"thawed", "added", "replaced"}) {
+    run_on_threads(2, [&](Communicator comm) {
+      Growing net;
+      net->v.set_requires_grad(how != "thawed");
+      DistributedDataParallel model(net, comm);
+      model(batch(comm)).backward();
+      model.zero_grad();
+      if (comm.rank() == 1 && how == "thawed") net->v.set_requires_grad(true);
+      if (comm.rank() == 1 && how == "added") net->grow(1);
+      if (comm.rank() == 1 && how == "replaced") net->replace();
+      std::string text;
+      try {
+        model(batch(comm)).backward();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::Mismatch);
+        text = error.what();
+      }
+      EXPECT_NE(text.find("rank 1 brought all_reduce(uint64["), std::string::npos) << how << ": " << text;
+      EXPECT_NE(text.find("to compare models and options"), std::string::npos) << how << ": " << text;
+      if (comm.rank() == 0) return;
+      EXPECT_NE(text.find("rank 1 compares its models"), std::string::npos) << how << ": " << text;
+      if (how == "replaced") return;
+      const std::string name = how == "thawed" ? "now has parameter 'v'" : "now has parameter 'extra'";
+      EXPECT_NE(text.find(name), std::string::npos) << text;
+    });
+  }
+}
+
 TEST(DdpChangesTest, AParameterWhoseDataGetsAnotherSizeIsTakenIn) {
   run_on_threads(2, [](Communicator comm) {
     Growing net;

@@ -94,6 +94,9 @@ struct Borrowed {
   std::shared_ptr<const sys::Mapping> memory = {};  ///< keeps a peer's memory mapped; null for this rank's own memory
 };
 
+/// AllReduceOptions::tag of a comparison of what ranks train together: messages call such an operation by this name.
+constexpr std::uint32_t kComparisonTag = 0x7C0DE1F5;
+
 /// An operation on host memory; for an operation on device memory, only what the ranks agree on.
 struct Request {
   Kind kind = Kind::Barrier;

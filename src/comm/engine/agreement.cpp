@@ -33,9 +33,10 @@ std::string called(const Descriptor& d) {
   const std::string_view name = name_of(d.kind);
   const std::string_view type = cohort::to_string(d.dtype);
   // A tag has only 32 bits, a digest 64.
-  const std::string grouped = d.detail == 0         ? std::string()
-                              : d.detail >> 32 == 0 ? fmt::format(", tag {:#x}", d.detail)
-                                                    : fmt::format(", grouped as #{:08x}", d.detail >> 32);
+  const std::string grouped = d.detail == 0                ? std::string()
+                              : d.detail == kComparisonTag ? ", to compare models and options"
+                              : d.detail >> 32 == 0        ? fmt::format(", tag {:#x}", d.detail)
+                                                           : fmt::format(", grouped as #{:08x}", d.detail >> 32);
   std::string scales;
   if (d.weighted) scales += ", weighted";
   if (d.wire_format != 0)
@@ -235,7 +236,8 @@ std::optional<Disagreement> Agreement::disagreement(int rank, const std::functio
                     differing > 1 ? fmt::format(" ({} ranks differ from rank {})", differing, reference) : ""),
         differs(rank) || rank != reference ? reference : other, std::ranges::all_of(active, [this](int which) {
           const Kind kind = of(which).kind;
-          return (kind == Kind::AllReduce || kind == Kind::Broadcast) && of(which).detail != 0;
+          const std::uint64_t detail = of(which).detail;
+          return (kind == Kind::AllReduce || kind == Kind::Broadcast) && detail != 0 && detail != kComparisonTag;
         })};
   }
   const Kind kind = agreed.kind;

@@ -2,6 +2,7 @@
 
 #include "base/parse.h"
 #include "base/result.h"
+#include "comm/api/request.h"
 
 #include <fmt/format.h>
 
@@ -31,6 +32,9 @@ void Agreement::set(const std::string& owner, const std::string& name, std::stri
 
 void Agreement::set(std::vector<Option> options) {
   digest_ = 0;
+  const auto is_new = [&](const Option& option) { return std::ranges::find(options_, option) == options_.end(); };
+  const auto changed = options_.empty() ? options.end() : std::ranges::find_if(options, is_new);
+  changed_ = changed == options.end() ? std::string() : changed->text();
   options_ = std::move(options);
 }
 
@@ -81,14 +85,28 @@ std::optional<Error> Agreement::difference(Ranks& ranks) const {
   ++uses_;
   if (ranks.size() == 1) return std::nullopt;
   const std::string text = lines();
-  const auto all = gather_rows(ranks, {digest(), text.size()});
+  const auto all = gather_rows(ranks, {digest(), text.size()}, comm::kComparisonTag);
   const auto& own = all[static_cast<std::size_t>(ranks.rank())];
   const bool differ = std::ranges::any_of(all, [&](const auto& row) { return !row.empty() && row != own; });
   return differ ? exchange(ranks, all, text, difference_.where.c_str()) : std::nullopt;
 }
 
 void Agreement::require(Ranks& ranks) const {
-  if (const auto named = difference(ranks)) throw Error(*named);
+  std::optional<Error> named;
+  try {
+    named = difference(ranks);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Mismatch) throw;
+    const std::string since = changed_.empty() ? "" : fmt::format(", since it now has {},", changed_);
+    throw Error(
+        ErrorCode::Mismatch,
+        fmt::format("{}: rank {} compares its {} with the other ranks'{} while another rank does something else "
+                    "-- add, remove, replace, cast, freeze and unfreeze the same on all ranks, in the same step "
+                    "-- {}",
+                    difference_.where, ranks.rank(), difference_.what, since, error.what()),
+        error.context());
+  }
+  if (named) throw Error(*named);
 }
 
 void Agreement::explain(Ranks& ranks, const Error& error) const {

@@ -20,6 +20,7 @@ namespace cohort::step {
 struct Option {
   std::string owner = {}, name = {}, value = {};
   std::string text() const;
+  bool operator==(const Option&) const = default;
 };
 
 /// Text of an error around an option: "WHERE: the ranks' WHAT differ -- ... -- ADVICE".
@@ -68,6 +69,8 @@ class Agreement {
 
   Difference difference_;
   std::vector<Option> options_;
+  std::string
+      changed_;  // the first option that the last list has and the list before has not; empty if it was the first
   mutable std::uint64_t digest_ = 0;  // 0: not computed yet
   mutable std::int64_t uses_ = 0;
 };

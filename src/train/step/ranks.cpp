@@ -59,14 +59,15 @@ ErrorContext Ranks::where(const char* operation) const {
   return where;
 }
 
-std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine) {
+std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine,
+                                                    std::uint32_t tag) {
   const std::size_t width = mine.size() + 1;
   std::vector<std::uint64_t> table(width * static_cast<std::size_t>(ranks.size()));
   const std::size_t row = width * static_cast<std::size_t>(ranks.rank());
   table[row] = 1;
   std::copy(mine.begin(), mine.end(), table.begin() + static_cast<std::ptrdiff_t>(row + 1));
   ranks.run("all_reduce", table,
-            [](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Sum}); });
+            [tag](Communicator& comm, auto span) { return comm.all_reduce(span, {.op = ReduceOp::Sum, .tag = tag}); });
   std::vector<std::vector<std::uint64_t>> rows(static_cast<std::size_t>(ranks.size()));
   for (std::size_t rank = 0; rank < rows.size(); ++rank) {
     const auto begin = table.begin() + static_cast<std::ptrdiff_t>(rank * width);

@@ -64,8 +64,10 @@ class Ranks {
 };
 
 /// Returns all ranks' words: row r has rank r's, and is empty if rank r has joined. All ranks pass equally many words.
-/// Collective; waits. Implemented as a sum, in which ranks that have joined take part automatically.
-std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine);
+/// Collective; waits. Implemented as a sum, in which ranks that have joined take part automatically; `tag` as in
+/// AllReduceOptions.
+std::vector<std::vector<std::uint64_t>> gather_rows(Ranks& ranks, const std::vector<std::uint64_t>& mine,
+                                                    std::uint32_t tag = 0);
 
 std::shared_ptr<Ranks> ranks_of(Communicator comm);
 
