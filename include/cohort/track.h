@@ -4,6 +4,7 @@
 // belongs to the training loop's thread. Needs no libtorch.
 #pragma once
 
+#include <cohort/buffer.h>
 #include <cohort/communicator.h>
 #include <cohort/observer.h>
 
@@ -53,6 +54,12 @@ struct MetricLine {
   std::optional<int> rank = {};  ///< set if the values are only that rank's
 };
 
+/// A tensor of the model, in host memory.
+struct Weight {
+  std::string_view name;
+  ConstBuffer values;
+};
+
 struct RunRecordOptions {
   std::string program;  ///< name of the program, e.g. "digits"
   int world_size = 1;   ///< ranks
@@ -86,6 +93,11 @@ class RunRecord final : public Observer {
   /// each operation, seconds waited for peers, steps and exposed communication. Appends nothing if there were no
   /// events.
   void write_communication();
+
+  /// Appends a `weights` line: a 64-bit digest of the bytes of each tensor after `step`, and one of all. `cohort runs
+  /// compare A B` says from such lines until which step two runs have the same weights, and which tensor differs first.
+  /// Reads each tensor once, about 1 ms per MiB. Throws Io as `write`, and InvalidArgument if a tensor is on a GPU.
+  void write_weights(std::int64_t step, std::span<const Weight> weights);
 
   /// Appends a `metric` line for each element, all by one system call. Throws as `write`. Called by Metrics.
   void write_metrics(std::span<const MetricLine> lines);

@@ -104,7 +104,7 @@ std::string all_cases(const CLI::App& app, const std::string& commands) {
   }
   return cases + completion_cases(app, {{"help", fmt::format("{} {}", fmt::join(help_topics(), " "), commands)},
                                         {"completion", "bash zsh"},
-                                        {"runs", "rm"}});
+                                        {"runs", "compare rm"}});
 }
 
 std::string script(const CLI::App& app, std::string_view shell) {

@@ -32,6 +32,7 @@ from cohort.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any, Callable
 
 __all__ = ["Progress", "RunRecord", "close", "flush", "log", "run_folder", "span"]
@@ -73,6 +74,25 @@ class RunRecord(_RunRecord):
         super().__init__(file, **options)
         global _latest
         _latest = weakref.ref(self)
+
+    def write_weights(self, step: int, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Appends a 64-bit digest of each tensor's bytes after `step`, and one of all. `cohort runs compare A B` says from
+        them until which step two runs have the same weights, and which tensor differs first.
+
+        tensors  pairs of a name and a dense tensor or array, as model.state_dict().items()
+
+        Reads each tensor once. Raises Io as `write`, and InvalidArgument for what is no dense array. Any thread.
+        """
+        self._write_weights(step, [(name, _flat(name, tensor)) for name, tensor in tensors])
+
+
+def _flat(name: str, tensor: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"write_weights: {name} is not dense ({tensor.layout})")
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def run_folder() -> str:

@@ -1,5 +1,6 @@
 // cohort.track: the record of a run, its picture, and the progress bar, from the C++ implementation.
 #include "arguments.h"
+#include "arrays.h"
 #include "bindings.h"
 #include "errors.h"
 
@@ -137,6 +138,19 @@ void bind_track(py::module_& module) {
           "write(event, **fields): appends a line: numbers (also of NumPy and torch), texts, truth values, paths. It "
           "is in "
           "the kernel's hands on return; a full disk raises Io and leaves the file as it was.")
+      .def(
+          "_write_weights",
+          [](track::RunRecord& self, std::int64_t step, const std::vector<std::pair<std::string, py::object>>& named) {
+            std::vector<Array> arrays;
+            std::vector<track::Weight> weights;
+            for (const auto& [name, array] : named) {
+              arrays.emplace_back(array, Access::Read, Role{"write_weights", name.c_str()});
+              weights.push_back({name, arrays.back().const_buffer()});
+            }
+            const py::gil_scoped_release release;
+            self.write_weights(step, weights);
+          },
+          py::arg("step"), py::arg("named"))
       .def("write_communication", &track::RunRecord::write_communication, py::call_guard<py::gil_scoped_release>(),
            "Appends what `observe` has seen since the last time: number, bytes and seconds of each operation, seconds "
            "waited "

@@ -54,6 +54,21 @@ class Record(unittest.TestCase):
         cohort.track.RunRecord(self.file).write("step", loss=torch.tensor(0.25), step=torch.tensor(7), rate=torch.ones(1).double())
         self.assertEqual([self.lines()[1][name] for name in ("loss", "step", "rate")], [0.25, 7, 1.0])
 
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_digests_of_weights_are_of_bytes(self):
+        record = cohort.track.RunRecord(self.file)
+        rows = torch.tensor([[1.0, 3.0], [2.0, 4.0]]).t()  # not contiguous
+        half, scalar = torch.ones(3, dtype=torch.bfloat16), torch.tensor(5)
+        record.write_weights(1, [("w", rows), ("h", half), ("n", scalar)])
+        halves = bytes([0x80, 0x3F] * 3)
+        record.write_weights(2, [("w", array.array("f", [1, 2, 3, 4])), ("h", halves), ("n", array.array("q", [5]))])
+        record.write_weights(3, torch.nn.BatchNorm1d(2).state_dict().items())
+        first, second, third = self.lines()[1:]
+        self.assertEqual((first["digest"], first["tensors"]), (second["digest"], second["tensors"]))
+        self.assertEqual(list(third["tensors"]), ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"])
+        with self.assertRaisesRegex(cohort.InvalidArgument, "write_weights: s is not dense"):
+            record.write_weights(4, [("s", torch.eye(2).to_sparse())])
+
     def test_adds_up_what_a_world_does(self):
         record = cohort.track.RunRecord(self.file)
         record.observe(cohort.world())

@@ -183,8 +183,8 @@ constexpr std::string_view kOperations = "operations/";
 }  // namespace
 
 bool is_known_event(std::string_view event) noexcept {
-  constexpr std::array<std::string_view, 8> kEvents = {"metric", "step",   "epoch",     "communication",
-                                                       "start",  "resume", "preempted", "end"};
+  constexpr std::array<std::string_view, 9> kEvents = {"metric", "step",      "epoch", "communication", "start",
+                                                       "resume", "preempted", "end",   "weights"};
   return std::find(kEvents.begin(), kEvents.end(), event) != kEvents.end();
 }
 

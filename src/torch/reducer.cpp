@@ -5,6 +5,7 @@
 
 #include <cohort/torch/same_parameters.h>
 #include <cohort/torch/tensor.h>
+#include <cohort/track.h>
 
 // clang-format off
 #include <torch/csrc/autograd/engine.h>
@@ -639,17 +640,21 @@ std::string text_of(const at::Tensor& element) {
                                                    : fmt::format("{}", element.item<std::int64_t>());
 }
 
+/// The values as one row in host memory; a copy only if they lie otherwise.
+at::Tensor flat_on_host(const NamedTensor& named, const char* who) {
+  const at::NoGradGuard no_grad;
+  if (!named.tensor.defined() || named.tensor.layout() != at::kStrided)
+    raise(ErrorCode::InvalidArgument, "{}: {} is undefined or not dense", who, named.name);
+  return named.tensor.detach().cpu().contiguous().view({-1});
+}
+
 }  // namespace
 
 void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& tensors, std::int64_t step) {
-  const at::NoGradGuard no_grad;
   std::vector<step::NamedValues> values;
-  std::vector<at::Tensor> kept;  // copies of tensors that are not contiguous
+  std::vector<at::Tensor> kept;
   for (const NamedTensor& named : tensors) {
-    if (!named.tensor.defined() || named.tensor.layout() != at::kStrided) {
-      raise(ErrorCode::InvalidArgument, "require_same_parameters: {} is undefined or not dense", named.name);
-    }
-    const at::Tensor flat = kept.emplace_back(named.tensor.detach().cpu().contiguous().view({-1}));
+    const at::Tensor flat = kept.emplace_back(flat_on_host(named, "require_same_parameters"));
     values.push_back({.name = named.name,
                       .sizes = named.tensor.sizes().vec(),
                       .element_size = static_cast<std::size_t>(flat.element_size()),
@@ -657,6 +662,16 @@ void require_same_tensors(step::Ranks& ranks, const std::vector<NamedTensor>& te
                       .text = [flat](std::int64_t index) { return text_of(flat[index]); }});
   }
   step::require_same_parameters(ranks, values, step);
+}
+
+void write_weights(track::RunRecord& record, std::int64_t step, const std::vector<NamedTensor>& tensors) {
+  std::vector<track::Weight> weights;
+  std::vector<at::Tensor> kept;
+  for (const NamedTensor& named : tensors) {
+    const at::Tensor flat = kept.emplace_back(flat_on_host(named, "write_weights"));
+    weights.push_back({named.name, {flat.data_ptr(), static_cast<std::int64_t>(flat.nbytes()), DType::UInt8}});
+  }
+  record.write_weights(step, weights);
 }
 
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,

@@ -3,6 +3,7 @@
 Tests whose reader is not installed are left out, and say so.
 """
 
+import array
 import contextlib
 import fcntl
 import http.client
@@ -24,6 +25,8 @@ import termios
 import threading
 import time
 import unittest
+
+import cohort.track
 from tiers import slow
 
 try:
@@ -359,6 +362,42 @@ class Runs(unittest.TestCase):
         going.wait(SECONDS)
         self.cohort("runs", "rm", f"runs/{names['going']}", names["saved"])
         self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["notes"])
+
+    def record(self, name, steps, **changed):
+        """A record of two tensors; at_N=VALUES: those that have other values at step N. -N: resumes after step N."""
+        record = cohort.track.RunRecord(self.folder / "runs" / name / "run.jsonl")
+        for step in steps:
+            if step < 0:
+                record.write("resume", step=-step)
+                continue
+            values = {"fc.weight": 0.5, "fc.bias": 1.0, **changed.get(f"at_{step}", {})}
+            record.write_weights(step, [(key, array.array("f", [value, step])) for key, value in values.items()])
+
+    def test_weights_of_two_are_compared(self):
+        self.record("one", range(1, 10))
+        self.record("same", range(3, 13, 2))
+        self.record("other", range(1, 10), at_5={"fc.bias": 1.0000001}, at_6={"fc.weight": 3, "fc.bias": 2})
+        self.record("more", [4], at_4={"fc.more": 1.0})
+        self.record("nothing", [])
+        self.record("early", [0])
+        # Step 5 was repeated, rightly, by a run that resumed.
+        self.record("resumed", [4, 5], at_5={"fc.bias": 7.0})
+        self.record("resumed", [-4, 5, 6])
+
+        def compare(*runs, status=0):
+            return self.cohort("runs", "compare", *runs, status=status)
+
+        self.assertIn("equal to the bit at all 4 steps that both runs have (3 to 9)", compare("one", "same"))
+        self.assertIn("at all 3 steps", compare("one", "resumed"))
+        said = compare("one", "runs/other", status=1)
+        self.assertIn("equal to the bit until step 4, not at 5: 1 of 2 tensors differ, fc.bias\n", said)
+        said = compare("one", "more", status=1)
+        self.assertIn("differ from the first step that both runs have, 4: 1 of 3 tensors differ, fc.more", said)
+        self.assertIn("nothing/run.jsonl has no digests of weights", compare("one", "nothing", status=2))
+        self.assertIn("no step in common", compare("one", "early", status=2))
+        self.assertIn("values", compare("one", "values", status=2))
+        shown = json.loads(self.cohort("runs", "compare", "one", "other", "--json", status=1))
+        self.assertEqual((shown["equal"], shown["equal_until"], shown["differ"], shown["names"]), (False, 4, 5, ["fc.bias"]))
 
     def test_one_whose_launcher_was_killed_is_lost_when_its_agent_has_ended(self):
         going = subprocess.Popen(self.job("going", "while :; do sleep 0.1; done"), cwd=self.folder, stdout=subprocess.DEVNULL)

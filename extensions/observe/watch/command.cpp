@@ -1,5 +1,5 @@
 // `cohort watch`: shows a running or ended run on this or another machine, in the terminal or on a page. `cohort runs`:
-// lists and removes runs.
+// lists, removes and compares runs.
 #include "base/env.h"
 #include "base/hardware.h"
 #include "base/result.h"
@@ -10,6 +10,7 @@
 #include "observe/watch/runs.h"
 #include "observe/watch/screen.h"
 #include "observe/watch/source.h"
+#include "observe/watch/weights.h"
 #include "shared/program.h"
 
 #include <fmt/core.h>
@@ -199,16 +200,26 @@ void remove_runs(const RunsArguments& arguments) {
              watch::bytes_text(static_cast<double>(bytes)));
 }
 
+/// Returns 1 if weights differ, so every error is told by the status of a wrong call, 2.
+int compare_runs(const RunsArguments& arguments) try {
+  const auto comparison =
+      watch::compare_weights(run_named(arguments, arguments.runs[0]), run_named(arguments, arguments.runs[1]));
+  fmt::print("{}", arguments.json ? watch::to_json(comparison) : watch::to_text(comparison));
+  return comparison.differ ? 1 : 0;
+} catch (const Error& error) {
+  raise(ErrorCode::InvalidArgument, "{}", error.what());
+}
+
 }  // namespace
 
-static void add_runs(CLI::App& app, int&) {
+static void add_runs(CLI::App& app, int& exit_status) {
   const auto arguments = std::make_shared<RunsArguments>();
   CLI::App* command = app.add_subcommand("runs", std::string(program_of("runs")->about));
   command->add_option("--folder", arguments->folder, "Where the runs are")->capture_default_str();
   command->add_flag("--json", arguments->json, "As a JSON array");
   command->footer(
       "Examples: cohort runs\n          cohort runs rm --older-than 30d --dry-run\n          cohort runs rm --keep 20\n"
-      "          cohort runs rm 20261127-204744-train-1c4e");
+      "          cohort runs rm 20261127-204744-train-1c4e\n          cohort runs compare first second");
   command->require_subcommand(0, 1)->fallthrough();
   CLI::App* remove = command->add_subcommand("rm", "Remove runs, with all in their folders; none that goes on");
   remove->add_option("RUN", arguments->runs, "Names in the folder, or paths");
@@ -216,8 +227,16 @@ static void add_runs(CLI::App& app, int&) {
   remove->add_option("--keep", arguments->keep, "All but the newest so many")->check(CLI::NonNegativeNumber);
   remove->add_flag("--dry-run", arguments->dry_run, "Only say what would be removed");
   remove->footer("");
-  command->callback([arguments, remove] {
+  CLI::App* compare = command->add_subcommand(
+      "compare", "Say until which step two runs have the same weights, to the bit; exit status 1 if they differ");
+  compare->add_option("RUNS", arguments->runs, "Two names in the folder, or paths")->required()->expected(2);
+  compare->footer("");
+  command->callback([arguments, remove, compare, &exit_status] {
     if (remove->parsed()) return remove_runs(*arguments);
+    if (compare->parsed()) {
+      exit_status = compare_runs(*arguments);
+      return;
+    }
     const auto runs = watch::list_runs(arguments->folder);
     fmt::print("{}", arguments->json ? watch::to_json(runs) : watch::to_table(runs));
   });

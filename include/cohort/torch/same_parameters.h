@@ -1,6 +1,6 @@
-// Checks that all ranks hold the same parameters, to the bit. A memory error, a library that is not deterministic or a
-// step that only one rank took lets replicas drift apart, which nothing else reports. Owns nothing; one thread at a
-// time per communicator.
+// Checks that all ranks hold the same parameters, to the bit, and notes digests by which runs are compared. A memory
+// error, a library that is not deterministic or a step that only one rank took lets replicas drift apart, which nothing
+// else reports. Owns nothing; one thread at a time per communicator.
 #pragma once
 
 #include <cohort/torch/torch_api.h>
@@ -12,6 +12,10 @@
 #include <vector>
 
 namespace cohort {
+
+namespace track {
+class RunRecord;
+}
 
 struct NamedTensor {
   std::string name;
@@ -34,5 +38,10 @@ struct SameParametersOptions {
 /// `context().peer` is the lowest differing rank. The communicator stays usable.
 void require_same_parameters(Communicator& comm, const std::vector<NamedTensor>& tensors,
                              const SameParametersOptions& options = {});
+
+/// Appends digests of the tensors after `step` to a run's record, for `cohort runs compare`: see
+/// track::RunRecord::write_weights. Not collective; rank 0, whose record it is, calls it. Throws InvalidArgument if a
+/// tensor is not dense.
+void write_weights(track::RunRecord& record, std::int64_t step, const std::vector<NamedTensor>& tensors);
 
 }  // namespace cohort

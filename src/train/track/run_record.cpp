@@ -6,6 +6,7 @@
 #include "telemetry/record.h"
 #include "telemetry/status_page.h"
 
+#include <cohort/digest.h>
 #include <cohort/track.h>
 
 #include <fcntl.h>
@@ -226,6 +227,28 @@ void RunRecord::write_metrics(std::span<const MetricLine> lines) {
     text += line_of(line);
   }
   if (!text.empty()) impl_->append(text);
+}
+
+void RunRecord::write_weights(std::int64_t step, std::span<const Weight> weights) {
+  // Runs are compared with each other, so all have the same key.
+  DigestKey key;
+  key.fill(0x5A);
+  std::string all;
+  OrderedJson tensors = OrderedJson::object();
+  for (const Weight& weight : weights) {
+    if (weight.values.device.type != DeviceType::CPU)
+      raise(ErrorCode::InvalidArgument, "write_weights: '{}' is on a GPU -- give a copy in host memory", weight.name);
+    const std::string digest = fmt::format("{:016x}", cohort::digest_of(weight.values, key)[0]);
+    tensors[std::string(weight.name)] = digest;
+    all.append(weight.name).append(digest);
+  }
+  const Digest whole =
+      cohort::digest_of(ConstBuffer(all.data(), static_cast<std::int64_t>(all.size()), DType::UInt8), key);
+  impl_->append(OrderedJson{{"event", "weights"},
+                            {"time", unix_seconds()},
+                            {"step", step},
+                            {"digest", fmt::format("{:016x}", whole[0])},
+                            {"tensors", std::move(tensors)}});
 }
 
 void RunRecord::on_collective(const CollectiveEvent& event) {

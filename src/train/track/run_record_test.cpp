@@ -68,6 +68,35 @@ TEST_F(RunRecordTest, NumbersThatAreNotFiniteSurvive) {
   EXPECT_EQ(step.number("event"), std::nullopt);
 }
 
+TEST_F(RunRecordTest, WeightsAreDigestedByName) {
+  std::vector<float> values = {1, 2, 3};
+  const std::int64_t more = 7;
+  const auto write = [&](RunRecord& record, std::int64_t step, Device device = {}) {
+    const std::vector<Weight> weights = {{"fc.weight", {values.data(), 3, DType::Float32, device}},
+                                         {"steps", {&more, 1, DType::Int64}}};
+    record.write_weights(step, weights);
+  };
+  {
+    RunRecord record(file_);
+    write(record, 1);
+    write(record, 2);
+    values[2] = std::nextafter(3.0F, 4.0F);
+    write(record, 3);
+    EXPECT_THROW(write(record, 4, {DeviceType::CUDA, 0}), Error);
+  }
+  const RecordLines lines = read_record(file_);
+  ASSERT_EQ(lines.events.size(), 4U);
+  const auto at = [&lines](std::size_t line, std::string_view field) { return lines.events[line].text(field); };
+  EXPECT_EQ(lines.events[2].event, "weights");
+  EXPECT_EQ(lines.events[2].integer("step"), 2);
+  EXPECT_EQ(at(1, "digest"), at(2, "digest"));
+  EXPECT_EQ(at(1, "tensors/fc.weight"), at(2, "tensors/fc.weight"));
+  EXPECT_NE(at(1, "tensors/fc.weight"), at(3, "tensors/fc.weight"));
+  EXPECT_EQ(at(1, "tensors/steps"), at(3, "tensors/steps"));
+  EXPECT_NE(at(1, "digest"), at(3, "digest"));
+  EXPECT_EQ(at(1, "digest").size(), 16U);
+}
+
 TEST_F(RunRecordTest, TornLastLineIsToleratedAndCutOffByTheNextWriter) {
   RunRecord(file_).write("step", {{"step", 1}});
   append_raw(R"({"event": "step", "ste)");
