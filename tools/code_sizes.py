@@ -11,7 +11,7 @@ import re
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
     "src/base": 3_677, "src/comm": 26_534, "src/launch": 19_566, "src/net": 7_096, "src/rendezvous": 5_485, "src/telemetry": 2_485,
-    "src/torch": 8_093, "src/c_api": 536, "src/train": 15_058, "include": 4_338, "programs": 4_134, "python": 18_811,
+    "src/torch": 8_094, "src/c_api": 536, "src/train": 15_075, "include": 4_338, "programs": 4_134, "python": 18_814,
     "extensions/bench": 3_920, "extensions/chainermn": 2_170, "extensions/horovod": 14_200, "extensions/jax": 1_350,
     "extensions/observe": 10_321, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,
 }  # fmt: skip

@@ -574,7 +574,8 @@ void bind_gradients(py::module_& module) {
       .def("leave_no_sync", accumulation([](core::Accumulation& all) { all.leave_no_sync(); }))
       .def("add_forward",
            [](GradientReducer& self, std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
-              std::optional<std::uint64_t> batch) { self.core().add_forward(declared, rows, batch); })
+              std::optional<std::uint64_t> batch,
+              std::optional<std::int64_t> epoch) { self.core().add_forward(declared, rows, batch, epoch); })
       .def_property_readonly("wants_batch", [](GradientReducer& self) { return self.core().wants_batch(); })
       .def_property_readonly("in_backward", [](GradientReducer& self) { return self.core().in_backward(); })
       .def("prepare_synchronising_pass", [](GradientReducer& self) { self.core().prepare_synchronising_pass(); })

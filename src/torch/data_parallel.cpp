@@ -494,7 +494,8 @@ bool DataParallelCore::before_forward(const std::vector<at::Tensor>& inputs) {
   } else {
     state_->begin_synchronising_pass();
   }
-  state_->reducer->core().add_forward(declared, rows, batch);
+  state_->reducer->core().add_forward(declared, rows, batch,
+                                      state_->sampler ? std::optional(state_->sampler->epoch()) : std::nullopt);
   return true;
 }
 

@@ -586,6 +586,33 @@ TEST(DdpTest, ASamplerWithoutStepsIsRefusedBeforeItMatters) {
   });
 }
 
+TEST(DdpTest, ASamplerInAnotherEpochIsNamedOnEveryRank) {
+  run_on_threads(3, [](Communicator comm) {
+    data::DistributedSampler sampler(24, comm, {.batch_size = 2});
+    DistributedDataParallelOptions options;
+    options.sampler = &sampler;
+    DistributedDataParallel model(with_values(Mlp(), 0), comm, options);
+    const auto step = [&] {
+      sampler.next_batch();
+      model.zero_grad();
+      model(at::ones({2, 5}, at::kDouble)).sum().backward();
+      sampler.step();
+    };
+    step();
+    if (comm.rank() == 1) sampler.next_epoch();
+    std::string error;
+    try {
+      step();
+    } catch (const Error& raised) {
+      EXPECT_EQ(raised.code(), ErrorCode::Mismatch);
+      error = raised.what();
+    }
+    EXPECT_NE(error.find("in epoch 0 on rank 0, and in epoch 1 on rank 1"), std::string::npos) << error;
+    sampler.set_epoch(1);
+    EXPECT_NO_THROW(step());
+  });
+}
+
 TEST(DdpTest, ParametersThatAreUnfrozenOrReplacedAreAveraged) {
   for (const bool replaced : {false, true}) {
     run_on_threads(2, [&](Communicator comm) {

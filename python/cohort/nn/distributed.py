@@ -477,7 +477,8 @@ class DistributedDataParallel(torch.nn.Module):
             reducer = self._attach_again_if_changed(reducer)
         else:
             reducer = self._begin_synchronising_pass(reducer)
-        reducer.core.add_forward(samples, rows, batch)
+        sampler = self._weights.sampler
+        reducer.core.add_forward(samples, rows, batch, None if sampler is None else sampler.epoch)
         output = self.module(*args, **kwargs)
         if self._virtual is not None:
             self._virtual.end_forward()

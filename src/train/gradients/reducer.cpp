@@ -283,13 +283,13 @@ nn::BucketSlot Reducer::slot_of(const std::string& name) const {
 // ---------------------------------------------------------------------------------------------------- backward
 
 void Reducer::add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
-                          std::optional<std::uint64_t> batch) {
+                          std::optional<std::uint64_t> batch, std::optional<std::int64_t> epoch) {
   if (batch) checks_.note_batch(*batch);
   if (!in_step()) checks_.sample_values(progress_, ranks_->size());
   if (virtual_) virtual_->ranks().begin_step();
   step_complete_ = false;
   accumulation_.add_forward(declared);
-  checks_.note_rows(rows);
+  checks_.note_forward(rows, epoch);
   shown_samples_ += declared && *declared >= 0 ? *declared : rows.value_or(0);
 }
 

@@ -103,9 +103,9 @@ class Reducer {
   Accumulation& accumulation() noexcept { return accumulation_; }
   /// Notes a forward with gradients on: see Accumulation::add_forward. `rows`: the first dimension of its first tensor,
   /// if it has one; used for the status page and a warning, not as a weight.
-  /// `batch`: if `wants_batch`, a digest of the forward's tensors.
+  /// `batch`: if `wants_batch`, a digest of the forward's tensors. `epoch`: the sampler's, the same on all ranks.
   void add_forward(std::optional<std::int64_t> declared, std::optional<std::int64_t> rows,
-                   std::optional<std::uint64_t> batch = std::nullopt);
+                   std::optional<std::uint64_t> batch = std::nullopt, std::optional<std::int64_t> epoch = std::nullopt);
   /// True if the next forward begins one of the first steps, in which the ranks' batches are compared.
   bool wants_batch() const noexcept;
   /// True while a backward is under way, also during a forward within the backward (activation checkpointing).

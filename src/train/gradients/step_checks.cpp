@@ -88,6 +88,7 @@ void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::in
     message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
     message.say(reduced.follows_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
     if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
+    if (epoch_) message.show(StepMessage::Epoch, static_cast<std::uint64_t>(*epoch_));
     // Shown in the last of these steps. A rank that has not seen all batches shows a word that differs from all others.
     if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
       message.show(StepMessage::Batches, batches_);
@@ -105,7 +106,7 @@ void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accu
     return message.said(one) && message.said(other);
   };
   if (message.said(StepMessage::Mixed) || both(StepMessage::Declared, StepMessage::Undeclared) ||
-      both(StepMessage::AfterForward, StepMessage::WithoutForward)) {
+      both(StepMessage::AfterForward, StepMessage::WithoutForward) || message.differs(StepMessage::Epoch)) {
     raise_different(ranks, message, reduced, step);
   }
   if (message.differs(StepMessage::Rows) && message.said(StepMessage::Undeclared) &&
@@ -123,8 +124,9 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
                              : reduced.weight() == 0 ? kNoSamples
                              : reduced.declared()    ? kNumber
                                                      : kNothing;
-  const auto rows = step::gather_rows(
-      ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.follows_forward() ? 1U : 0U});
+  const auto rows =
+      step::gather_rows(ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.follows_forward() ? 1U : 0U,
+                                epoch_ ? 1U : 0U, static_cast<std::uint64_t>(epoch_.value_or(0))});
   autograd_.drop_all();
   const auto first = [&](const auto& is) {
     return std::find_if(rows.begin(), rows.end(),
@@ -152,6 +154,17 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
            fmt::format("rank {} has said of how many samples its backward is ({}), and rank {} has not -- say it on "
                        "all ranks, or on none",
                        declared, rows[static_cast<std::size_t>(declared)][1], who_said(kNothing)));
+  }
+  const auto in_epoch = first([](const auto& row) { return row[3] != 0; });
+  if (message.differs(StepMessage::Epoch) && in_epoch < ranks.size()) {
+    const std::uint64_t epoch = rows[static_cast<std::size_t>(in_epoch)][4];
+    const auto other = first([epoch](const auto& row) { return row[3] != 0 && row[4] != epoch; });
+    if (other < ranks.size()) {
+      refuse(other,
+             fmt::format("the sampler is in epoch {} on rank {}, and in epoch {} on rank {}, so batches overlap -- "
+                         "call set_epoch with the same number on all ranks",
+                         epoch, in_epoch, rows[static_cast<std::size_t>(other)][4], other));
+    }
   }
   const auto with = first([](const auto& row) { return row[2] != 0; });
   const auto without = first([](const auto& row) { return row[2] == 0; });

@@ -1,6 +1,7 @@
 // Checks whose data travels beside the gradients of a step. They detect ranks at different places of their program,
-// batches that differ in size without declared sample counts, batches that are the same on all ranks, and parameters
-// that have drifted apart. Reading the message is free; more is exchanged only if a check fails. One thread per rank.
+// batches that differ in size without declared sample counts, or are of different epochs, batches that are the same on
+// all ranks, and parameters that have drifted apart. Reading the message is free; more is exchanged only if a check
+// fails. One thread per rank.
 #pragma once
 
 #include "train/gradients/accumulation.h"
@@ -30,7 +31,7 @@ struct StepMessage final : step::Message {
     AverageNotFinite,
     kFlags
   };
-  enum Word : std::size_t { Rows, Values, Batches, kWords };
+  enum Word : std::size_t { Rows, Epoch, Values, Batches, kWords };
 
   explicit StepMessage(std::size_t parameters) : Message(parameters, kFlags, kWords) {}
 };
@@ -44,8 +45,11 @@ class StepChecks {
   /// Returns whether the first forward of the step has to give a digest of its batch.
   bool wants_batch(std::int64_t step) const noexcept;
   void note_batch(std::uint64_t digest);
-  /// Notes the first dimension of the last forward's first tensor.
-  void note_rows(std::optional<std::int64_t> rows) noexcept { rows_ = rows; }
+  /// Notes the first dimension of the last forward's first tensor, and the epoch of its sampler.
+  void note_forward(std::optional<std::int64_t> rows, std::optional<std::int64_t> epoch) noexcept {
+    rows_ = rows;
+    epoch_ = epoch;
+  }
   /// Samples parameter values at a step's first forward. Later in the step a program may have changed its parameters
   /// temporarily, to restore them before the optimizer's step.
   void sample_values(std::int64_t step, int ranks);
@@ -65,7 +69,7 @@ class StepChecks {
   std::span<const Parameter> parameters_;
   Autograd& autograd_;
   const bool replicas_;
-  std::optional<std::int64_t> rows_;
+  std::optional<std::int64_t> rows_, epoch_;
   bool told_of_rows_ = false;
   std::uint64_t batches_ = 0;  // digest of the first batches of the first steps
   int batches_seen_ = 0;
