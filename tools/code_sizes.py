@@ -11,9 +11,9 @@ import re
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
     "src/base": 3_677, "src/comm": 26_534, "src/launch": 19_566, "src/net": 7_096, "src/rendezvous": 5_485, "src/telemetry": 2_485,
-    "src/torch": 8_094, "src/c_api": 536, "src/train": 15_075, "include": 4_338, "programs": 4_134, "python": 18_814,
+    "src/torch": 8_095, "src/c_api": 536, "src/train": 15_125, "include": 4_339, "programs": 4_134, "python": 18_816,
     "extensions/bench": 3_920, "extensions/chainermn": 2_170, "extensions/horovod": 14_200, "extensions/jax": 1_350,
-    "extensions/observe": 10_321, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,
+    "extensions/observe": 10_338, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,
 }  # fmt: skip
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.

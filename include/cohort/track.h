@@ -94,9 +94,10 @@ class RunRecord final : public Observer {
   /// events.
   void write_communication();
 
-  /// Appends a `weights` line: a 64-bit digest of the bytes of each tensor after `step`, and one of all. `cohort runs
-  /// compare A B` says from such lines until which step two runs have the same weights, and which tensor differs first.
-  /// Reads each tensor once, about 1 ms per MiB. Throws Io as `write`, and InvalidArgument if a tensor is on a GPU.
+  /// Appends a `weights` line: a 128-bit digest of the bytes of each tensor after `step`, and one of all, whatever the
+  /// tensors' order. `cohort runs compare A B` says from such lines until which step two runs have the same weights,
+  /// and which tensors differ first. Shapes and types do not count. Reads each tensor once, about 1 ms per MiB. Throws
+  /// Io as `write`, and InvalidArgument if a tensor is on a GPU or two have one name.
   void write_weights(std::int64_t step, std::span<const Weight> weights);
 
   /// Appends a `metric` line for each element, all by one system call. Throws as `write`. Called by Metrics.

@@ -76,12 +76,13 @@ class RunRecord(_RunRecord):
         _latest = weakref.ref(self)
 
     def write_weights(self, step: int, tensors: Iterable[tuple[str, Any]]) -> None:
-        """Appends a 64-bit digest of each tensor's bytes after `step`, and one of all. `cohort runs compare A B` says from
+        """Appends a 128-bit digest of each tensor's bytes after `step`, and one of all. `cohort runs compare A B` says from
         them until which step two runs have the same weights, and which tensor differs first.
 
         tensors  pairs of a name and a dense tensor or array, as model.state_dict().items()
 
-        Reads each tensor once. Raises Io as `write`, and InvalidArgument for what is no dense array. Any thread.
+        Shapes, types and the order of tensors do not count. Reads each tensor once. Raises Io as `write`, and InvalidArgument
+        for what is no dense array, and if two have one name. Any thread.
         """
         self._write_weights(step, [(name, _flat(name, tensor)) for name, tensor in tensors])
 
@@ -90,9 +91,10 @@ def _flat(name: str, tensor: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return tensor
-    if tensor.layout != torch.strided:
-        raise InvalidArgument(f"write_weights: {name} is not dense ({tensor.layout})")
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
+        raise InvalidArgument(f"write_weights: {name} is not dense ({kind})")
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def run_folder() -> str:

@@ -643,9 +643,10 @@ std::string text_of(const at::Tensor& element) {
 /// The values as one row in host memory; a copy only if they lie otherwise.
 at::Tensor flat_on_host(const NamedTensor& named, const char* who) {
   const at::NoGradGuard no_grad;
-  if (!named.tensor.defined() || named.tensor.layout() != at::kStrided)
+  const at::Tensor& tensor = named.tensor;
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta())
     raise(ErrorCode::InvalidArgument, "{}: {} is undefined or not dense", who, named.name);
-  return named.tensor.detach().cpu().contiguous().view({-1});
+  return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
 }  // namespace

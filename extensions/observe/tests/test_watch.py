@@ -363,21 +363,23 @@ class Runs(unittest.TestCase):
         self.cohort("runs", "rm", f"runs/{names['going']}", names["saved"])
         self.assertEqual(sorted(path.name for path in (self.folder / "runs").iterdir()), ["notes"])
 
-    def record(self, name, steps, **changed):
-        """A record of two tensors; at_N=VALUES: those that have other values at step N. -N: resumes after step N."""
+    def record(self, name, steps, tensors=("fc.weight", "fc.bias"), **changed):
+        """A record of tensors; at_N=VALUES: those that have other values at step N. -N: resumes after step N."""
         record = cohort.track.RunRecord(self.folder / "runs" / name / "run.jsonl")
         for step in steps:
             if step < 0:
                 record.write("resume", step=-step)
                 continue
-            values = {"fc.weight": 0.5, "fc.bias": 1.0, **changed.get(f"at_{step}", {})}
+            values = {**dict.fromkeys(tensors, 0.5), **changed.get(f"at_{step}", {})}
             record.write_weights(step, [(key, array.array("f", [value, step])) for key, value in values.items()])
 
     def test_weights_of_two_are_compared(self):
         self.record("one", range(1, 10))
         self.record("same", range(3, 13, 2))
-        self.record("other", range(1, 10), at_5={"fc.bias": 1.0000001}, at_6={"fc.weight": 3, "fc.bias": 2})
+        self.record("other", range(1, 10), at_5={"fc.bias": 0.50000006}, at_6={"fc.weight": 3, "fc.bias": 2})
         self.record("more", [4], at_4={"fc.more": 1.0})
+        self.record("wrapped", range(1, 4), ["module.fc.weight"])
+        self.record("turned", range(1, 10), ["fc.bias", "fc.weight"])
         self.record("nothing", [])
         self.record("early", [0])
         # Step 5 was repeated, rightly, by a run that resumed.
@@ -387,12 +389,14 @@ class Runs(unittest.TestCase):
         def compare(*runs, status=0):
             return self.cohort("runs", "compare", *runs, status=status)
 
-        self.assertIn("equal to the bit at all 4 steps that both runs have (3 to 9)", compare("one", "same"))
-        self.assertIn("at all 3 steps", compare("one", "resumed"))
+        self.assertIn("equal to the bit at every step that both runs have (4 of them, 3 to 9)", compare("one", "same"))
+        self.assertIn("(9 of them, 1 to 9)", compare("one", "turned"))
+        self.assertIn("(3 of them, 4 to 6)", compare("one", "resumed"))
+        self.assertIn("no tensor in common at step 1, but fc.weight, fc.bias, module.fc.weight", compare("one", "wrapped", status=2))
         said = compare("one", "runs/other", status=1)
         self.assertIn("equal to the bit until step 4, not at 5: 1 of 2 tensors differ, fc.bias\n", said)
         said = compare("one", "more", status=1)
-        self.assertIn("differ from the first step that both runs have, 4: 1 of 3 tensors differ, fc.more", said)
+        self.assertIn("differ from the first step that both runs have, 4: 0 of 2 tensors differ; one run alone has fc.more\n", said)
         self.assertIn("nothing/run.jsonl has no digests of weights", compare("one", "nothing", status=2))
         self.assertIn("no step in common", compare("one", "early", status=2))
         self.assertIn("values", compare("one", "values", status=2))

@@ -2,6 +2,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "launch/output/text.h"
 #include "telemetry/record.h"
 
 #include <fmt/format.h>
@@ -26,8 +27,9 @@ constexpr std::size_t kShown = 5;
 void each_weights(const fs::path& record, const std::function<void(std::int64_t, const track::RecordLine&)>& take) {
   track::RecordFollower lines(record);
   while (lines.next()) {
-    if (lines.line().event != "weights" || lines.superseded()) continue;
-    if (const auto step = lines.line().integer("step")) take(*step, lines.line());
+    const track::RecordLine& line = lines.line();
+    if (line.event != "weights" || lines.superseded() || line.text("digest").empty()) continue;
+    if (const auto step = line.integer("step")) take(*step, line);
   }
 }
 
@@ -55,20 +57,28 @@ Tensors tensors_at(const fs::path& record, std::int64_t step) {
   return tensors;
 }
 
-/// Names of tensors that differ, or that one of the two lacks.
-std::vector<std::string> differing(const Tensors& one, const Tensors& other, std::size_t& of) {
-  std::vector<std::string> names;
-  of = one.size();
-  for (const auto& tensor : one) {
-    if (std::ranges::find(other, tensor) == other.end()) names.push_back(tensor.first);
+/// Fills in what differs at a step.
+void compare_tensors(const Tensors& one, const Tensors& other, WeightsComparison& comparison) {
+  const std::map<std::string, std::string> mine(one.begin(), one.end()), theirs(other.begin(), other.end());
+  for (const auto& [name, digest] : one) {
+    const auto found = theirs.find(name);
+    if (found == theirs.end()) {
+      comparison.missing.push_back(name);
+    } else {
+      ++comparison.tensors;
+      if (found->second != digest) comparison.names.push_back(name);
+    }
   }
-  for (const auto& tensor : other) {
-    const auto has_name = [&tensor](const auto& its) { return its.first == tensor.first; };
-    if (std::ranges::any_of(one, has_name)) continue;
-    names.push_back(tensor.first);
-    ++of;
+  for (const auto& [name, digest] : other) {
+    if (!mine.contains(name)) comparison.missing.push_back(name);
   }
-  return names;
+}
+
+/// Returns the first names, without characters that a terminal obeys.
+std::string listed(const std::vector<std::string>& names) {
+  const std::size_t more = names.size() - std::min(kShown, names.size());
+  const std::string shown = fmt::format("{}", fmt::join(std::span(names).first(names.size() - more), ", "));
+  return launch::plain(shown) + (more == 0 ? "" : fmt::format(" and {} more", more));
 }
 
 }  // namespace
@@ -91,26 +101,30 @@ WeightsComparison compare_weights(const fs::path& one, const fs::path& other) {
           mine.begin()->first, mine.rbegin()->first, records[1].string(), theirs.begin()->first,
           theirs.rbegin()->first);
   }
-  if (comparison.differ) {
-    comparison.names = differing(tensors_at(records[0], *comparison.differ), tensors_at(records[1], *comparison.differ),
-                                 comparison.tensors);
+  if (!comparison.differ) return comparison;
+  compare_tensors(tensors_at(records[0], *comparison.differ), tensors_at(records[1], *comparison.differ), comparison);
+  if (comparison.tensors == 0) {
+    raise(ErrorCode::InvalidArgument,
+          "the runs have no tensor in common at step {}, but {} -- give both the names of the same module (a wrapper's "
+          "begin with \"module.\")",
+          *comparison.differ, listed(comparison.missing));
   }
   return comparison;
 }
 
 std::string to_text(const WeightsComparison& comparison) {
   if (!comparison.differ) {
-    return fmt::format("the weights are equal to the bit at all {} steps that both runs have ({} to {})\n",
+    return fmt::format("the weights are equal to the bit at every step that both runs have ({} of them, {} to {})\n",
                        comparison.steps, comparison.first, comparison.last);
   }
-  const std::span<const std::string> shown(comparison.names.data(), std::min(kShown, comparison.names.size()));
-  const std::size_t more = comparison.names.size() - shown.size();
-  return fmt::format("the weights {}{}: {} of {} tensors differ, {}{}\n",
-                     comparison.equal_until
-                         ? fmt::format("are equal to the bit until step {}, not at ", *comparison.equal_until)
-                         : "differ from the first step that both runs have, ",
-                     *comparison.differ, comparison.names.size(), comparison.tensors, fmt::join(shown, ", "),
-                     more == 0 ? "" : fmt::format(" and {} more", more));
+  std::string text = fmt::format(
+      "the weights {}{}: {} of {} tensors differ",
+      comparison.equal_until ? fmt::format("are equal to the bit until step {}, not at ", *comparison.equal_until)
+                             : "differ from the first step that both runs have, ",
+      *comparison.differ, comparison.names.size(), comparison.tensors);
+  if (!comparison.names.empty()) text += ", " + listed(comparison.names);
+  if (!comparison.missing.empty()) text += "; one run alone has " + listed(comparison.missing);
+  return text + "\n";
 }
 
 std::string to_json(const WeightsComparison& comparison) {
@@ -121,6 +135,7 @@ std::string to_json(const WeightsComparison& comparison) {
   if (comparison.equal_until) all["equal_until"] = *comparison.equal_until;
   if (comparison.differ) all["differ"] = *comparison.differ;
   all["names"] = comparison.names;
+  all["missing"] = comparison.missing;
   return json_text(all, 2) + "\n";
 }
 

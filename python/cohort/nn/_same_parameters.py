@@ -36,7 +36,7 @@ def require_same_parameters(
             raise InvalidArgument(f"require_same_parameters: {name} is not dense ({tensor.layout})")
     described = []
     for name, tensor in named:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
 
         def text(index: int, flat: torch.Tensor = flat) -> str:
             return "" if flat.is_complex() else str(flat[index].item())

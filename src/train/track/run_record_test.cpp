@@ -12,6 +12,8 @@
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <numeric>
+#include <set>
 #include <thread>
 
 namespace cohort::track {
@@ -94,7 +96,28 @@ TEST_F(RunRecordTest, WeightsAreDigestedByName) {
   EXPECT_NE(at(1, "tensors/fc.weight"), at(3, "tensors/fc.weight"));
   EXPECT_EQ(at(1, "tensors/steps"), at(3, "tensors/steps"));
   EXPECT_NE(at(1, "digest"), at(3, "digest"));
-  EXPECT_EQ(at(1, "digest").size(), 16U);
+  EXPECT_EQ(at(1, "digest").size(), 32U);
+  EXPECT_EQ(at(1, "tensors/steps"), "eafe63c56f4c62f4ab9d0271072b1c9c");
+}
+
+TEST_F(RunRecordTest, DigestsOfWeightsDifferWhereverValuesChangePlaces) {
+  std::set<std::string> digests;
+  {
+    RunRecord record(file_);
+    std::vector<float> values(32);
+    std::iota(values.begin(), values.end(), 1.0F);
+    for (std::size_t i = 0; i + 1 < values.size(); ++i) {
+      std::vector<float> swapped = values;
+      std::swap(swapped[i], swapped.back());
+      const std::vector<Weight> weights = {{"w", {swapped.data(), 32, DType::Float32}}};
+      record.write_weights(static_cast<std::int64_t>(i), weights);
+    }
+    const std::vector<Weight> twice = {{"w", {values.data(), 8, DType::Float32}},
+                                       {"w", {values.data(), 4, DType::Float32}}};
+    EXPECT_THROW(record.write_weights(40, twice), Error);
+  }
+  for (const RecordLine& line : read_record(file_).events) digests.emplace(line.text("digest"));
+  EXPECT_EQ(digests.size(), 32U);  // of 31 lines and the start line, which has none
 }
 
 TEST_F(RunRecordTest, TornLastLineIsToleratedAndCutOffByTheNextWriter) {
