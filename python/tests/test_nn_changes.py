@@ -10,6 +10,7 @@ from support_nn import setUpModule, tearDownModule  # noqa: F401 -- unittest cal
 import cohort
 
 if torch is not None:
+    from cohort.data import DistributedSampler
     from cohort.nn import DistributedDataParallel, _reducer
 
     class Net(torch.nn.Module):
@@ -323,6 +324,22 @@ class Batches(Case):
                 model(batch).backward()
                 model.zero_grad()
         return [line for line in lines if "the same" in line]
+
+    def test_those_of_another_epoch_are_told_once(self):
+        if self.size == 1:
+            self.skipTest("one rank")
+        sampler = DistributedSampler(torch.zeros(24), batch_size=2)
+        with stderr_of_process() as lines:
+            model = DistributedDataParallel(Net(), sampler=sampler)
+            for step in range(3):
+                if step == 1 and self.rank == self.size - 1:
+                    sampler.set_epoch(1)
+                next(iter(sampler))
+                model(self.batch()).backward()
+                model.zero_grad()
+                sampler.step()
+        told = f"the sampler is in epoch 0 on rank 0, and in epoch 1 on rank {self.size - 1}"
+        self.assertEqual(sum(told in line for line in lines), 1 if self.rank == 0 else 0, lines)
 
     def test_equal_ones_are_told_once(self):
         if self.size == 1:

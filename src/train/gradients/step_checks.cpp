@@ -83,12 +83,14 @@ bool differ_by_more_than_rounding(std::span<const std::byte> a, std::span<const 
 }  // namespace
 
 void StepChecks::show(StepMessage& message, const Accumulation& reduced, std::int64_t step, int ranks) {
+  shown_epoch_ = std::exchange(several_epochs_, false) ? std::nullopt : epoch_;
+  epoch_.reset();
   if (reduced.weight() > 0) {
     message.say(StepMessage::Samples);
     message.say(reduced.declared() ? StepMessage::Declared : StepMessage::Undeclared);
     message.say(reduced.follows_forward() ? StepMessage::AfterForward : StepMessage::WithoutForward);
     if (rows_) message.show(StepMessage::Rows, static_cast<std::uint64_t>(*rows_));
-    if (epoch_) message.show(StepMessage::Epoch, static_cast<std::uint64_t>(*epoch_));
+    if (shown_epoch_) message.show(StepMessage::Epoch, static_cast<std::uint64_t>(*shown_epoch_));
     // Shown in the last of these steps. A rank that has not seen all batches shows a word that differs from all others.
     if (step == kComparedBatches - 1 && batches_seen_ == kComparedBatches) {
       message.show(StepMessage::Batches, batches_);
@@ -106,13 +108,14 @@ void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accu
     return message.said(one) && message.said(other);
   };
   if (message.said(StepMessage::Mixed) || both(StepMessage::Declared, StepMessage::Undeclared) ||
-      both(StepMessage::AfterForward, StepMessage::WithoutForward) || message.differs(StepMessage::Epoch)) {
+      both(StepMessage::AfterForward, StepMessage::WithoutForward)) {
     raise_different(ranks, message, reduced, step);
   }
   if (message.differs(StepMessage::Rows) && message.said(StepMessage::Undeclared) &&
       !std::exchange(told_of_rows_, true)) {
     tell_of_rows(ranks);
   }
+  if (message.differs(StepMessage::Epoch) && !std::exchange(told_of_epochs_, true)) tell_of_epochs(ranks, reduced);
   if (message.differs(StepMessage::Values)) compare_values(ranks, step + 1);
   if (message.shown(StepMessage::Batches) && !message.differs(StepMessage::Batches)) tell_of_batches(ranks);
 }
@@ -124,9 +127,8 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
                              : reduced.weight() == 0 ? kNoSamples
                              : reduced.declared()    ? kNumber
                                                      : kNothing;
-  const auto rows =
-      step::gather_rows(ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.follows_forward() ? 1U : 0U,
-                                epoch_ ? 1U : 0U, static_cast<std::uint64_t>(epoch_.value_or(0))});
+  const auto rows = step::gather_rows(
+      ranks, {said, static_cast<std::uint64_t>(reduced.weight()), reduced.follows_forward() ? 1U : 0U});
   autograd_.drop_all();
   const auto first = [&](const auto& is) {
     return std::find_if(rows.begin(), rows.end(),
@@ -155,17 +157,6 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
                        "all ranks, or on none",
                        declared, rows[static_cast<std::size_t>(declared)][1], who_said(kNothing)));
   }
-  const auto in_epoch = first([](const auto& row) { return row[3] != 0; });
-  if (message.differs(StepMessage::Epoch) && in_epoch < ranks.size()) {
-    const std::uint64_t epoch = rows[static_cast<std::size_t>(in_epoch)][4];
-    const auto other = first([epoch](const auto& row) { return row[3] != 0 && row[4] != epoch; });
-    if (other < ranks.size()) {
-      refuse(other,
-             fmt::format("the sampler is in epoch {} on rank {}, and in epoch {} on rank {}, so batches overlap -- "
-                         "call set_epoch with the same number on all ranks",
-                         epoch, in_epoch, rows[static_cast<std::size_t>(other)][4], other));
-    }
-  }
   const auto with = first([](const auto& row) { return row[2] != 0; });
   const auto without = first([](const auto& row) { return row[2] == 0; });
   refuse(without, fmt::format("rank {}'s backward follows a forward through DistributedDataParallel, and rank {}'s "
@@ -187,6 +178,27 @@ void StepChecks::tell_of_rows(step::Ranks& ranks) const {
             "samples, give DistributedDataParallel the sampler or a function (sampler, samples), or call "
             "set_sample_count before each forward",
             first - rows.begin(), (*first)[0] - 1, other - rows.begin(), (*other)[0] - 1);
+}
+
+void StepChecks::note_forward(std::optional<std::int64_t> rows, std::optional<std::int64_t> epoch) noexcept {
+  rows_ = rows;
+  several_epochs_ = several_epochs_ || (epoch_ && epoch != epoch_);
+  epoch_ = epoch;
+}
+
+// A warning, since with `join` ranks may be in different epochs on purpose.
+void StepChecks::tell_of_epochs(step::Ranks& ranks, const Accumulation& reduced) const {
+  const bool shown = shown_epoch_ && reduced.weight() > 0;
+  const auto rows = step::gather_rows(ranks, {shown ? 1U : 0U, static_cast<std::uint64_t>(shown_epoch_.value_or(0))});
+  const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
+  const auto first = std::find_if(rows.begin(), rows.end(), has);
+  const auto other =
+      std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return has(row) && row[1] != (*first)[1]; });
+  if (other == rows.end() || first - rows.begin() != ranks.rank()) return;
+  log::warn("train",
+            "the sampler is in epoch {} on rank {}, and in epoch {} on rank {}, so ranks draw samples that others have "
+            "drawn, too -- call set_epoch with the same number on all ranks",
+            (*first)[1], first - rows.begin(), (*other)[1], other - rows.begin());
 }
 
 bool StepChecks::wants_batch(std::int64_t step) const noexcept { return step < kComparedBatches; }

@@ -45,11 +45,9 @@ class StepChecks {
   /// Returns whether the first forward of the step has to give a digest of its batch.
   bool wants_batch(std::int64_t step) const noexcept;
   void note_batch(std::uint64_t digest);
-  /// Notes the first dimension of the last forward's first tensor, and the epoch of its sampler.
-  void note_forward(std::optional<std::int64_t> rows, std::optional<std::int64_t> epoch) noexcept {
-    rows_ = rows;
-    epoch_ = epoch;
-  }
+  /// Notes the first dimension of the last forward's first tensor, and the epoch of its sampler. Ranks' epochs are
+  /// compared if all forwards of a step are of one.
+  void note_forward(std::optional<std::int64_t> rows, std::optional<std::int64_t> epoch) noexcept;
   /// Samples parameter values at a step's first forward. Later in the step a program may have changed its parameters
   /// temporarily, to restore them before the optimizer's step.
   void sample_values(std::int64_t step, int ranks);
@@ -63,14 +61,17 @@ class StepChecks {
   void raise_different(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced, std::int64_t step);
   void tell_of_rows(step::Ranks& ranks) const;
   void tell_of_batches(step::Ranks& ranks) const;
+  void tell_of_epochs(step::Ranks& ranks, const Accumulation& reduced) const;
   std::size_t compared_bytes(std::size_t sample, std::size_t bytes) const;
   void compare_values(step::Ranks& ranks, std::int64_t step);
 
   std::span<const Parameter> parameters_;
   Autograd& autograd_;
   const bool replicas_;
-  std::optional<std::int64_t> rows_, epoch_;
-  bool told_of_rows_ = false;
+  std::optional<std::int64_t> rows_;
+  bool told_of_rows_ = false, told_of_epochs_ = false;
+  std::optional<std::int64_t> epoch_, shown_epoch_;  // of the forwards of this step, and of the one that was reduced
+  bool several_epochs_ = false;
   std::uint64_t batches_ = 0;  // digest of the first batches of the first steps
   int batches_seen_ = 0;
   std::vector<int> sampled_;                  // the parameters whose values are compared in this step,
