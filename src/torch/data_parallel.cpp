@@ -381,9 +381,9 @@ void DataParallelCore::State::begin_synchronising_pass() {
   const std::int64_t step = reducer->core().progress();
   const std::int64_t every = options.compare_parameters_every;
   if (every == 0 || step == 0 || step == compared_at || step % every != 0) return;
-  compared_at = step;
   // Each rank's batches change its own buffers, unless they have just been made equal.
   require_same_parameters(options.broadcast_buffers ? named.size() : parameters);
+  compared_at = step;
   ++reducer->core().stats().parameter_comparisons;
 }
 

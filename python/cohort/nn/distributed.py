@@ -523,10 +523,10 @@ class DistributedDataParallel(torch.nn.Module):
         every, step = self.options.compare_parameters_every, reducer.core.progress
         if every == 0 or step in (0, self._compared_at) or step % every:
             return reducer
-        self._compared_at = step
         # Each rank's batches change its own buffers, unless these have just been made equal.
         named = self._named(buffers=self.options.broadcast_buffers)
         require_same_parameters(named, self.communicator, step=step)
+        self._compared_at = step
         reducer.core.count_parameter_comparison()
         return reducer
 

@@ -555,6 +555,7 @@ void Reducer::finish() {
   } catch (...) {
     works_.clear();
     forget_pass();
+    autograd_.drop_all();  // a program that goes on must not step with this rank's own gradients
     accumulation_.end();
     if (virtual_) virtual_->drop(accumulation_);
     transaction_->end(step::Decision::by_error(step::Outcome::Refused));

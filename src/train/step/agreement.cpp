@@ -4,7 +4,7 @@
 #include "base/result.h"
 #include "comm/api/request.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,6 +13,11 @@
 #include <utility>
 
 namespace cohort::step {
+namespace {
+
+constexpr std::size_t kNamed = 3;  // changes that an error names
+
+}  // namespace
 
 std::string Option::text() const {
   if (value.empty()) return name;
@@ -32,9 +37,6 @@ void Agreement::set(const std::string& owner, const std::string& name, std::stri
 
 void Agreement::set(std::vector<Option> options) {
   digest_ = 0;
-  const auto is_new = [&](const Option& option) { return std::ranges::find(options_, option) == options_.end(); };
-  const auto changed = options_.empty() ? options.end() : std::ranges::find_if(options, is_new);
-  changed_ = changed == options.end() ? std::string() : changed->text();
   options_ = std::move(options);
 }
 
@@ -97,16 +99,36 @@ void Agreement::require(Ranks& ranks) const {
     named = difference(ranks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::Mismatch) throw;
-    const std::string since = changed_.empty() ? "" : fmt::format(", since it now has {},", changed_);
+    const std::string advice = agreed_
+                                   ? "add, remove, replace, cast and unfreeze the same on all ranks, in the same step"
+                                   : "do the same on all ranks, in the same order";
     throw Error(
         ErrorCode::Mismatch,
         fmt::format("{}: rank {} compares its {} with the other ranks'{} while another rank does something else "
-                    "-- add, remove, replace, cast, freeze and unfreeze the same on all ranks, in the same step "
-                    "-- {}",
-                    difference_.where, ranks.rank(), difference_.what, since, error.what()),
+                    "-- {} -- {}",
+                    difference_.where, ranks.rank(), difference_.what, changes(), advice, error.what()),
         error.context());
   }
   if (named) throw Error(*named);
+  agreed_ = options_;
+}
+
+/// Returns what this rank has changed since the ranks agreed: ", since it now has ...,".
+std::string Agreement::changes() const {
+  if (!agreed_) return {};
+  const auto only_in = [](const std::vector<Option>& one, const std::vector<Option>& other) {
+    std::vector<std::string> texts;
+    for (const Option& option : one) {
+      if (std::ranges::find(other, option) == other.end()) texts.push_back(option.text());
+    }
+    const std::size_t more = texts.size() - std::min(kNamed, texts.size());
+    texts.resize(texts.size() - more);
+    return fmt::format("{}{}", fmt::join(texts, ", "), more == 0 ? "" : fmt::format(" and {} more", more));
+  };
+  const std::string now = only_in(options_, *agreed_), before = only_in(*agreed_, options_);
+  if (now.empty() && before.empty()) return {};
+  if (now.empty()) return fmt::format(", since it no longer has {},", before);
+  return fmt::format(", since it now has {}{},", now, before.empty() ? "" : fmt::format(" instead of {}", before));
 }
 
 void Agreement::explain(Ranks& ranks, const Error& error) const {

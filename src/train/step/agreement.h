@@ -66,12 +66,12 @@ class Agreement {
   std::optional<Error> exchange(Ranks& ranks, const std::vector<std::vector<std::uint64_t>>& sizes,
                                 const std::string& text, const char* where) const;
   std::string lines() const;
+  std::string changes() const;
 
   Difference difference_;
   std::vector<Option> options_;
-  std::string
-      changed_;  // the first option that the last list has and the list before has not; empty if it was the first
-  mutable std::uint64_t digest_ = 0;  // 0: not computed yet
+  mutable std::optional<std::vector<Option>> agreed_;  // the options when the ranks last compared them
+  mutable std::uint64_t digest_ = 0;                   // 0: not computed yet
   mutable std::int64_t uses_ = 0;
 };
 
