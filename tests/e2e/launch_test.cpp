@@ -285,7 +285,7 @@ TEST(Launch, WrongOptionsAreExplained) {
   for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"trace", "summary", "x"}, "there is no `cohort trace summary`; there are merge and report"},
            {{"trace", "reprot"}, "did you mean report?"},
-           {{"runs", "remove", "x"}, "there is no `cohort runs remove`; there is rm"},
+           {{"runs", "remove", "x"}, "there is no `cohort runs remove`; there are rm and compare"},
            {{"ctl", "x"}, "cohort ctl x: what is it to do?"},
            {{"ctl", "x", "foo"}, "cohort ctl x foo: there is no such action"},
            {{"ctl", "x", "drain"}, "cohort ctl x drain: which host?"}}) {
