@@ -145,11 +145,11 @@ void Reducer::build_buckets(std::vector<int> order) {
   order_ = std::move(order);
   BucketPlan plan = plan_buckets(
       parameters_, order_, {.first_bucket_bytes = options_.first_bucket_bytes, .bucket_bytes = options_.bucket_bytes});
-  if (plan != plan_) use_plan(std::move(plan), *ranks_);
+  if (plan != plan_) use_plan(std::move(plan));
 }
 
 // Changes nothing if memory cannot be allocated.
-void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
+void Reducer::use_plan(BucketPlan plan) {
   std::vector<Bucket> fresh;
   BucketLayout layout;
   if (division_.shards()) layout.alignment = kShardUnit;
@@ -161,7 +161,7 @@ void Reducer::use_plan(BucketPlan plan, step::Ranks& ranks) {
   for (const std::vector<int>& members : plan) {
     Bucket& bucket = fresh.emplace_back(parameters_, members, layout);
     const std::size_t bytes = std::max<std::size_t>(bucket.bytes(), 1);
-    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks.allocate(bytes));
+    bucket.use(bucket.on_gpu() ? autograd_.allocate(bucket.device(), bytes) : ranks_->allocate(bytes));
   }
   plan_ = std::move(plan);
   buckets_ = std::move(fresh);
@@ -236,23 +236,6 @@ void Reducer::take_plan_of(int source, std::int64_t progress) {
   reordered_ = message.back() != 0;
   build_buckets(std::vector<int>(message.begin(), message.end() - 3));
   progress_ = progress;
-}
-
-void Reducer::rebind(std::shared_ptr<step::Ranks> ranks) {
-  if (division_.shards()) {
-    raise(
-        ErrorCode::InvalidArgument,
-        "training whose state is divided over the ranks (Sharding) cannot go on with others -- load a checkpoint into "
-        "a new DistributedDataParallel");
-  }
-  if (virtual_) virtual_->bind(ranks, accumulation_);  // throws if there are too many
-  if (virtual_) drop_used();
-  works_.clear();
-  if (residuals_) residuals_->drop();  // ranks now reduce other parts of the sum
-  use_plan(plan_, *ranks);
-  ranks_ = std::move(ranks);
-  forget_pass();
-  in_backward_ = false;
 }
 
 std::map<std::string, std::span<float>> Reducer::residuals() const {

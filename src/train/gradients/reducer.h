@@ -153,10 +153,6 @@ class Reducer {
   std::pair<int, std::optional<std::int64_t>> most_advanced();
   /// Collective. All ranks take over the bucket order of rank `source`, and `progress`, its progress.
   void take_plan_of(int source, std::int64_t progress);
-  /// Continues with these ranks, in buckets of their memory. Also works after a failure: no reduction is outstanding
-  /// with the new ranks. Gradients stay as they are. New members then take over a plan: `take_plan_of`.
-  void rebind(std::shared_ptr<step::Ranks> ranks);
-  void rebind(Communicator comm) { rebind(step::ranks_of(std::move(comm))); }
 
   nn::ReducerStats& stats() noexcept { return stats_; }
 
@@ -177,7 +173,7 @@ class Reducer {
   };
   // Buckets.
   void build_buckets(std::vector<int> order);
-  void use_plan(BucketPlan plan, step::Ranks& ranks);
+  void use_plan(BucketPlan plan);
   bool any_on_gpu() const noexcept;
   // A backward.
   void start_pass();

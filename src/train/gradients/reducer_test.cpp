@@ -180,44 +180,6 @@ TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
   });
 }
 
-TEST(GradientReducer, GoesOnWithOtherRanksAfterAFailure) {
-  run_on_threads(3, [](Communicator comm) {
-    Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
-    Fake model(comm, {vector_of("a", 5)});
-    model.begin(1);
-    model.bring(0, 1);
-    model.end();
-    model.begin(1);
-    if (comm.rank() == 2) model.bring(0, 1);
-    if (comm.rank() < 2) model.defined[0] = false;
-    model.core.rebind(fewer);  // the backward was given up
-    EXPECT_EQ(model.places_taken, 2);
-    model.drop_all();
-    model.begin(1);
-    model.bring(0, static_cast<float>(2 * comm.rank()));
-    model.end();
-    EXPECT_FLOAT_EQ(model.gradient(0)[4], comm.rank() < 2 ? 1 : 4);
-  });
-}
-
-TEST(GradientReducer, WhatWasAccumulatedCountsWithOtherRanksToo) {
-  run_on_threads(2, [](Communicator comm) {
-    Fake model(comm, {vector_of("a", 5), vector_of("b", 3)}, kSmall);
-    const auto mine = static_cast<float>(comm.rank());
-    model.core.accumulation().enter_no_sync();
-    model.begin(1);
-    model.bring(1, mine);
-    model.end();
-    model.core.accumulation().leave_no_sync();
-    model.core.rebind(comm.split({}));
-    std::ranges::fill(model.gradient(1), mine);  // moves the gradient to its new place, like a framework
-    model.begin(1);
-    model.bring(0, 1);
-    model.end();
-    EXPECT_FLOAT_EQ(model.gradient(1)[0], 0.5F);
-  });
-}
-
 // Runs steps on two ranks until one throws; the step, and the error of this rank.
 std::pair<int, std::string> first_error(Fake& model, int steps, const std::function<void(int)>& before) {
   for (int step = 0; step < steps; ++step) {

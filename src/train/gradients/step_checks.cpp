@@ -2,12 +2,12 @@
 
 #include "base/log.h"
 #include "base/result.h"
+#include "train/gradients/virtual_ranks.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 namespace cohort::gradients {
@@ -30,20 +30,10 @@ T load(std::span<const std::byte> bytes, std::size_t index) {
   return value;
 }
 
-double half_to_double(std::uint16_t bits) {
-  const int exponent = bits >> 10 & 0x1F;
-  const double fraction = bits & 0x3FF;
-  double value = exponent == 0      ? std::ldexp(fraction, -24)
-                 : exponent == 0x1F ? (fraction == 0 ? std::numeric_limits<double>::infinity()
-                                                     : std::numeric_limits<double>::quiet_NaN())
-                                    : std::ldexp(1024 + fraction, exponent - 25);
-  return (bits & 0x8000) != 0 ? -value : value;
-}
-
 double value_at(std::span<const std::byte> bytes, std::size_t index, DType dtype) {
   switch (dtype) {
     case DType::Float64: return load<double>(bytes, index);
-    case DType::Float16: return half_to_double(load<std::uint16_t>(bytes, index));
+    case DType::Float16: return widen_float16(load<std::uint16_t>(bytes, index));
     case DType::BFloat16:
       return std::bit_cast<float>(static_cast<std::uint32_t>(load<std::uint16_t>(bytes, index)) << 16);
     default: return load<float>(bytes, index);

@@ -8,11 +8,6 @@
 
 namespace cohort::gradients {
 
-void VirtualPart::bind(std::shared_ptr<step::Ranks> ranks, Accumulation& accumulation) {
-  ranks_.bind(std::move(ranks));
-  drop(accumulation);
-}
-
 void VirtualPart::require_forward(const Accumulation& accumulation) const {
   if (accumulation.has_forward()) return;
   raise(ErrorCode::InvalidArgument,

@@ -27,8 +27,6 @@ class VirtualPart {
 
   VirtualRanks& ranks() noexcept { return ranks_; }
   const VirtualRanks& ranks() const noexcept { return ranks_; }
-  /// Drops the step under way, and continues with other ranks.
-  void bind(std::shared_ptr<step::Ranks> ranks, Accumulation& accumulation);
 
   /// Throws InvalidArgument for a second backward of a virtual rank, which would be taken for the next one's.
   void require_forward(const Accumulation& accumulation) const;

@@ -242,7 +242,7 @@ double weighted_mean(std::span<const double> values, std::span<const double> wei
 // ---------------------------------------------------------------------------------------------------- a rank's part
 
 /// One or two operations of a bucket, each with what follows it.
-class VirtualRanks::Exchange final : public step::Pending {
+class VirtualRanks::Exchange {
  public:
   std::unique_ptr<step::Pending> first, second;
   std::function<void()> between;  // starts the second
@@ -253,31 +253,23 @@ class VirtualRanks::Exchange final : public step::Pending {
     std::exchange(first, nullptr)->wait();
     if (between) between();
   }
-  void wait() override {
+  void wait() {
     advance();
     if (second) std::exchange(second, nullptr)->wait();
     if (after) std::exchange(after, nullptr)();
   }
-  void synchronize(const Device& /*stream*/) override { wait(); }
-  std::optional<bool> finite() const override { return std::nullopt; }
 };
 
-VirtualRanks::VirtualRanks(int virtual_ranks, std::shared_ptr<step::Ranks> ranks) : count_(virtual_ranks) {
-  bind(std::move(ranks));
-}
-
-void VirtualRanks::bind(std::shared_ptr<step::Ranks> ranks) {
-  if (ranks->size() > count_) {
+VirtualRanks::VirtualRanks(int virtual_ranks, std::shared_ptr<step::Ranks> ranks)
+    : count_(virtual_ranks), ranks_(std::move(ranks)) {
+  if (ranks_->size() > count_) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: virtual_ranks={} on {} ranks, of which some would have none -- start at most {} "
           "ranks, or train anew with more virtual ranks",
-          count_, ranks->size(), count_);
+          count_, ranks_->size(), count_);
   }
-  ranks_ = std::move(ranks);
   block_ = block_of(count_, ranks_->size(), ranks_->rank());
   sums_in_order_ = sum_has_order_of_tree(count_, ranks_->hosts());
-  lay_out(sums_.size());
-  complete_ = false;
 }
 
 void VirtualRanks::lay_out(std::size_t buckets) {
@@ -389,7 +381,7 @@ void VirtualRanks::add(std::size_t number, const Bucket& bucket, double weight) 
 
 std::unique_ptr<step::Pending> VirtualRanks::exchange(std::size_t number, const Bucket& bucket, double weight,
                                                       double total) {
-  // A Pending for the reducer, of an Exchange that `advance` knows, too.
+  // The reducer owns a Pending, and `advance` needs the exchange, too.
   struct Shared final : step::Pending {
     explicit Shared(std::shared_ptr<Exchange> one) : exchange(std::move(one)) {}
     void wait() override { exchange->wait(); }

@@ -62,8 +62,6 @@ class VirtualRanks {
  public:
   /// Throws InvalidArgument if there are more ranks than virtual ranks.
   VirtualRanks(int virtual_ranks, std::shared_ptr<step::Ranks> ranks);
-  /// Continues with other ranks, at the beginning of a step; changes nothing if it throws, as the constructor does.
-  void bind(std::shared_ptr<step::Ranks> ranks);
   /// Frees the memory of partial sums, of which there may be none; there are so many buckets from now on.
   void lay_out(std::size_t buckets);
 
@@ -112,7 +110,7 @@ class VirtualRanks {
   std::shared_ptr<Exchange> exchange_slices(std::size_t number, const Bucket& bucket, double postscale);
 
   const int count_;
-  std::shared_ptr<step::Ranks> ranks_;
+  const std::shared_ptr<step::Ranks> ranks_;
   VirtualRange block_;
   bool sums_in_order_ = false;  // a plain sum over ranks has the order of the tree, and each rank has one partial sum
   std::vector<std::vector<Sum>> sums_;                            // by bucket: like a binary counter, largest first

@@ -476,35 +476,6 @@ TEST(VirtualRanksOfAReducer, AStepThatFailsWhileSumsAreFoldedBeginsAnew) {
   }
 }
 
-TEST(VirtualRanksOfAReducer, GoOnWithOtherRanksAtTheBeginningOfAStep) {
-  std::mutex mutex;
-  std::string expected;
-  run_on({0, 0, 0}, [&](Communicator comm) {
-    const Training training{.virtual_ranks = 5};
-    Communicator fewer = comm.split({.color = comm.rank() < 2 ? 0 : 1});
-    Fake model(comm, parameters_of_all_kinds(), training.options());
-    const auto step = [&](int number, int ranks, int rank) {
-      model.drop_all();
-      const VirtualRange block = block_of(5, ranks, rank);
-      for (int v = block.begin; v < block.end; ++v) train_part(model, training, number, v);
-    };
-    step(0, 3, comm.rank());
-    if (comm.rank() == 2) return model.core.prepare_synchronising_pass();
-    train_part(model, training, 1, block_of(5, 3, comm.rank()).begin);  // of a step that is given up
-    model.core.rebind(fewer);
-    step(1, 2, comm.rank());
-    const std::lock_guard lock(mutex);
-    if (expected.empty()) expected = bytes_of(model);
-    EXPECT_TRUE(bytes_of(model) == expected);
-  });
-  run_on({0}, [&](Communicator comm) {
-    const Training training{.virtual_ranks = 5};
-    Fake model(comm, parameters_of_all_kinds(), training.options());
-    for (int v = 0; v < 5; ++v) train_part(model, training, 1, v);
-    EXPECT_TRUE(bytes_of(model) == expected);
-  });
-}
-
 TEST(VirtualRanksOfAReducer, RefuseByName) {
   const auto refused = [](const std::string& why, const std::function<void()>& body) {
     try {
