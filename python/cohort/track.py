@@ -77,7 +77,7 @@ class RunRecord(_RunRecord):
 
     def write_weights(self, step: int, tensors: Iterable[tuple[str, Any]]) -> None:
         """Appends a 128-bit digest of each tensor's bytes after `step`, and one of all. `cohort runs compare A B` says from
-        them until which step two runs have the same weights, and which tensor differs first.
+        them until which step two runs have the same weights, and which tensors differ first.
 
         tensors  pairs of a name and a dense tensor or array, as model.state_dict().items()
 
@@ -91,10 +91,9 @@ def _flat(name: str, tensor: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return tensor
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
-        raise InvalidArgument(f"write_weights: {name} is not dense ({kind})")
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    from cohort.nn._tensors import flat_on_host
+
+    return flat_on_host(tensor, name, "write_weights").view(torch.uint8)
 
 
 def run_folder() -> str:

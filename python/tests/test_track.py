@@ -66,8 +66,15 @@ class Record(unittest.TestCase):
         first, second, third = self.lines()[1:]
         self.assertEqual((first["digest"], first["tensors"]), (second["digest"], second["tensors"]))
         self.assertEqual(list(third["tensors"]), ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"])
-        with self.assertRaisesRegex(cohort.InvalidArgument, "write_weights: s is not dense"):
-            record.write_weights(4, [("s", torch.eye(2).to_sparse())])
+        pair = torch.tensor([1 + 2j, 3 - 4j])
+        record.write_weights(4, [("c", pair.conj()), ("d", pair.conj().resolve_conj())])
+        digests = self.lines()[-1]["tensors"]
+        self.assertEqual(digests["c"], digests["d"])
+        for tensor in (torch.eye(2).to_sparse(), torch.empty(2, device="meta")):
+            with self.assertRaisesRegex(cohort.InvalidArgument, "write_weights: s is not dense"):
+                record.write_weights(5, [("s", tensor)])
+        with self.assertRaisesRegex(cohort.InvalidArgument, "two tensors are called 'w'"):
+            record.write_weights(5, [("w", pair), ("w", pair)])
 
     def test_adds_up_what_a_world_does(self):
         record = cohort.track.RunRecord(self.file)

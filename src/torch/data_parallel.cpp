@@ -226,8 +226,6 @@ void DataParallelCore::State::refuse_beside_virtual_ranks(const Contents& conten
           options.virtual_ranks, of_sampler);
   }
   if (options.virtual_ranks == 0) return;
-  if (!contents.buffers.empty() && !options.broadcast_buffers)
-    raise(kWrong, "DistributedDataParallel: virtual_ranks begin with the same buffers -- leave broadcast_buffers on");
   for (const NamedTensor& one : contents.named) {
     if (!one.tensor.is_cpu())
       raise(kWrong, "DistributedDataParallel: virtual_ranks with {} on a GPU -- on CPUs alone", one.name);

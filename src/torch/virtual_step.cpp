@@ -81,8 +81,7 @@ void VirtualStep::begin_forward(Reducer& reducer, const Place& place, bool begin
   } else if (const std::string* const name = reducer.changed_parameter()) {
     raise(ErrorCode::InvalidArgument,
           "DistributedDataParallel: parameter '{}' was changed, or frozen, within a step, before virtual rank {} -- "
-          "let the "
-          "optimizer step where step_complete() is true, and nothing else change parameters in between",
+          "let the optimizer step where step_complete() is true, and nothing else change parameters in between",
           *name, due);
   }
   // A forward that has thrown may be tried again, if it was the first.

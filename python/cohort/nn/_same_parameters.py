@@ -9,8 +9,8 @@ from typing import Optional
 import torch
 
 from cohort import Communicator, _core
-from cohort.errors import InvalidArgument
 from cohort.nn._groups import default_world
+from cohort.nn._tensors import flat_on_host
 
 
 def require_same_parameters(
@@ -30,13 +30,9 @@ def require_same_parameters(
     thread at a time per communicator.
     """
     comm = comm if comm is not None else default_world()
-    named = list(tensors)
-    for name, tensor in named:
-        if tensor.layout != torch.strided:
-            raise InvalidArgument(f"require_same_parameters: {name} is not dense ({tensor.layout})")
     described = []
-    for name, tensor in named:
-        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    for name, tensor in tensors:
+        flat = flat_on_host(tensor, name, "require_same_parameters")
 
         def text(index: int, flat: torch.Tensor = flat) -> str:
             return "" if flat.is_complex() else str(flat[index].item())

@@ -11,6 +11,7 @@ from typing import Optional
 import torch
 
 from cohort import Communicator
+from cohort.errors import InvalidArgument
 
 _CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 16  # alignment of the widest element
@@ -29,6 +30,15 @@ def tensors_in(value: object) -> Iterable[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name, None))
+
+
+def flat_on_host(tensor: torch.Tensor, name: str, who: str) -> torch.Tensor:
+    """Returns the values as one row in host memory, a copy only if they lie otherwise. Raises InvalidArgument, naming `who`
+    and the tensor, if it is not dense."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
+        raise InvalidArgument(f"{who}: {name} is not dense ({kind})")
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 _DIGESTED = 1 << 22  # elements of a tensor that are digested; evenly spread if it has more
