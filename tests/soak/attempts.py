@@ -8,9 +8,30 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from soak import job, processes
+from soak import ROOT, job, processes
 
 LEFT_LIMIT = 15.0  # seconds for all of a killed job to go, on a busy machine
+
+
+class InBox(job.Here):
+    """Hosts made by tools/cluster-box, reached by ssh; commands run on h1."""
+
+    def __init__(self, hosts):
+        super().__init__()
+        sys.path.insert(0, str(ROOT / "tests" / "cluster"))
+        import boxes
+
+        self.box = boxes.Box("soak", "--hosts", str(hosts))
+
+    def words(self, *words):
+        return self.box.words("h1", *words)
+
+    def processes(self):
+        # Daemons of the box itself, and what sshd keeps for a connection that has just ended, are not the job's.
+        return {pid: line for pid, (_, line) in self.box.new_processes("^sshd|cluster-box").items()}
+
+    def close(self):
+        self.box.down()
 
 
 class Attempt(job.Job):

@@ -74,27 +74,6 @@ def saving(checkpoints):
     return False
 
 
-class InBox(job.Here):
-    """Two hosts made by tools/cluster-box, reached by ssh; commands run on h1."""
-
-    def __init__(self):
-        super().__init__()
-        sys.path.insert(0, str(ROOT / "tests" / "cluster"))
-        import boxes
-
-        self.box = boxes.Box("resume", "--hosts", "2")
-
-    def words(self, *words):
-        return self.box.words("h1", *words)
-
-    def processes(self):
-        # Daemons of the box itself, and what sshd keeps for a connection that has just ended, are not the job's.
-        return {pid: line for pid, (_, line) in self.box.new_processes("^sshd|cluster-box").items()}
-
-    def close(self):
-        self.box.down()
-
-
 class Plan:
     """Plan of run `number` of a seed."""
 
@@ -171,7 +150,7 @@ def main():
     runs = series.Series(options, "kill-training", first=1, every=20, again=["hosts"], plan=lambda number: Plan(options.seed, number),
                          one=lambda plan, folder: trainings.one(plan, folder))
     if runs.numbers():
-        place = InBox() if options.hosts == 2 else job.Here()
+        place = attempts.InBox(2) if options.hosts == 2 else job.Here()
         with contextlib.closing(place):
             trainings = Trainings(options, place)
             runs.run()

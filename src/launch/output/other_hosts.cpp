@@ -23,12 +23,12 @@ namespace cohort::launch {
 
 namespace {
 
-Result<sys::UniqueFd> make(const std::string& path, const std::string& name) {
+Result<sys::UniqueFd> open_log(const std::string& path, const std::string& name, bool made) {
   if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST)
     return fail(ErrorCode::Io, "{}: {}", name, errno_text(errno));
   const auto folder = open_folder(path);
   if (!folder) return tl::unexpected(folder.error());
-  return make_file(folder->get(), name, 0666);
+  return made ? continue_file(folder->get(), name, 0666) : make_file(folder->get(), name, 0666);
 }
 
 }  // namespace
@@ -67,14 +67,17 @@ std::string RemoteLogs::name_of(int process, Stream stream) const {
   return log_name(roles_.role_of(process), roles_.number_of(process), stream);
 }
 
-sys::UniqueFd& RemoteLogs::file(int process, Stream stream) {
-  const auto [place, is_new] = files_.try_emplace({process, stream});
-  if (!is_new) return place->second;
-  if (auto made = make(folder_, name_of(process, stream)))
-    place->second = *std::move(made);
-  else
-    troubles_.push_back(fmt::format("log {}/{}", folder_, made.error().what()));
-  return place->second;
+RemoteLogs::File& RemoteLogs::file(int process, Stream stream) {
+  File& file = files_[{process, stream}];
+  if (file.fd || file.given_up) return file;
+  if (auto opened = open_log(folder_, name_of(process, stream), file.made)) {
+    file.fd = *std::move(opened);
+    file.made = true;
+  } else {
+    file.given_up = true;
+    troubles_.push_back(fmt::format("log {}/{}", folder_, opened.error().what()));
+  }
+  return file;
 }
 
 void RemoteLogs::open(const std::vector<int>& processes) {
@@ -84,10 +87,18 @@ void RemoteLogs::open(const std::vector<int>& processes) {
   }
 }
 
+void RemoteLogs::close(int process) {
+  for (const Stream stream : {Stream::Stdout, Stream::Stderr}) {
+    if (const auto found = files_.find({process, stream}); found != files_.end()) found->second.fd.reset();
+  }
+}
+
 void RemoteLogs::keep(const Output& output) {
-  if (!write_or_close(file(output.rank, output.stream), output.bytes))
-    troubles_.push_back(fmt::format("{}/{} ends here, the job goes on: {}", folder_,
-                                    name_of(output.rank, output.stream), errno_text(errno)));
+  File& to = file(output.rank, output.stream);
+  if (write_or_close(to.fd, output.bytes)) return;
+  to.given_up = true;
+  troubles_.push_back(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
+                                  errno_text(errno)));
 }
 
 std::string TracePieces::path_of(const status::HostTrace& host) const {
@@ -97,17 +108,26 @@ std::string TracePieces::path_of(const status::HostTrace& host) const {
 TracePieces::File& TracePieces::file(const status::HostTrace& host) {
   const auto [place, is_new] = files_.try_emplace(host.index);
   File& file = place->second;
-  if (!is_new) return file;
-  auto made = make(folder_, fmt::format("host-{}.json", host.index));
+  if (!is_new && !file.closed) return file;
+  file.closed = false;
+  auto made = open_log(folder_, fmt::format("host-{}.json", host.index), !is_new);
   if (!made) {
     troubles_.push_back(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
     return file;
   }
   file.fd = *std::move(made);
+  if (!is_new) return file;
   std::string description;
   host.append_description(description);
   write(file, host, status::begin_list(description));
   return file;
+}
+
+void TracePieces::close(int host) {
+  const auto found = files_.find(host);
+  if (found == files_.end() || !found->second.fd) return;
+  found->second.fd.reset();
+  found->second.closed = true;
 }
 
 void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events) {

@@ -68,18 +68,25 @@ class RemoteLogs {
   void grow(const Roles& roles) { roles_ = roles; }
   /// Makes the files of these processes, also of those that print nothing.
   void open(const std::vector<int>& processes);
+  /// Closes the files of a process that has ended; output that still comes is appended.
+  void close(int process);
   void keep(const Output& output);
   /// Returns messages for the user about data that could not be written since the last call.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
-  sys::UniqueFd& file(int process, Stream stream);
+  struct File {
+    sys::UniqueFd fd;
+    bool made = false;
+    bool given_up = false;  ///< it could not be made or written: output is dropped
+  };
+  File& file(int process, Stream stream);
   std::string name_of(int process, Stream stream) const;
 
   std::string folder_;
   Roles roles_;
   std::vector<std::string> troubles_;
-  std::map<std::pair<int, Stream>, sys::UniqueFd> files_;  ///< an invalid descriptor: given up
+  std::map<std::pair<int, Stream>, File> files_;
 };
 
 /// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.json, one per host, to which
@@ -95,12 +102,15 @@ class TracePieces {
   /// `base_ns`: TracePiece::base_ns.
   void keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events);
   void keep_offset(const status::HostTrace& host, const ClockOffset& offset);
+  /// Closes the file of a host whose agent has gone; what another agent there sends is appended.
+  void close(int host);
   /// Like RemoteLogs::take_troubles.
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
   struct File {
     sys::UniqueFd fd;
+    bool closed = false;  ///< it may be continued; without `fd` and this, it was given up
     std::uint64_t bytes = 0;
     std::optional<std::int64_t> base_ns = {};
     std::vector<ClockOffset> early = {};  ///< offsets that came before base_ns

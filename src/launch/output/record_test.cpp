@@ -219,14 +219,50 @@ TEST(RemoteLogs, KeepEveryByteByRankAndStream) {
     keeper.keep({2, Stream::Stdout, "one "});
     keeper.keep({2, Stream::Stdout, std::string("t\0o\n", 4)});
     keeper.keep({2, Stream::Stderr, "why\n"});
+    keeper.close(2);
+    keeper.keep({2, Stream::Stderr, "and late\n"});
     troubles = keeper.take_troubles();
   }
   EXPECT_EQ(read(logs + "/rank-2.out"), std::string("one t\0o\n", 8));
-  EXPECT_EQ(read(logs + "/rank-2.err"), "why\n");
+  EXPECT_EQ(read(logs + "/rank-2.err"), "why\nand late\n");
   EXPECT_TRUE(std::filesystem::exists(logs + "/rank-3.out"));  // it has printed nothing
   EXPECT_TRUE(std::filesystem::exists(logs + "/server-0.err"));
   EXPECT_TRUE(std::filesystem::exists(logs + "/evaluator.out"));
   EXPECT_TRUE(troubles.empty());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(RemoteLogs, OfProcessesThatHaveEndedAreClosed) {
+  char folder[] = "/tmp/cohort-remote-logs-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  const auto before = descriptors();
+  RemoteLogs keeper(folder, {40, 0, false});
+  for (int rank = 0; rank < 40; ++rank) {
+    keeper.open({rank});
+    keeper.close(rank);
+  }
+  EXPECT_EQ(descriptors(), before);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(TracePieces, OfAHostWhoseAgentHasGoneAreContinued) {
+  char folder[] = "/tmp/cohort-trace-pieces-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder), nullptr);
+  const status::HostTrace host{1, "h1"};
+  const auto text = [&](bool closed) {
+    TracePieces pieces(folder);
+    pieces.keep(host, 5, "one");
+    if (closed) pieces.close(1);
+    pieces.keep(host, 5, "two");
+    pieces.close(7);  // it has sent nothing
+    EXPECT_TRUE(pieces.take_troubles().empty());
+    return read(std::string(folder) + "/trace/host-1.json");
+  };
+  EXPECT_TRUE(text(true).ends_with("onetwo"));
+  EXPECT_EQ(text(true), text(false));
   std::filesystem::remove_all(folder);
 }
 

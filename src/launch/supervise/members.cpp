@@ -85,6 +85,7 @@ void Members::end(int process, Ending ending, bool well) {
     ended_[static_cast<std::size_t>(process)] = true;
     --running_[static_cast<std::size_t>(roles_.role_of(process))];
   }
+  if (remote_logs_) remote_logs_->close(process);
   endings_.push_back(std::move(ending));
 }
 

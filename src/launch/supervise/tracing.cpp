@@ -30,9 +30,11 @@ void Tracing::on_joined(AgentHandle& agent) {
 // The agent's handle may go before the job's end.
 void Tracing::on_closed(const AgentHandle& agent) {
   const auto clock = std::ranges::find_if(clocks_, [&agent](const auto& one) { return &one.second.agent == &agent; });
-  if (clock == clocks_.end()) return;
-  follow(agent, clock->second.sync.end());
-  clocks_.erase(clock);
+  if (clock != clocks_.end()) {
+    follow(agent, clock->second.sync.end());
+    clocks_.erase(clock);
+  }
+  pieces_.close(agent.host.index);
 }
 
 void Tracing::measure_again() {
