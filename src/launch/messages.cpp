@@ -84,7 +84,10 @@ net::SecureOptions control_options() {
 Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_message, OnClosed on_closed)
     : loop_(loop),
       connection_(std::move(connection)),
-      watch_(loop, connection_.fd()),
+      peer_(connection_->peer()),
+      own_(net::local_endpoint(connection_->fd())),
+      other_(net::peer_endpoint(connection_->fd())),
+      watch_(loop, connection_->fd()),
       on_message_(std::move(on_message)),
       on_closed_(std::move(on_closed)) {
   begun_ = Timer(loop, {}, [this] { advance(); });
@@ -94,23 +97,23 @@ Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_mess
 
 void Channel::send(const Message& message) {
   if (closed_) return;
-  if (auto queued = connection_.queue(encode(message)); !queued) return close(queued.error());
+  if (auto queued = connection_->queue(encode(message)); !queued) return close(queued.error());
   update_interest();
 }
 
 void Channel::watch_link(std::chrono::milliseconds longest) {
   if (closed_) return;
-  net::watch_link(connection_.fd());
+  net::watch_link(connection_->fd());
   look_at_link(longest);
 }
 
 std::chrono::milliseconds Channel::silence() const {
   return closed_ ? std::chrono::milliseconds(0)
-                 : net::link_silence(connection_.fd()).value_or(std::chrono::milliseconds(0));
+                 : net::link_silence(connection_->fd()).value_or(std::chrono::milliseconds(0));
 }
 
 void Channel::look_at_link(std::chrono::milliseconds longest) {
-  const auto silence = net::link_silence(connection_.fd());
+  const auto silence = net::link_silence(connection_->fd());
   if (silence && *silence > longest) {
     return close(Error(ErrorCode::PeerLost,
                        fmt::format("nothing has come from {} for {:.1f} s: the link is cut, or the host is down",
@@ -121,10 +124,10 @@ void Channel::look_at_link(std::chrono::milliseconds longest) {
 
 void Channel::advance() {
   if (closed_) return;
-  const auto moved = connection_.advance();
+  const auto moved = connection_->advance();
   // Messages that arrived before the connection's end still count.
   while (!closed_) {
-    auto bytes = connection_.next_message();
+    auto bytes = connection_->next_message();
     if (!bytes) break;
     auto message = decode(*bytes);
     if (!message) return close(message.error());
@@ -132,13 +135,13 @@ void Channel::advance() {
   }
   if (closed_) return;
   if (!moved) return close(moved.error());
-  if (connection_.at_end()) return close(std::nullopt);
+  if (connection_->at_end()) return close(std::nullopt);
   update_interest();
 }
 
 void Channel::update_interest() {
   if (closed_) return;
-  const bool wanted = connection_.wants_write();
+  const bool wanted = connection_->wants_write();
   if (wanted == wants_write_) return;
   wants_write_ = wanted;
   if (wanted) {
@@ -154,6 +157,7 @@ void Channel::close(std::optional<Error> error) {
   begun_ = Timer();
   link_ = Timer();
   watch_ = Watch();
+  connection_.reset();
   on_closed_(std::move(error));
 }
 

@@ -9,6 +9,7 @@
 #include "base/result.h"
 #include "launch/loop.h"
 #include "launch/rank_report.h"
+#include "net/address.h"
 #include "net/secure_connection.h"
 
 #include <chrono>
@@ -293,9 +294,11 @@ class Channel {
   std::chrono::milliseconds silence() const;
   /// Makes the Channel close with PeerLost when the other end's host has been silent for `longest`.
   void watch_link(std::chrono::milliseconds longest);
-  int fd() const noexcept { return connection_.fd(); }
-  std::size_t unsent_bytes() const noexcept { return connection_.unsent_bytes(); }
-  const std::string& peer() const noexcept { return connection_.peer(); }
+  /// Addresses of this end and the other. They throw Io if the connection was lost before the Channel was made.
+  net::Address own_address() const { return value_or_throw(own_).tcp; }
+  net::Address peer_address() const { return value_or_throw(other_).tcp; }
+  std::size_t unsent_bytes() const noexcept { return connection_ ? connection_->unsent_bytes() : 0; }
+  const std::string& peer() const noexcept { return peer_; }
 
  private:
   void advance();
@@ -305,7 +308,9 @@ class Channel {
   void look_at_link(std::chrono::milliseconds longest);
 
   Loop& loop_;
-  net::SecureConnection connection_;
+  std::optional<net::SecureConnection> connection_;  ///< until the Channel is closed
+  const std::string peer_;
+  const Result<net::Endpoint> own_, other_;
   Watch watch_;
   Timer begun_;  ///< handles bytes that came before the Channel was made
   Timer link_;

@@ -176,11 +176,9 @@ bool AgentPool::somebody_is_silent() const {
 bool AgentPool::start_again(AgentHandle& member) {
   if (over_ || member.channel != nullptr || member.starts >= kMostStarts || !is_transient(failed_start(member)))
     return false;
-  const pid_t ended = member.process.process.pid;
   if (!start_remote(member)) return false;  // the failure of the last command says why
   log::info("launch", "{} is started again on {}", start_method_name(method_), member.host.name);
   member.process_gone = false;
-  ::waitpid(ended, nullptr, 0);
   return true;
 }
 
@@ -188,6 +186,10 @@ void AgentPool::on_process_ended(AgentHandle& member) {
   member.ended = Watch();
   member.parting = Timer();
   member.process_gone = true;
+  sys::ChildProcess& process = member.process.process;
+  member.exit_status = sys::peek_exit_status(process.pid);
+  ::waitpid(process.pid, nullptr, 0);
+  process.pidfd.reset();
   if (member.remote) {
     member.remote->drain();
     if (start_again(member)) return;
@@ -321,12 +323,12 @@ void AgentPool::kill(AgentHandle& member) {
 
 net::Address AgentPool::own_address(const AgentHandle& member) {
   if (member.host.local) return {"127.0.0.1", 0};
-  return value_or_throw(net::local_endpoint(member.channel->fd())).tcp;
+  return member.channel->own_address();
 }
 
 net::Address AgentPool::agent_address(const AgentHandle& member) {
   if (member.host.local) return {"127.0.0.1", 0};
-  return value_or_throw(net::peer_endpoint(member.channel->fd())).tcp;
+  return member.channel->peer_address();
 }
 
 FailedStart AgentPool::failed_start(const AgentHandle& member) const {
@@ -338,7 +340,7 @@ FailedStart AgentPool::failed_start(const AgentHandle& member) const {
   for (const std::string& word : spec_.ssh) failed.ssh += (failed.ssh.empty() ? "" : " ") + shell_quoted(word);
   if (member.remote == nullptr) return failed;
   failed.announced = member.remote->announced();
-  if (member.process_gone) failed.status = sys::peek_exit_status(member.process.process.pid);
+  if (member.process_gone) failed.status = member.exit_status;
   failed.noise = member.remote->noise();
   failed.complaints = member.remote->complaints();
   return failed;
@@ -377,7 +379,7 @@ std::string AgentPool::invitation() const {
 }
 
 std::string AgentPool::how_ended(const AgentHandle& member) const {
-  const auto status = sys::peek_exit_status(member.process.process.pid);
+  const auto& status = member.exit_status;
   return fmt::format("{}: {}", start_method_name(method_), status ? sys::to_string(*status) : "unknown status");
 }
 

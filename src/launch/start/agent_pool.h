@@ -33,12 +33,13 @@ struct AgentHandle {
   Watch ended;                          ///< for the end of its process
   Timer parting;                        ///< limit for the command in between to end
   std::unique_ptr<Channel> channel;
-  bool closed = false;        ///< the channel is closed, and that event has been taken
-  bool started = false;       ///< its ranks run; set by the supervisor
-  bool all_gone = false;      ///< its ranks and their descendants have ended; set by the supervisor
-  bool process_gone = false;  ///< its process, or the guard around it, has ended
-  bool lost = false;          ///< the job goes on without the agent, whatever it sends; set by the supervisor
-  int starts = 0;             ///< how often the command in between was started
+  bool closed = false;                         ///< the channel is closed, and that event has been taken
+  bool started = false;                        ///< its ranks run; set by the supervisor
+  bool all_gone = false;                       ///< its ranks and their descendants have ended; set by the supervisor
+  bool process_gone = false;                   ///< its process, or the guard around it, has ended, and has been reaped
+  std::optional<sys::ExitStatus> exit_status;  ///< of that process, if known
+  bool lost = false;  ///< the job goes on without the agent, whatever it sends; set by the supervisor
+  int starts = 0;     ///< how often the command in between was started
 };
 
 /// Events of an agent, also of one that failed to come.
