@@ -144,13 +144,15 @@ std::uint64_t fingerprint_of(const Descriptor& d) noexcept {
     result = mix(result + std::bit_cast<std::uint64_t>(d.prescale));
     result = mix(result + std::bit_cast<std::uint64_t>(d.postscale));
   }
+  if (d.weight != 1) result = mix(result + std::bit_cast<std::uint64_t>(d.weight));
   return result;
 }
 
 std::uint64_t group_digest(std::span<const Request> requests) noexcept {
   std::uint64_t result = requests.size();
   for (const Request& request : requests) {
-    const Descriptor each = describe(request);
+    Descriptor each = describe(request);
+    each.weight = 1;  // ranks of a group need not have the same
     result = mix(result + 0x9E3779B97F4A7C15ull + fingerprint_of(each));
   }
   return result == 0 ? 1 : result;
@@ -160,6 +162,10 @@ bool agree(const Descriptor& a, const Descriptor& b) noexcept {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.weighted == b.weighted &&
          a.wire_format == b.wire_format && a.memory == b.memory && a.round == b.round && a.root == b.root &&
          a.count == b.count && a.detail == b.detail && a.prescale == b.prescale && a.postscale == b.postscale;
+}
+
+bool are_uniform(const Descriptor& a, const Descriptor& b) noexcept {
+  return a.kind != Kind::Joined && a.weight > 0 && a.weight == b.weight && agree(a, b);
 }
 
 std::string to_string(const Descriptor& d) { return called(d).append(name_of(static_cast<MemoryKind>(d.memory))); }
@@ -304,7 +310,7 @@ Error refusal(const std::string& operation, int rank, const std::string& host, s
 void Contributors::set(const Agreement& agreement) {
   const Descriptor& agreed = agreement.agreed;
   scales_.clear();
-  if (agreed.weighted != 0) {
+  if (agreed.weighted != 0 && !agreement.uniform) {
     weights_.clear();
     for (const int rank : agreement.active) weights_.push_back(agreement.of(rank).weight);
     weigh(weights_, weighting_);

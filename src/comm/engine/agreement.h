@@ -59,13 +59,17 @@ static_assert(sizeof(Descriptor) == 80);
 Request request_to_serve(const Descriptor& agreed) noexcept;
 /// Describes a request, but not the location of its memory.
 Descriptor describe(const Request& request) noexcept;
-/// Fingerprint of everything that has to agree. Different descriptors have equal fingerprints with probability 2^-64.
+/// Fingerprint of everything that has to agree, and of the weight. Different descriptors have equal fingerprints with
+/// probability 2^-64.
 std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
 /// Digest of a group. Each operation of the group carries it, so ranks whose groups differ anywhere disagree on the
 /// first operation.
 std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 /// True if the descriptors may describe the same operation. The descriptor of a rank that has joined agrees with all.
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
+/// True if ranks that all give one of these descriptions need not know more of each other: they agree, none has joined,
+/// and weights are equal and not 0.
+bool are_uniform(const Descriptor& a, const Descriptor& b) noexcept;
 /// Text for messages: "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);
 /// Bytes of the largest payload that a rank sends inline (with its descriptor) in a small operation.
@@ -86,8 +90,7 @@ struct Agreement {
 
   /// Derives the decision from all ranks' descriptions.
   void settle();
-  /// Decides without `brought`, which was not filled in: all ranks give the description `own`, no rank has joined, and
-  /// there are no weights.
+  /// Decides without `brought`, which was not filled in: all ranks' descriptions are uniform with `own`.
   void settle_on(const Descriptor& own);
   /// Returns a reason if ranks' descriptions differ, or if a rank that is needed has joined. `where(rank)`: added to a
   /// rank's description in messages.

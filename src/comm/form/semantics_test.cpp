@@ -272,43 +272,6 @@ TEST(Bits, AreTheSameWhateverTheTiming) {
   }
 }
 
-// --- weights ---
-
-TEST(Weights, AverageBySamples) {
-  comm::testing::run_world(3, [](Communicator comm) {
-    const std::array<double, 3> weights{1, 0, 3};
-    for (const std::size_t count : {std::size_t{10}, std::size_t{5000}, std::size_t{200000}}) {
-      std::vector<float> values(count, comm.rank() == 1 ? std::nanf("") : static_cast<float>(comm.rank() + 1));
-      comm.all_reduce(std::span(values),
-                      {.op = ReduceOp::Average, .weight = weights[static_cast<std::size_t>(comm.rank())]})
-          .wait();
-      for (const float value : values) ASSERT_EQ(value, 0.25F * 1 + 0.75F * 3);  // the NaN of weight 0 has no effect
-    }
-  });
-}
-
-TEST(Weights, ThatAreEqualGiveTheBitsOfThePlainAverage) {
-  comm::testing::run_world(3, [](Communicator comm) {
-    std::mt19937 random(static_cast<unsigned>(comm.rank()));
-    std::vector<float> plain(9999);
-    for (float& value : plain) value = static_cast<float>(random()) / 3;
-    std::vector<float> weighted = plain;
-    comm.all_reduce(std::span(plain), {.op = ReduceOp::Average}).wait();
-    comm.all_reduce(std::span(weighted), {.op = ReduceOp::Average, .weight = 7.3}).wait();
-    EXPECT_EQ(plain, weighted);
-  });
-}
-
-TEST(Weights, ThatAreAllZeroGiveZero) {
-  for (const int size : {1, 2}) {
-    comm::testing::run_world(size, [](Communicator comm) {
-      std::vector<double> values(3000, 4);
-      comm.all_reduce(std::span(values), {.op = ReduceOp::Average, .weight = 0}).wait();
-      EXPECT_EQ(values, std::vector<double>(3000, 0));
-    });
-  }
-}
-
 TEST(Observers, SeeEveryOperationAndWhetherItWasCopied) {
   comm::testing::run_world(2, [](Communicator comm) {
     comm::testing::Recorder recorder;

@@ -174,6 +174,9 @@ class Context {
   int pieces_doubled = 0;  ///< number of doublings of the piece length
   int on_the_way = 0;      ///< pieces in transit, counted undoubled
   bool over = false;       ///< the round is over: all ranks have called the operation
+  /// The last weighted sum's weights were not all equal and above 0, so the next one's are not expected to be. The same
+  /// on all ranks.
+  bool weights_differ = false;
 
   /// Begins the next operation, with the number `sequence`.
   void begin(const Descriptor& own, Clock::time_point called, std::chrono::milliseconds timeout);
@@ -328,7 +331,7 @@ void Context::wait(Ready ready, Missing missing) {
 struct Round {
   std::chrono::nanoseconds waited{0};   ///< time until the other ranks had called the operation
   bool delivered = false;               ///< the result was part of the round
-  bool agreed_here = false;             ///< the descriptions of this host's ranks are equal, and without weights
+  bool agreed_here = false;             ///< the descriptions of this host's ranks are uniform
   std::vector<Descriptor> here_brings;  ///< descriptions of this host's ranks; only one if they agree
   std::vector<std::byte> info;
   std::vector<std::vector<std::byte>> infos;  ///< by host

@@ -204,7 +204,7 @@ void exchange_by_levels(Context& context, Round& round, const Request* request, 
       std::memcpy(&card, each.bytes.data(), sizeof card);
       if (card.uniform > 1 || card.doublings > context.tuner.most() || each.bytes.size() != sizeof card + card.payload)
         refuse(context, each);
-      all.uniform = all.uniform != 0 && card.uniform != 0 && agree(card.description, own) ? 1 : 0;
+      all.uniform = all.uniform != 0 && card.uniform != 0 && are_uniform(card.description, own) ? 1 : 0;
       all.doublings = std::min(all.doublings, card.doublings);
       all.on_the_way = std::min(all.on_the_way, card.on_the_way);
       if (all.uniform != 0 && card.payload != bytes) refuse(context, each);

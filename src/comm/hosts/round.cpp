@@ -33,7 +33,9 @@ struct Decision {
 /// True if the result can be part of the round. In a reduce_scatter every host gets all data, but needs only a part.
 bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
-  if (!is_reduction(request.kind) || request.weighted || request.round != nullptr) return false;
+  if (!is_reduction(request.kind) || request.round != nullptr) return false;
+  // In a wire format never: residuals belong to the rank that encodes, which must not change with the weights.
+  if (request.weighted && (context.weights_differ || request.wire_format != WireFormat::None)) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;
   const std::size_t share = whole ? 1 : layout.size == layout.hosts ? 8 : 4;  // measured
@@ -93,7 +95,7 @@ const std::byte* small_partial(Context& context, Round& round, const Request& re
 /// Exchanges the descriptions of this host's ranks.
 void meet_here(Context& context, Round& round, const Request* request, const Descriptor& own) {
   const Layout& layout = context.layout;
-  round.agreed_here = own.kind != Kind::Joined && own.weighted == 0;
+  round.agreed_here = are_uniform(own, own);
   if (layout.locals > 1) {
     const bool small = request != nullptr &&
                        (request->kind == Kind::Barrier ||
@@ -102,7 +104,7 @@ void meet_here(Context& context, Round& round, const Request* request, const Des
       const Agreement& here = local::meet(context.local, own, request, small);
       if (here.uniform) return;
       for (const Descriptor& each : here.brought) {
-        round.agreed_here = round.agreed_here && each.kind != Kind::Joined && each.weighted == 0 && agree(each, own);
+        round.agreed_here = round.agreed_here && are_uniform(each, own);
       }
       if (!round.agreed_here) round.here_brings = here.brought;
     });
@@ -130,7 +132,7 @@ bool take_info(Context& context, int host, std::string_view bytes, const Descrip
   context.pieces_doubled = std::min<int>(context.pieces_doubled, header.doublings);
   context.on_the_way = std::min<int>(context.on_the_way, header.on_the_way);
   context.agreement.uniform = context.agreement.uniform && agreed_there &&
-                              agree(context.agreement.brought[static_cast<std::size_t>(ranks.front())], own);
+                              are_uniform(context.agreement.brought[static_cast<std::size_t>(ranks.front())], own);
   return true;
 }
 
@@ -296,6 +298,7 @@ void meet_all(Context& context, Round& round, const Request* request, const Desc
   } else {
     context.agreement.settle();
   }
+  if (context.agreement.agreed.weighted != 0) context.weights_differ = !context.agreement.uniform;
 }
 
 std::optional<Disagreement> disagreement(const Context& context) {

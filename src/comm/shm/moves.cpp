@@ -273,7 +273,7 @@ void gather(Context& context) {
   context.wait_for_all([&](int rank) { return context.has_announced(rank); });
   const Slot& own = context.slot(context.rank);
   context.serving = own.descriptor.kind == Kind::Joined;
-  bool uniform = context.is_inline && own.descriptor.weighted == 0;
+  bool uniform = context.is_inline && own.descriptor.weight > 0;
   for (int rank = 0; rank < context.size && uniform; ++rank) {
     uniform = context.slot(rank).fingerprint == own.fingerprint;
   }
