@@ -89,7 +89,7 @@ using namespace std::chrono_literals;
 // operation, the queue's own thread therefore only polls at this interval; then it sleeps until woken.
 constexpr auto kDoze = 1ms;
 constexpr auto kAwake = 20ms;
-constexpr auto kLeft = 200us;   // after this time, an operation that no other thread runs is the thread's
+constexpr auto kLeft = 200us;   // age from which the thread also runs an operation that was not left to it
 constexpr auto kAsleep = 50ms;  // between checks of the world's state
 constexpr auto kLeaving = 15s;  // limit for peers to take what was sent
 constexpr auto kTelling = 1s;   // limit for others to learn why the world ended
@@ -161,6 +161,7 @@ void Core::tell_over(std::uint64_t number) noexcept {
 bool Core::are_over(std::uint64_t number) const noexcept { return world_.local_world().are_over(number); }
 
 void Core::leave_to_thread() noexcept {
+  left_ = true;
   work_to_do_.notify_one();
   if (asleep_) world_.transport().wake();
 }
@@ -173,7 +174,8 @@ void Core::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
     const auto now = Clock::now();
-    if (!running_ && !queue_.empty() && (stopping_ || now - front_called() >= kLeft)) {
+    if (!running_ && !queue_.empty() && (stopping_ || left_ || now - front_called() >= kLeft)) {
+      left_ = false;
       run_front(lock);
       continue;
     }

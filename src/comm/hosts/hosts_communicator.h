@@ -118,6 +118,7 @@ class Core final : public Queue {
   messages::Matcher matcher_;
   Engine engine_;
   bool asleep_ = false;  // the thread sleeps in the transport
+  bool left_ = false;    // a caller that waits with a deadline leaves the first operation to the thread
   std::vector<std::byte> fusing_;
 };
 
