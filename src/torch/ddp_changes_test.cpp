@@ -291,13 +291,16 @@ TEST(DdpChangesTest, BuffersThatAreAddedAreMadeEqual) {
   });
 }
 
-// Returns what is written to stderr while two ranks are given these batches.
-std::string told(bool equal_first, bool equal_second) {
+// Returns what is written to stderr while two ranks are given these batches. `none`: rank 1 has no samples in the
+// second.
+std::string told(bool equal_first, bool equal_second, bool none = false) {
   ::testing::internal::CaptureStderr();
   run_on_threads(2, [&](Communicator comm) {
     Growing net;
     DistributedDataParallel model(net, comm);
+    int step = 0;
     for (const bool equal : {equal_first, equal_second, true, true}) {
+      if (none) model.set_sample_count(step++ == 1 && comm.rank() == 1 ? 0 : 3);
       model(equal ? at::ones({3}) : batch(comm)).backward();
       model.zero_grad();
     }
@@ -312,6 +315,7 @@ TEST(DdpChangesTest, BatchesThatAreTheSameOnAllRanksAreToldOnce) {
   EXPECT_EQ(text.find("all ranks were given", at + 1), std::string::npos) << text;
   EXPECT_EQ(told(true, false).find("all ranks were given"), std::string::npos);
   EXPECT_EQ(told(false, true).find("all ranks were given"), std::string::npos);
+  EXPECT_EQ(told(false, false, true).find("all ranks were given"), std::string::npos);
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accu
   }
   if (message.differs(StepMessage::Epoch) && !std::exchange(told_of_epochs_, true)) tell_of_epochs(ranks, reduced);
   if (message.differs(StepMessage::Values)) compare_values(ranks, step + 1);
-  if (message.shown(StepMessage::Batches) && !message.differs(StepMessage::Batches)) tell_of_batches(ranks);
+  if (message.shown(StepMessage::Batches) && !message.differs(StepMessage::Batches)) tell_of_batches(ranks, reduced);
 }
 
 void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced,
@@ -199,9 +199,9 @@ void StepChecks::note_batch(std::uint64_t digest) {
 }
 
 // Warns, if at least two ranks had samples: all ranks with samples in this step have shown the same digest of batches.
-void StepChecks::tell_of_batches(step::Ranks& ranks) const {
-  const auto rows = step::gather_rows(
-      ranks, {batches_seen_ == kComparedBatches ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
+void StepChecks::tell_of_batches(step::Ranks& ranks, const Accumulation& reduced) const {
+  const bool shown = reduced.weight() > 0 && batches_seen_ == kComparedBatches;
+  const auto rows = step::gather_rows(ranks, {shown ? 1U : 0U, rows_ ? static_cast<std::uint64_t>(*rows_) : 0});
   const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
   const auto first = std::find_if(rows.begin(), rows.end(), has);
   if (std::count_if(rows.begin(), rows.end(), has) < 2 || first - rows.begin() != ranks.rank()) return;
