@@ -21,18 +21,6 @@
 
 namespace cohort::launch {
 
-namespace {
-
-Result<sys::UniqueFd> open_log(const std::string& path, const std::string& name, bool made) {
-  if (::mkdir(path.c_str(), 0755) != 0 && errno != EEXIST)
-    return fail(ErrorCode::Io, "{}: {}", name, errno_text(errno));
-  const auto folder = open_folder(path);
-  if (!folder) return tl::unexpected(folder.error());
-  return made ? continue_file(folder->get(), name, 0666) : make_file(folder->get(), name, 0666);
-}
-
-}  // namespace
-
 ClockSync::Next ClockSync::begin(std::int64_t now_ns) {
   if (asked_ > 0) return {};
   best_.reset();
@@ -63,20 +51,35 @@ std::string log_name(Role role, int number, Stream stream) {
   return file_name(role, number) + (stream == Stream::Stdout ? ".out" : ".err");
 }
 
+Result<void> KeptFile::open(const std::string& folder, const std::string& name) {
+  if (fd || given_up) return {};
+  given_up = true;
+  if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST)
+    return fail(ErrorCode::Io, "{}: {}", name, errno_text(errno));
+  const auto opened = open_folder(folder);
+  if (!opened) return tl::unexpected(opened.error());
+  auto file = made ? continue_file(opened->get(), name, 0666) : make_file(opened->get(), name, 0666);
+  if (!file) return tl::unexpected(file.error());
+  fd = *std::move(file);
+  made = true;
+  given_up = false;
+  return {};
+}
+
+bool KeptFile::write(std::string_view bytes) {
+  if (write_or_close(fd, bytes)) return true;
+  given_up = true;
+  return false;
+}
+
 std::string RemoteLogs::name_of(int process, Stream stream) const {
   return log_name(roles_.role_of(process), roles_.number_of(process), stream);
 }
 
-RemoteLogs::File& RemoteLogs::file(int process, Stream stream) {
-  File& file = files_[{process, stream}];
-  if (file.fd || file.given_up) return file;
-  if (auto opened = open_log(folder_, name_of(process, stream), file.made)) {
-    file.fd = *std::move(opened);
-    file.made = true;
-  } else {
-    file.given_up = true;
+KeptFile& RemoteLogs::file(int process, Stream stream) {
+  KeptFile& file = files_[{process, stream}];
+  if (auto opened = file.open(folder_, name_of(process, stream)); !opened)
     troubles_.push_back(fmt::format("log {}/{}", folder_, opened.error().what()));
-  }
   return file;
 }
 
@@ -94,11 +97,9 @@ void RemoteLogs::close(int process) {
 }
 
 void RemoteLogs::keep(const Output& output) {
-  File& to = file(output.rank, output.stream);
-  if (write_or_close(to.fd, output.bytes)) return;
-  to.given_up = true;
-  troubles_.push_back(fmt::format("{}/{} ends here, the job goes on: {}", folder_, name_of(output.rank, output.stream),
-                                  errno_text(errno)));
+  if (!file(output.rank, output.stream).write(output.bytes))
+    troubles_.push_back(fmt::format("{}/{} ends here, the job goes on: {}", folder_,
+                                    name_of(output.rank, output.stream), errno_text(errno)));
 }
 
 std::string TracePieces::path_of(const status::HostTrace& host) const {
@@ -108,15 +109,9 @@ std::string TracePieces::path_of(const status::HostTrace& host) const {
 TracePieces::File& TracePieces::file(const status::HostTrace& host) {
   const auto [place, is_new] = files_.try_emplace(host.index);
   File& file = place->second;
-  if (!is_new && !file.closed) return file;
-  file.closed = false;
-  auto made = open_log(folder_, fmt::format("host-{}.json", host.index), !is_new);
-  if (!made) {
-    troubles_.push_back(fmt::format("there is no trace of {}: {}", host.name, made.error().what()));
-    return file;
-  }
-  file.fd = *std::move(made);
-  if (!is_new) return file;
+  if (auto opened = file.open(folder_, fmt::format("host-{}.json", host.index)); !opened)
+    troubles_.push_back(fmt::format("there is no trace of {}: {}", host.name, opened.error().what()));
+  if (!is_new || !file.fd) return file;
   std::string description;
   host.append_description(description);
   write(file, host, status::begin_list(description));
@@ -124,10 +119,7 @@ TracePieces::File& TracePieces::file(const status::HostTrace& host) {
 }
 
 void TracePieces::close(int host) {
-  const auto found = files_.find(host);
-  if (found == files_.end() || !found->second.fd) return;
-  found->second.fd.reset();
-  found->second.closed = true;
+  if (const auto found = files_.find(host); found != files_.end()) found->second.fd.reset();
 }
 
 void TracePieces::keep(const status::HostTrace& host, std::int64_t base_ns, std::string_view events) {
@@ -149,10 +141,11 @@ void TracePieces::keep_offset(const status::HostTrace& host, const ClockOffset& 
 void TracePieces::write(File& file, const status::HostTrace& host, std::string_view bytes) {
   if (file.fd && file.bytes + bytes.size() > kMostBytes) {
     file.fd.reset();
+    file.given_up = true;
     troubles_.push_back(fmt::format("{} ends here, the job goes on: it has {} GiB", path_of(host), kMostBytes >> 30));
   }
   file.bytes += bytes.size();
-  if (!write_or_close(file.fd, bytes))
+  if (!file.write(bytes))
     troubles_.push_back(fmt::format("{} ends here, the job goes on: {}", path_of(host), errno_text(errno)));
 }
 

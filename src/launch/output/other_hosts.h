@@ -59,6 +59,19 @@ class ClockSync {
 /// Returns "rank-3.err", "server-0.out", "evaluator.out".
 std::string log_name(Role role, int number, Stream stream);
 
+/// A file that may be closed and continued.
+struct KeptFile {
+  sys::UniqueFd fd;
+  bool made = false;
+  bool given_up = false;  ///< it could not be opened or written: what comes for it is dropped
+
+  /// Makes the file `name` in `folder`, which is made as well, or opens it again. Does nothing if it is open or given
+  /// up.
+  Result<void> open(const std::string& folder, const std::string& name);
+  /// Returns false if not all could be written: then the file is given up, and errno says why.
+  bool write(std::string_view bytes);
+};
+
 /// Keeps the complete output of processes on other hosts, in files here as their agents would write them: the
 /// supervisor keeps the output of an agent before it shows it.
 class RemoteLogs {
@@ -75,18 +88,13 @@ class RemoteLogs {
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
-  struct File {
-    sys::UniqueFd fd;
-    bool made = false;
-    bool given_up = false;  ///< it could not be made or written: output is dropped
-  };
-  File& file(int process, Stream stream);
+  KeptFile& file(int process, Stream stream);
   std::string name_of(int process, Stream stream) const;
 
   std::string folder_;
   Roles roles_;
   std::vector<std::string> troubles_;
-  std::map<std::pair<int, Stream>, File> files_;
+  std::map<std::pair<int, Stream>, KeptFile> files_;
 };
 
 /// Keeps the timelines of ranks, as sent by agents, in the run's folder: trace/host-N.json, one per host, to which
@@ -108,9 +116,7 @@ class TracePieces {
   std::vector<std::string> take_troubles() { return std::exchange(troubles_, {}); }
 
  private:
-  struct File {
-    sys::UniqueFd fd;
-    bool closed = false;  ///< it may be continued; without `fd` and this, it was given up
+  struct File : KeptFile {
     std::uint64_t bytes = 0;
     std::optional<std::int64_t> base_ns = {};
     std::vector<ClockOffset> early = {};  ///< offsets that came before base_ns

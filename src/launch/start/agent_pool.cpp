@@ -179,6 +179,7 @@ bool AgentPool::start_again(AgentHandle& member) {
   if (!start_remote(member)) return false;  // the failure of the last command says why
   log::info("launch", "{} is started again on {}", start_method_name(method_), member.host.name);
   member.process_gone = false;
+  member.exit_status.reset();
   return true;
 }
 
