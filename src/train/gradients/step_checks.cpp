@@ -103,7 +103,7 @@ void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accu
   }
   if (message.differs(StepMessage::Rows) && message.said(StepMessage::Undeclared) &&
       !std::exchange(told_of_rows_, true)) {
-    tell_of_rows(ranks);
+    tell_of_rows(ranks, reduced);
   }
   if (message.differs(StepMessage::Epoch) && !std::exchange(told_of_epochs_, true)) tell_of_epochs(ranks, reduced);
   if (message.differs(StepMessage::Values)) compare_values(ranks, step + 1);
@@ -155,8 +155,9 @@ void StepChecks::raise_different(step::Ranks& ranks, const StepMessage& message,
                               with, without));
 }
 
-void StepChecks::tell_of_rows(step::Ranks& ranks) const {
-  const auto rows = step::gather_rows(ranks, {rows_ ? static_cast<std::uint64_t>(*rows_) + 1 : 0});
+void StepChecks::tell_of_rows(step::Ranks& ranks, const Accumulation& reduced) const {
+  const auto rows =
+      step::gather_rows(ranks, {rows_ && reduced.weight() > 0 ? static_cast<std::uint64_t>(*rows_) + 1 : 0});
   const auto has = [](const auto& row) { return !row.empty() && row[0] != 0; };
   const auto first = std::find_if(rows.begin(), rows.end(), has);
   const auto other =

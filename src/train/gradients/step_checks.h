@@ -59,7 +59,7 @@ class StepChecks {
 
  private:
   void raise_different(step::Ranks& ranks, const StepMessage& message, const Accumulation& reduced, std::int64_t step);
-  void tell_of_rows(step::Ranks& ranks) const;
+  void tell_of_rows(step::Ranks& ranks, const Accumulation& reduced) const;
   void tell_of_batches(step::Ranks& ranks, const Accumulation& reduced) const;
   void tell_of_epochs(step::Ranks& ranks, const Accumulation& reduced) const;
   std::size_t compared_bytes(std::size_t sample, std::size_t bytes) const;
