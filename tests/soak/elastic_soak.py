@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """One elastic training over the hosts of a box whose members change every few seconds, for as long as is asked for.
 
-The training is tests/e2e/elastic_training_peer.cpp, a worker on each host. Every few seconds a worker or an agent of a host but the
-first gets SIGKILL, SIGSTOP or SIGTERM, or a host is drained or removed; a host without a worker is added again. In the end the
-job is told to end, and saves.
+The training is tests/e2e/elastic_training_peer.cpp, two workers on the first host and one on each other. Every few seconds a worker
+but the first gets SIGKILL, SIGSTOP or SIGTERM, or the agent of a host but the first, or such a host is drained or removed; a host
+without a worker is added again. In the end the job is told to end, and saves.
 
   ends     with 75, after a save of the furthest step
-  audit    no sample is used twice or left out, and no world begins before a step that another had ended
+  audit    each epoch that has ended has used each sample once, and no world begins before a step that another had ended
   growth   launcher, agent and worker of the first host have no more memory (5 %, at least 2 MiB), descriptors and threads (10 %, at
            least 4) in the last quarter than in the second; /dev/shm has no more files
   nothing  is left: no process
@@ -17,6 +17,7 @@ Needs root (tools/cluster-box).
 import argparse
 import collections
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -53,19 +54,25 @@ class Soak(attempts.Attempt):
         self.cohort = series.program(options.build, "cohort")
         self.peer = series.program(options.build, "elastic_training_peer")
         self.others = place.box.hosts[1:]
-        hosts = ",".join(f"{host}:1" for host in place.box.hosts)
-        super().__init__(place, self.cohort, ["-q", "-H", hosts, "--min-np", "1", "--max-np", str(options.hosts), "--stopped-timeout",
+        hosts = ",".join(f"{host}:{1 if host in self.others else 2}" for host in place.box.hosts)
+        super().__init__(place, self.cohort, ["-q", "-H", hosts, "--min-np", "1", "--max-np", str(options.hosts + 1), "--stopped-timeout",
                                               "2", "--preempt-grace", "6", "--blacklist-cooldown-range", "1", "2"],
                          [self.peer, SAMPLES, BATCH, EPOCHS, PACE_MS], folder, 0, environment={})
         self.run = folder / "job-0"
         self.done, self.seen = collections.Counter(), collections.defaultdict(list)
 
     def find(self):
-        """The processes of each host: {host: {"launcher", "agent", "worker": pid}}."""
+        """The processes of each host: {host: {"launcher", "agent", "rank": pid}}; the oldest worker of a host is its "rank", and the
+        youngest of several its "newest"."""
         found = collections.defaultdict(dict)
         for pid, (host, line) in self.place.box.new_processes("^sshd|cluster-box").items():
             for kind in ("rank", "agent", "launcher"):
-                if re.search(self.patterns[kind], line):
+                if not re.search(self.patterns[kind], line):
+                    continue
+                if kind == "rank" and kind in found[host]:
+                    pair = sorted((pid, found[host]["rank"]), key=lambda one: (-processes.age_of(one), one))
+                    found[host]["rank"], found[host]["newest"] = pair
+                else:
                     # The agent is the child of the guard around it, whose command line is the same.
                     found[host][kind] = max(pid, found[host].get(kind, 0)) if kind == "agent" else pid
         return found
@@ -74,18 +81,25 @@ class Soak(attempts.Attempt):
         """Makes one change of the members, by chance."""
         found, host = self.find(), self.draw.choice(self.others)
         idle = [one for one in self.others if "rank" not in found[one]]
-        order = lambda *words: self.place.box.run("h1", self.cohort, "ctl", self.run, *words).returncode  # noqa: E731
-        if len(idle) > 1 or host in idle:
-            what = "add"
-            order("add", f"{self.draw.choice(idle)}:1")
+        how = self.draw.choice(("kill", "kill", "stop", "term"))
+        if "newest" in found["h1"] and self.draw.random() < 0.25:
+            what = self.strike_at("h1", "newest", how, found)
+        elif len(idle) > 1 or host in idle:
+            what = self.order("add", f"{self.draw.choice(idle)}:1")
         elif self.draw.random() < 0.3:
-            what = self.draw.choice(("drain", "remove"))
-            order(what, host)
+            what = self.order(self.draw.choice(("drain", "remove")), host)
         else:
-            kind, how = self.draw.choice(("rank", "rank", "agent")), self.draw.choice(("kill", "kill", "stop", "term"))
-            what = f"{how} {kind}"
-            processes.send([found[host][kind]], SIGNALS[how])
+            what = self.strike_at(host, self.draw.choice(("rank", "rank", "agent")), how, found)
         self.done[what] += 1
+
+    def order(self, what, host):
+        refused = self.place.box.run("h1", self.cohort, "ctl", self.run, what, host).returncode
+        return f"{what} (refused)" if refused else what
+
+    @staticmethod
+    def strike_at(host, kind, how, found):
+        there = kind in found[host] and processes.send([found[host][kind]], SIGNALS[how])
+        return f"{how} {kind}" if there else f"{how} {kind} (gone)"
 
     def measure(self):
         first = self.find()["h1"]
@@ -137,6 +151,12 @@ def soak(options, place, folder):
 
         found = audit(training.run, {"sampler": SAMPLES})
         assert found, f"audit: {found.problems}"
+        ended = sorted(found.epochs)[:-1]  # the last is under way
+        assert ended and all(found.epochs[epoch] == SAMPLES for epoch in ended), f"audit: {found.epochs}"
+        begun = [json.loads(line) for path in training.run.glob("samples-*.jsonl") for line in path.read_text().splitlines()
+                 if '"size"' in line and line.endswith("}")]
+        furthest = max(begin["step"] for begin in begun)
+        assert max(saved) >= furthest, f"ends: saved {saved}, and a world had begun at step {furthest}"
         grown = [*training.growth()]
         assert not grown, f"growth: {'; '.join(grown)}"
 
@@ -150,6 +170,8 @@ def main():
     parser.add_argument("--hosts", type=int, default=4, help="hosts of the box [4]")
     parser.add_argument("--seed", default="1", help="for the changes [1]")
     options = parser.parse_args()
+    if options.seconds < 8 * options.every:
+        parser.error("--seconds of at least 8 times --every are wanted, so that there are quarters to compare")
     try:
         place = attempts.InBox(options.hosts)
     except unittest.SkipTest as reason:
