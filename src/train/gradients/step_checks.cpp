@@ -102,9 +102,8 @@ void StepChecks::look(step::Ranks& ranks, const StepMessage& message, const Accu
     raise_different(ranks, message, reduced, step);
   }
   if (message.differs(StepMessage::Rows) && message.said(StepMessage::Undeclared) &&
-      !std::exchange(told_of_rows_, true)) {
+      !std::exchange(told_of_rows_, true))
     tell_of_rows(ranks, reduced);
-  }
   if (message.differs(StepMessage::Epoch) && !std::exchange(told_of_epochs_, true)) tell_of_epochs(ranks, reduced);
   if (message.differs(StepMessage::Values)) compare_values(ranks, step + 1);
   if (message.shown(StepMessage::Batches) && !message.differs(StepMessage::Batches)) tell_of_batches(ranks, reduced);
