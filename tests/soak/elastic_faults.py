@@ -6,7 +6,8 @@ several at once or as soon as a change is announced, workers get SIGKILL, SIGSTO
 drained, removed, added, listed or not, or lost as they start. Always somebody stays that has the training's state and that nothing
 happens to (or, in some runs, that has only been told to leave).
 
-  ends     with 0 before the deadline; with 75 only where all that have the state were to leave, and then it is saved
+  ends     with 0 before the deadline; with 75 only where all that have the state were to leave, and then it is saved, or
+           where the last one that has it may not have said so yet; with 124 only if the worker that was stopped is the last
   audit    each sample is used once in each epoch, and no world begins before a step that another had ended
   weights  equal to the bit on all that ended, and to rounding those of a training that is left alone
   nothing  is left: no process, no orders' socket
@@ -29,6 +30,7 @@ from soak import job, processes, series  # noqa: E402
 
 SAMPLES, BATCH, EPOCHS, PACE_MS = 1003, 4, 2, 25
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+REPORTED = 1  # seconds after which the launcher knows that a worker has the state
 ENDED = re.compile(r"ended with 0 after (\d+) steps: (\w+) ([\d.]+)")
 
 
@@ -68,6 +70,8 @@ class Training(attempts.Attempt):
         self.list(plan.hosts)
         self.acts, self.begun = [], time.monotonic()
         self.struck, self.leaving = set(), set()  # workers
+        self.formed = {}  # when a worker was first seen to be in a world
+        self.close = False  # those that are known to have the state were struck just as another got it
         self.env = {"ELASTIC_DILOCO": "6"} if plan.local_steps else {}
         super().__init__(place, self.cohort, ["-q", *plan.words()], [self.peer, SAMPLES, BATCH, EPOCHS, PACE_MS], folder, 0,
                          environment=self.env)
@@ -99,7 +103,11 @@ class Training(attempts.Attempt):
     def safe_without(self, going, workers):
         """Somebody else has the state, and stays."""
         struck = self.struck | (set() if self.plan.hard else self.leaving)
-        return any("world " in self.log(one) for one in workers if one not in struck and one not in going)
+        stay = [one for one in workers if one not in struck and one not in going and "world " in self.log(one)]
+        now = time.monotonic()
+        formed = [self.formed.setdefault(one, now) for one in stay]
+        self.close |= bool(stay) and all(now - since < REPORTED for since in formed)
+        return bool(stay)
 
     def act(self):
         draw, workers = self.draw, self.workers()
@@ -221,6 +229,15 @@ class Trainings:
                   for line in path.read_text().splitlines() if '"size"' in line and line.endswith("}")]
         if plan.hard and status in (75, 137) and not training.somebody_stayed():
             status = 75 if status == 137 else status  # nobody was left that could save
+        elif status == 124:  # a worker that is stopped when the others have ended has not ended well
+            stopped = {int(worker) for act in training.acts for worker in re.findall(r" stop \w+ of worker (\d+)", act)}
+            unfinished = {int(path.stem.partition("-")[2]) for path in (training.run / "logs").glob("rank-*.out")
+                          if "world " in path.read_text(errors="replace") and not ENDED.search(path.read_text(errors="replace"))}
+            assert stopped & unfinished and unfinished <= training.struck | training.leaving, f"ends: with 124: {unfinished}"
+            assert any(map(ENDED.search, logs)), "ends: with 124, and no worker has ended"
+            status = 0
+        elif status == 75 and training.close:
+            return
         elif status == 75:
             assert plan.hard, "ends: with 75, although somebody has the state and stays"
             saved = [int(step) for log in logs for step in re.findall(r"saved after step (\d+)", log)]

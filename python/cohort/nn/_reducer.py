@@ -137,8 +137,9 @@ class Reducer:
             if _HAS_HOOKS_AFTER:
 
                 def after(_tensor: torch.Tensor, index: int = index) -> None:
+                    # torch calls this also if nothing was accumulated. If the node has our hooks, they have done the work.
                     reducer = self_ref()
-                    if reducer is not None:
+                    if reducer is not None and (index in reducer._found or not reducer.core.received(index)):
                         reducer._take_accumulated(index)
 
                 handles.append(parameter.tensor.register_post_accumulate_grad_hook(after))
@@ -238,7 +239,7 @@ class Reducer:
             return None
         if torch.is_grad_enabled():
             return None  # create_graph: AccumulateGrad makes the gradient, and it is copied afterwards
-        if place is not None:
+        if place is not None and place.data_ptr() != parameter.address:
             place = self._place(index)
         if _HAS_HOOKS_AFTER and len(tensor._post_accumulate_grad_hooks or ()) > 1:  # one hook is ours
             if place is None:
@@ -256,14 +257,14 @@ class Reducer:
             self._read_from(index, incoming)
             self.core.count_written()
             return (None,)
-        alike = (
-            incoming.layout == torch.strided
+        if (
+            self.core.can_read(index)
+            and incoming.layout == torch.strided
             and incoming.dtype == place.dtype
             and incoming.device == place.device
             and incoming.shape == place.shape
             and incoming.stride() == place.stride()
-        )
-        if alike and self.core.can_read(index):
+        ):
             self.core.read_from(index, incoming.data_ptr(), incoming)
         else:
             _assign(place, incoming)
@@ -274,17 +275,19 @@ class Reducer:
     def _after_accumulate(self, index: int) -> None:
         if self.core.received(index):
             # Needed only if the gradient has left its place (create_graph), or has none and is not read where it is.
-            if self._parameters[index].place is not None or (self.core.in_sync and not self.core.reads(index)):
+            parameter = self._parameters[index]
+            place = parameter.place
+            if place is None:
+                if self.core.in_sync and not self.core.reads(index):
+                    self.put_in_place(index)
+            elif parameter.tensor.grad is not place or place.data_ptr() != parameter.address:
                 self.put_in_place(index)
             self.core.arrive(index)
 
     def _take_accumulated(self, index: int) -> None:
-        # torch calls this also if nothing was accumulated. If the node has our hooks, they have done the work.
-        if index in self._left_out or (self.core.received(index) and index not in self._found):
-            return
         parameter = self._parameters[index]
         tensor = parameter.tensor
-        if tensor.grad is None:
+        if index in self._left_out or tensor.grad is None:
             return
         if tensor.dtype != parameter.dtype or tensor.device != parameter.device:
             raise InvalidArgument(
