@@ -244,9 +244,11 @@ std::string to_text(const TraceReport& report) {
 }
 
 std::string to_json(const TraceReport& report) {
-  using Json = nlohmann::ordered_json;
-  Json out{
-      {"ranks", Json::array()}, {"operations", Json::array()}, {"hosts", Json::array()}, {"remarks", report.remarks}};
+  using Ordered = nlohmann::ordered_json;
+  Ordered out{{"ranks", Ordered::array()},
+              {"operations", Ordered::array()},
+              {"hosts", Ordered::array()},
+              {"remarks", report.remarks}};
   for (const RankFigures& rank : report.ranks) {
     out["ranks"].push_back({{"rank", rank.rank},
                             {"host", rank.host},

@@ -35,7 +35,7 @@ constexpr Group kGroups[] = {
 
 /// A reduction, the same on all ranks.
 struct Reduction {
-  enum Kind { AllReduce, Reduce, ReduceScatter, ReduceScatterV, kKinds } kind = AllReduce;
+  enum Kind { AllReduce, Reduce, ReduceScatter, ReduceScatterV, kNumber } kind = AllReduce;
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::Sum;
   WireFormat wire = WireFormat::None;
@@ -59,7 +59,7 @@ class RandomInputs {
 
 Reduction any_reduction(RandomInputs& random, int size, bool hosts) {
   Reduction made;
-  made.kind = static_cast<Reduction::Kind>(random.below(Reduction::kKinds));
+  made.kind = static_cast<Reduction::Kind>(random.below(Reduction::kNumber));
   const bool wired = hosts && made.kind != Reduction::Reduce && random.chance(40);
   do {
     made.dtype = wired ? DType::Float32 : static_cast<DType>(random.below(kDTypeCount));

@@ -112,7 +112,7 @@ std::vector<int> Departures::take_back(int room) {
     // (A worker that has ended may have formed that world.)
     const bool others_went_on = job_.roster.latest_formed() >= static_cast<std::int64_t>(leaving.epoch);
     if (others_went_on || leaving.others_went_on || leaving.told) continue;
-    std::ranges::stable_partition(leaving.counted, knows);
+    std::stable_partition(leaving.counted.begin(), leaving.counted.end(), knows);
     const auto end = leaving.counted.begin() + std::min(std::ssize(leaving.counted), std::ptrdiff_t{room});
     const std::vector<int> taken(leaving.counted.begin(), end);
     if (taken.empty()) continue;
@@ -288,7 +288,7 @@ void Departures::drain_unlisted(int index) {
   // (Workers that are no members yet come first.)
   const auto fresh = [this](int worker) { return !job_.roster.is_counted(worker); };
   workers = job_.roster.youngest_first(std::move(workers));
-  std::ranges::stable_partition(workers, fresh);
+  std::stable_partition(workers.begin(), workers.end(), fresh);
   workers.resize(workers.size() - slots);
   std::vector<int> leavers;
   std::ranges::copy_if(workers, std::back_inserter(leavers), [&](int worker) { return !fresh(worker); });

@@ -87,12 +87,12 @@ TEST(GradientReducer, AUsersHookGetsWholeBucketsAndMeansAreByWeights) {
         model.drop_all();
         model.begin(equal ? 7 : comm.rank());
         EXPECT_FALSE(model.core.can_read(1));
-        for (const std::size_t parameter : {2, 1, 0}) {
+        for (const std::size_t parameter : {2U, 1U, 0U}) {
           model.bring(parameter, !equal && comm.rank() == 0 ? std::nanf("") : 3.0F * static_cast<float>(comm.rank()));
         }
         model.end();
         EXPECT_EQ(share, equal ? 1 : comm.rank());
-        for (const std::size_t parameter : {0, 1, 2}) {
+        for (const std::size_t parameter : {0U, 1U, 2U}) {
           for (const float value : model.gradient(parameter)) {
             ASSERT_FLOAT_EQ(value, equal ? 3.0F : (1 * 3.0F + 2 * 6.0F) / 3);
           }
@@ -359,7 +359,7 @@ TEST(GradientReducer, BucketsTakeTheOrderOfGradientsAlsoWhereAnotherTookThePlace
         model.core.prepare_synchronising_pass();
         model.drop_all();
         model.begin(1);
-        for (const std::size_t parameter : {0, 2, 1}) model.bring(parameter, 1);
+        for (const std::size_t parameter : {0U, 2U, 1U}) model.bring(parameter, 1);
         model.end();
       }
     };

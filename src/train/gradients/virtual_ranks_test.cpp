@@ -23,7 +23,7 @@
 namespace cohort::gradients {
 namespace {
 
-int ceil_log2(int number) { return std::bit_width(static_cast<unsigned>(number - 1)); }
+int ceil_log2(int number) { return static_cast<int>(std::bit_width(static_cast<unsigned>(number - 1))); }
 
 /// Folds by the tree, written down once more: `leaf` and `add` give the values.
 template <class T>
@@ -211,7 +211,7 @@ TEST(VirtualTree, MeansAreWeightedAndLeaveOutPartsWithoutSamples) {
 
 TEST(VirtualTree, SeedsDiffer) {
   std::set<std::uint64_t> seeds;
-  for (const std::uint64_t seed : {0, 1})
+  for (const std::uint64_t seed : {0U, 1U})
     for (const std::int64_t epoch : {0, 1})
       for (const std::int64_t cursor : {0, 1, 64})
         for (const int rank : {0, 1, 2}) seeds.insert(virtual_seed(seed, epoch, cursor, rank) & 0xFFFFFFFF);
@@ -269,7 +269,7 @@ void train_part(Fake& model, const Training& training, int step, int rank) {
     const bool local = part + 1 < parts;
     if (local) model.core.accumulation().enter_no_sync();
     model.begin(local ? 1 : samples - (parts - 1));
-    for (const std::size_t parameter : {6, 5, 4, 3, 2, 1, 0}) {
+    for (const std::size_t parameter : {6U, 5U, 4U, 3U, 2U, 1U, 0U}) {
       if (!training.uses(step, rank, parameter)) continue;
       if (!model.core.receive(parameter)) continue;
       const Buffer place = model.core.place_of(parameter);
@@ -362,7 +362,7 @@ TEST(VirtualRanksOfAReducer, AverageBySamplesInTheOrderOfTheTree) {
     const VirtualRange block = block_of(7, comm.size(), comm.rank());
     for (int rank = block.begin; rank < block.end; ++rank) {
       model.begin(1 + rank % 3);
-      for (const std::size_t parameter : {1, 0}) {
+      for (const std::size_t parameter : {1U, 0U}) {
         ASSERT_TRUE(model.core.receive(parameter));
         write(model.core.place_of(parameter), [&](std::size_t i) { return training.value(1, rank, parameter, i); });
         model.defined[parameter] = true;
@@ -538,7 +538,7 @@ TEST(VirtualRanksOfAReducer, AStepWithoutSamplesTakesThePlaceOfAVirtualRank) {
             EXPECT_EQ(model.core.reduce_without_backward(), !last || step != 2);
           } else {
             model.begin(rank == 1 ? 0 : 2);
-            for (const std::size_t parameter : {1, 0}) model.bring(parameter, rank == 1 ? NAN : 1.0F / 3);
+            for (const std::size_t parameter : {1U, 0U}) model.bring(parameter, rank == 1 ? NAN : 1.0F / 3);
             model.end();
           }
           EXPECT_EQ(model.core.step_complete(), last);
