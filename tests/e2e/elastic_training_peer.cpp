@@ -2,8 +2,8 @@
 // "WORKER@STEP:PHASE,..." with the phases forward, backward, applied (between the optimizer's step and State::step) and
 // step; with ELASTIC_SEED at random, one time in 300, but never all of a world, and with ELASTIC_RANK_0_STAYS not
 // rank 0; ELASTIC_ENDS_WITH_0: it ends so instead. ELASTIC_DILOCO: steps between synchronisations, instead of
-// DistributedDataParallel; phase applied of the last is before it. Ends with a line of what it has trained: steps, and
-// the digest of the parameters with a key that all know.
+// DistributedDataParallel; phase applied of the last is before it. ELASTIC_VIRTUAL: virtual ranks, with dropout. Ends
+// with a line of what it has trained: steps, and the digest of the parameters with a key that all know.
 //
 //   elastic_training_peer SAMPLES BATCH EPOCHS MILLISECONDS-A-STEP
 #include <gtest/gtest.h>
@@ -63,8 +63,9 @@ int main(int argc, char** argv) {
   // A newcomer has other weights, and is to have none of them in the end.
   auto net = cohort::testing::with_values(cohort::testing::Mlp(), std::atof(variable("COHORT_WORKER").c_str()));
   torch::optim::Adam optimizer(net->parameters(), 1e-3);
-  cohort::data::DistributedSampler sampler(samples, {.batch_size = batch});
   const int every = std::atoi(variable("ELASTIC_DILOCO").c_str());
+  const std::int64_t virtual_ranks = std::atoll(variable("ELASTIC_VIRTUAL").c_str());
+  cohort::data::DistributedSampler sampler(samples, {.batch_size = batch, .virtual_ranks = virtual_ranks});
   // Learning that is as fast as Adam's alone, so that sums can be compared.
   cohort::optim::DiLoCo diloco(*net, optimizer,
                                {.sync_every = std::max(every, 1),
@@ -96,9 +97,10 @@ int main(int argc, char** argv) {
     using Model = cohort::nn::DistributedDataParallel<cohort::testing::MlpImpl>;
     std::optional<Model> model;
     if (every == 0) {
-      model.emplace(net, world.communicator(),
-                    cohort::nn::DistributedDataParallelOptions{
-                        .bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler});
+      model.emplace(
+          net, world.communicator(),
+          cohort::nn::DistributedDataParallelOptions{
+              .bucket_bytes = 1200, .first_bucket_bytes = 300, .sampler = &sampler, .virtual_ranks = virtual_ranks});
     }
     for (; sampler.epoch() < epochs; sampler.next_epoch()) {
       while (const auto indices = sampler.next_batch()) {
@@ -109,9 +111,20 @@ int main(int argc, char** argv) {
                          y = at::cos(at * 0.11 + at::arange(3, at::kDouble));
         lost_at(step, "forward");
         optimizer.zero_grad();
-        const bool any = !indices->empty() || every == 0;
-        if (any) cohort::testing::loss_of(model ? (*model)(x) : net(x), y).backward();
-        optimizer.step();
+        if (virtual_ranks > 0) {
+          if (indices->empty())
+            model->step_without_samples();
+          else
+            cohort::testing::loss_of(at::dropout((*model)(x), 0.1, true), y).backward();
+          const bool complete = model->step_complete();
+          if (complete) optimizer.step();
+          sampler.step();
+          if (!complete) continue;
+        } else {
+          const bool any = !indices->empty() || every == 0;
+          if (any) cohort::testing::loss_of(model ? (*model)(x) : net(x), y).backward();
+          optimizer.step();
+        }
         ++taken;
         if (every > 0) diloco.step(static_cast<double>(indices->size()));
         lost_at(step, "applied");

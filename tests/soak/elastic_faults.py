@@ -9,7 +9,8 @@ happens to (or, in some runs, that has only been told to leave).
   ends     with 0 before the deadline; with 75 only where all that have the state were to leave, and then it is saved, or
            where the last one that has it may not have said so yet; with 124 only if the worker that was stopped is the last
   audit    each sample is used once in each epoch, and no world begins before a step that another had ended
-  weights  equal to the bit on all that ended, and to rounding those of a training that is left alone
+  weights  equal to the bit on all that ended, and to rounding those of a training that is left alone; with virtual ranks, which
+           a third of the trainings have, to the bit
   nothing  is left: no process, no orders' socket
 """
 
@@ -31,6 +32,7 @@ from soak import job, processes, series  # noqa: E402
 SAMPLES, BATCH, EPOCHS, PACE_MS = 1003, 4, 2, 25
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 REPORTED = 1  # seconds after which the launcher knows that a worker has the state
+VIRTUAL = {"ELASTIC_VIRTUAL": "8"}
 ENDED = re.compile(r"ended with 0 after (\d+) steps: (\w+) ([\d.]+)")
 
 
@@ -42,13 +44,14 @@ class Plan:
         self.script = draw.random() < 0.5
         self.spares = draw.random() < 0.15
         self.local_steps = draw.random() < 0.2
+        self.virtual = draw.random() < 0.45 and not self.local_steps
         self.early = draw.random() < 0.2 and not self.spares  # (which may be all that is left)
         self.hard = draw.random() < 0.25
         self.seconds = draw.uniform(3, 6)
         self.hosts = {"a": 2, "b": draw.randint(1, 2)}
 
     def __str__(self):
-        flags = [name for name in ("script", "spares", "local_steps", "early", "hard") if getattr(self, name)]
+        flags = [name for name in ("script", "spares", "local_steps", "virtual", "early", "hard") if getattr(self, name)]
         return ", ".join([f"{sum(self.hosts.values())} ranks", *flags])
 
     def words(self):
@@ -72,7 +75,7 @@ class Training(attempts.Attempt):
         self.struck, self.leaving = set(), set()  # workers
         self.formed = {}  # when a worker was first seen to be in a world
         self.close = False  # those that are known to have the state were struck just as another got it
-        self.env = {"ELASTIC_DILOCO": "6"} if plan.local_steps else {}
+        self.env = {"ELASTIC_DILOCO": "6"} if plan.local_steps else VIRTUAL if plan.virtual else {}
         super().__init__(place, self.cohort, ["-q", *plan.words()], [self.peer, SAMPLES, BATCH, EPOCHS, PACE_MS], folder, 0,
                          environment=self.env)
         self.run = folder / "job-0"
@@ -193,15 +196,15 @@ class Trainings:
 
         self.audit = audit
 
-    def left_alone(self, ranks):
-        """The sum of the weights of a training on so many ranks that nothing happens to."""
+    def left_alone(self, ranks, environment):
+        """The ending of a training on so many ranks that nothing happens to."""
         if ranks not in self.alone:
             place, peer = job.Here(), series.program(self.options.build, "elastic_training_peer")
             with tempfile.TemporaryDirectory() as folder, attempts.Attempt(
-                    place, series.program(self.options.build, "cohort"), ["-np", str(ranks), "--min-np", "1"],
-                    [peer, SAMPLES, BATCH, EPOCHS, 0], folder, 0) as attempt:
+                    place, series.program(self.options.build, "cohort"), ["-np", str(ranks or 1), "--min-np", "1"],
+                    [peer, SAMPLES, BATCH, EPOCHS, 0], folder, 0, environment=environment) as attempt:
                 assert attempt.wait(time.monotonic() + 60) == 0, f"a training that is left alone: {attempt.output()}"
-                self.alone[ranks] = float(ENDED.search(attempt.said())[3])
+                self.alone[ranks] = ENDED.search(attempt.said()).groups()
         return self.alone[ranks]
 
     def one(self, plan, folder):
@@ -255,7 +258,10 @@ class Trainings:
         first = min(begins, key=lambda begin: begin["world"])
         if first["of"] != "samples-0.jsonl":
             return  # each worker begins with weights of its own
-        wanted = self.left_alone(first["size"])
+        if plan.virtual:
+            assert endings == {self.left_alone(0, VIRTUAL)}, f"weights: {endings} instead of {self.left_alone(0, VIRTUAL)}"
+            return
+        wanted = float(self.left_alone(first["size"], {})[2])
         limit = 0.02 if plan.local_steps else 1e-8
         got = float(endings.pop()[2])
         assert math.isclose(got, wanted, rel_tol=limit), f"weights: {got} instead of {wanted}"
