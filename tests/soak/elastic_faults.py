@@ -236,7 +236,7 @@ class Trainings:
             stopped = {int(worker) for act in training.acts for worker in re.findall(r" stop \w+ of worker (\d+)", act)}
             unfinished = {int(path.stem.partition("-")[2]) for path in (training.run / "logs").glob("rank-*.out")
                           if "world " in path.read_text(errors="replace") and not ENDED.search(path.read_text(errors="replace"))}
-            assert stopped & unfinished and unfinished <= training.struck | training.leaving, f"ends: with 124: {unfinished}"
+            assert stopped and unfinished <= training.struck | training.leaving, f"ends: with 124: {unfinished}"
             assert any(map(ENDED.search, logs)), "ends: with 124, and no worker has ended"
             status = 0
         elif status == 75 and training.close:
