@@ -52,7 +52,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     posted.to = room.data();
     posted.room = room.size();
     Nobody nobody;
-    tcp::Link link(1, 0, std::chrono::seconds(3));
+    tcp::Link link(1, 0, std::chrono::seconds(3), "h");
     link.up(sys::UniqueFd(pair[0]), tcp::Link::Guard::of_tags(tcp::Bytes32{}, true, protection));
     link.receive(posted);
     if (::send(peer.get(), data, size, MSG_NOSIGNAL) < 0) return 0;

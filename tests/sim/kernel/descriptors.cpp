@@ -69,7 +69,7 @@ class Epoll : public File {
   }
 
   static int mask(const Watch& watch) {
-    return static_cast<int>(watch.wanted.events & (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP)) | EPOLLERR | EPOLLHUP;
+    return static_cast<int>((watch.wanted.events & (EPOLLIN | EPOLLOUT | EPOLLPRI | EPOLLRDHUP)) | EPOLLERR | EPOLLHUP);
   }
 
   void queue(const std::shared_ptr<Watch>& watch) {
