@@ -87,7 +87,7 @@ inline constexpr std::string_view kRunOptionPrefix = "COHORT_RUN_";
 /// Permitted values of a variable. A plain text converts to kind Text, and describes the value, e.g. "path".
 struct Type {
   enum class Kind : std::uint8_t { Text, Flag, Number, Seconds, Choice };
-  constexpr Type(const char* text) : shown(text) {}
+  constexpr Type(const char* text) : shown(text) {}  // NOLINT(google-explicit-constructor)
   constexpr Type(Kind what, const char* text, double from, double to)
       : shown(text), kind(what), least(from), most(to) {}
 
@@ -122,7 +122,7 @@ using Map = std::map<std::string, std::string, std::less<>>;
 class Source {
  public:
   Source() = default;
-  Source(const Map& variables) : variables_(&variables) {}
+  Source(const Map& variables) : variables_(&variables) {}  // NOLINT(google-explicit-constructor)
   /// Returns nullopt if the variable is not set, or empty.
   std::optional<std::string> find(std::string_view name) const;
 

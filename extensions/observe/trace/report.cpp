@@ -244,11 +244,8 @@ std::string to_text(const TraceReport& report) {
 }
 
 std::string to_json(const TraceReport& report) {
-  using Ordered = nlohmann::ordered_json;
-  Ordered out{{"ranks", Ordered::array()},
-              {"operations", Ordered::array()},
-              {"hosts", Ordered::array()},
-              {"remarks", report.remarks}};
+  const auto none = nlohmann::ordered_json::array();
+  nlohmann::ordered_json out{{"ranks", none}, {"operations", none}, {"hosts", none}, {"remarks", report.remarks}};
   for (const RankFigures& rank : report.ranks) {
     out["ranks"].push_back({{"rank", rank.rank},
                             {"host", rank.host},

@@ -275,12 +275,9 @@ class Reducer:
     def _after_accumulate(self, index: int) -> None:
         if self.core.received(index):
             # Needed only if the gradient has left its place (create_graph), or has none and is not read where it is.
-            parameter = self._parameters[index]
-            place = parameter.place
-            if place is None:
-                if self.core.in_sync and not self.core.reads(index):
-                    self.put_in_place(index)
-            elif parameter.tensor.grad is not place or place.data_ptr() != parameter.address:
+            parameter, place = self._parameters[index], self._parameters[index].place
+            left = place is not None and (parameter.tensor.grad is not place or place.data_ptr() != parameter.address)
+            if left or (place is None and self.core.in_sync and not self.core.reads(index)):
                 self.put_in_place(index)
             self.core.arrive(index)
 
