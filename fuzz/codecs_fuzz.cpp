@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   comm::decode(format, bytes.data(), values.data(), count);
 
   std::vector<float> brought(size / sizeof(float));
-  std::memcpy(brought.data(), data, brought.size() * sizeof(float));
+  if (!brought.empty()) std::memcpy(brought.data(), data, brought.size() * sizeof(float));
   std::vector<float> came = brought, residual(brought.size());
   comm::round_trip(format, came.data(), came.size(), residual.data());
   for (std::size_t i = 0; i < came.size(); ++i) {

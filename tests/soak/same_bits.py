@@ -37,7 +37,7 @@ def train(options, place, program, layout, environment, box=False):
         status = attempt.ended(options.deadline)
         endings = DIGEST.findall(attempt.said())
         if status != 0 or len(endings) != sum(ranks):
-            return {f"status {status}: {attempt.output()[-500:]}"}
+            return {f"status {status}: {attempt.complaints()[-500:]}"}
         return set(endings)
 
 
@@ -48,11 +48,12 @@ def main():
     parser.add_argument("--steps", type=int, default=200, help="of each training [200]")
     parser.add_argument("--models", default="digits,conv,gpt", help="some of digits,conv,gpt [all]")
     parser.add_argument("--languages", default="c++,python", help="some of c++,python [all]")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has torch [this one]")
     parser.add_argument("--deadline", type=float, default=300, help="seconds for one to end [300]")
     options = parser.parse_args()
     python = {"PYTHONPATH": str(options.build / "python")}
     peers = {"c++": [series.program(options.build, "same_bits_peer")],
-             "python": [sys.executable, pathlib.Path(__file__).with_name("same_bits_peer.py")]}
+             "python": [options.python, pathlib.Path(__file__).with_name("same_bits_peer.py")]}
     here, box = job.Here(), attempts.InBox(3) if os.geteuid() == 0 else None
     bad = 0
     try:

@@ -29,7 +29,7 @@ inline constexpr std::size_t kTracebackLines = 60;
 /// The last lines of a stream, in bounded memory.
 class Tail {
  public:
-  explicit Tail(std::size_t lines, std::size_t longest_bytes = 16 * 1024) : lines_(lines), longest_(longest_bytes) {}
+  explicit Tail(std::size_t lines, std::size_t longest_bytes = 16'384) : lines_(lines), longest_(longest_bytes) {}
 
   void append(std::string_view bytes);
   /// Returns the last lines within both limits, from the beginning of a line if possible. Leaves out the stack frames

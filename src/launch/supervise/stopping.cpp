@@ -74,7 +74,7 @@ void InputReader::update() {
 
 void InputReader::read_some() {
   if (::isatty(fd_) != 0 && !sys::in_foreground(fd_)) return update();
-  std::string bytes(16 * 1024, '\0');
+  std::string bytes(std::size_t{16} << 10, '\0');
   const ssize_t got = ::read(fd_, bytes.data(), bytes.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
