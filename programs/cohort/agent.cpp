@@ -57,6 +57,8 @@ void be_invited(launch::AgentOptions& agent) {
   std::fflush(stdout);
   launch::Invitation invitation = read_invitation();
   agent.supervisor = std::move(invitation.supervisor);
+  agent.router = std::move(invitation.router);
+  agent.routes = invitation.routes;
   agent.secret = invitation.secret;
   agent.host_index = invitation.host_index;
   agent.elsewhere = true;

@@ -14,7 +14,7 @@ namespace cohort::launch {
     a(__VA_ARGS__);                               \
   }
 FIELDS(Hello, m.protocol, m.version, m.host_index, m.host, m.pid, m.cores, m.free_port, m.build, m.nodes, m.ranks,
-       m.nodes_id, m.devices)
+       m.nodes_id, m.devices, m.router)
 FIELDS(Started, m.pids, m.threads)
 FIELDS(StartFailed, m.rank, m.reason)
 FIELDS(Output, m.rank, codec::below(m.stream, 2, "there is no such stream"), m.bytes)
@@ -64,6 +64,14 @@ FIELDS(ClockQuestion, m.number)
 FIELDS(LeasedPorts, codec::most(m.ports, 65536), m.why)
 FIELDS(LeasePorts, m.count)
 FIELDS(Finish, m.status)
+FIELDS(MessageNumber, m.host, m.number, m.received)
+FIELDS(Relayed, m.number, m.bytes)
+FIELDS(RelayedToMany, m.numbers, m.bytes)
+FIELDS(ChildLink, m.host, codec::below(m.state, 4, "there is no such state"), m.text)
+template <class M, class A>
+void visit_fields(M&, A& a, const RouterRuns*) {
+  a();
+}
 
 #undef FIELDS
 
@@ -91,8 +99,16 @@ Channel::Channel(Loop& loop, net::SecureConnection connection, OnMessage on_mess
       on_message_(std::move(on_message)),
       on_closed_(std::move(on_closed)) {
   begun_ = Timer(loop, {}, [this] { advance(); });
-  watch_.on_readable([this] { advance(); });
+  pause_reading(false);
   update_interest();
+}
+
+void Channel::pause_reading(bool paused) {
+  if (closed_) return;
+  if (paused)
+    watch_.on_readable(nullptr);
+  else
+    watch_.on_readable([this] { advance(); });
 }
 
 void Channel::send(const Message& message) {

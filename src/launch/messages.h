@@ -25,7 +25,7 @@
 namespace cohort::launch {
 
 /// Version of the protocol, which both ends have to share.
-inline constexpr std::uint32_t kProtocol = 20;
+inline constexpr std::uint32_t kProtocol = 21;
 /// Longest message. The arguments and environment of a job are at most 8 MiB (the kernel takes less).
 inline constexpr std::size_t kLongestMessage = std::size_t{16} << 20;
 /// Output and input are sent in pieces of at most this size; a window bounds the bytes that are not yet acknowledged.
@@ -52,6 +52,7 @@ struct Hello {
   std::int32_t ranks = 0;            ///< for an agent that comes by itself: number of ranks
   std::string nodes_id;              ///< launcher: --rdzv-id, the same for all of them
   std::vector<std::string> devices;  ///< GPUs of the agent, for the job
+  std::vector<std::string> router;   ///< for a router: where its children reach it, "ADDRESS:PORT"
 };
 
 /// All workers of the host are running.
@@ -264,10 +265,48 @@ struct LeasePorts {
   std::int32_t count = 0;
 };
 
-using Message = std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
-                             OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused,
-                             Told, TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain,
-                             StartAgain, GoOnWithout, NewMembership, StartMore, KillWorker>;
+// Messages by which agents reach the supervisor through another agent, their router (launch/numbered_messages.h).
+
+/// Number of a message between the supervisor and the agent `host`.
+struct MessageNumber {
+  std::int32_t host = 0;
+  std::uint64_t number = 0;    ///< from 1 in each direction; 0: there is no message, only `received`
+  std::uint64_t received = 0;  ///< the sender has the other direction's messages up to this one
+};
+
+/// A message between the supervisor and an agent. Routers pass it on without decoding `bytes`.
+struct Relayed {
+  MessageNumber number;
+  std::string bytes;
+};
+
+/// One message for several children of a router, which sends it to each as Relayed.
+struct RelayedToMany {
+  std::vector<MessageNumber> numbers;
+  std::string bytes;
+};
+
+/// A router tells the supervisor of a child's connection.
+struct ChildLink {
+  enum class State : std::uint8_t {
+    Connected,  ///< `text` is the child's address
+    Silent,     ///< the child's host has not been heard for longer than usual
+    Heard,      ///< it has been heard again
+    Closed,     ///< it has ended: `text` says why
+  };
+  std::int32_t host = 0;
+  State state = State::Connected;
+  std::string text;
+};
+
+/// A router shows its children regularly that it runs.
+struct RouterRuns {};
+
+using Message =
+    std::variant<Hello, Started, StartFailed, Output, Exited, InputTaken, Trouble, AllGone, StartJob, Input,
+                 OutputTaken, SignalWorkers, StopWorkers, Finish, Reports, Stacks, AskStacks, Ends, Refused, Told,
+                 TracePiece, ClockAnswer, ClockQuestion, LeasedPorts, LeasePorts, StartedAgain, StartAgain, GoOnWithout,
+                 NewMembership, StartMore, KillWorker, Relayed, RelayedToMany, ChildLink, RouterRuns>;
 
 std::string encode(const Message& message);
 /// Fails with Corrupt on anything that `encode` would not have made.
@@ -292,6 +331,8 @@ class Channel {
   void send(const Message& message);
   /// Returns the time since the other host's kernel was last heard; after `watch_link`, it answers each second.
   std::chrono::milliseconds silence() const;
+  /// Stops or resumes reading, so that the other end cannot send more than fits into the sockets.
+  void pause_reading(bool paused);
   /// Makes the Channel close with PeerLost when the other end's host has been silent for `longest`.
   void watch_link(std::chrono::milliseconds longest);
   /// Addresses of this end and the other. They throw Io if the connection was lost before the Channel was made.

@@ -40,7 +40,7 @@ std::vector<Message> samples() {
   report.groups = {group, GroupReport{}};
   report.times = {10, 2'000'000'000, 30, 4096, 500, 200, 100, 2048, 400};
   exited.last = report;
-  return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release", 2, 3, "id", {"0", "1"}},
+  return {Hello{1, "0.1.0", 2, "vm", 77, 8, 4711, "GNU 12, Release", 2, 3, "id", {"0", "1"}, {"a:1"}},
           Started{{1, 2, 3}, 4},
           StartFailed{5, "no"},
           Output{1, Stream::Stderr, "text"},
@@ -70,7 +70,11 @@ std::vector<Message> samples() {
           GoOnWithout{5},
           NewMembership{std::uint64_t{1} << 33},
           StartMore{{7, {"RANK=7"}}},
-          KillWorker{7}};
+          KillWorker{7},
+          Relayed{{3, std::uint64_t{1} << 40, 7}, "bytes"},
+          RelayedToMany{{{3, 8, 7}, {4, 1, 0}}, "bytes"},
+          ChildLink{3, ChildLink::State::Closed, "why"},
+          RouterRuns{}};
 }
 
 TEST(Messages, ComeBackAsTheyWere) {

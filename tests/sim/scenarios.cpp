@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -143,6 +144,44 @@ sim::Result launcher(const sim::Options& given, int hosts) {
     });
   });
   want(result, sim::saved() == (saving ? hosts - 1 : 0), std::to_string(sim::saved()) + " ranks have saved");
+  return result;
+}
+
+/// More hosts than the supervisor has connections: some agents are routers for others. A router's agent or its host is
+/// lost, or is frozen for a while, or an agent behind it is lost: who is lost ends the job at once, and is named; who
+/// was frozen does not.
+sim::Result route(const sim::Options& options, int hosts) {
+  const int group = static_cast<int>(std::ceil(std::sqrt(hosts - 1)));  // of host 1, ..: a router and its children
+  enum { Nothing, RouterKilled, RouterLost, RouterFrozen, ChildKilled, ChildLost };
+  int kind = Nothing, host = 0;
+  Nanoseconds when = 0;
+  auto result = sim::run(options, hosts, job(hosts, {"/simulated/train", "60", "100"}), [&] {
+    kind = static_cast<int>(options.seed % 6);
+    host = 1 + draw((hosts - 1) / group) * group;
+    if (kind == ChildKilled || kind == ChildLost) host += 1 + draw(group - 1);
+    when = 1 * kSecond + draw(3'000) * kMillisecond;
+    sim::at(900 * kMillisecond, [=] {
+      const int most = (hosts - 2) / group + 1;
+      if (sim::root_connections() != most)
+        sim::fail("the supervisor has " + std::to_string(sim::root_connections()) + " connections");
+    });
+    sim::at(when, [=] {
+      if (kind == RouterLost || kind == ChildLost) sim::lose_host(host);
+      for (const int pid : sim::processes_of(host, "cohort")) {
+        if (kind == RouterKilled || kind == ChildKilled) sim::kill_process(pid, SIGKILL);
+        if (kind != RouterFrozen) continue;
+        sim::kill_process(pid, SIGSTOP);
+        sim::at(sim::now() + (1'000 + draw(4'000)) * kMillisecond, [pid] { sim::kill_process(pid, SIGCONT); });
+      }
+    });
+    sim::at(100 * kSecond, [] { sim::fail("the job does not end"); });
+  });
+  const bool goes_on = kind == Nothing || kind == RouterFrozen;
+  want(result, goes_on == (result.status == 0), "status " + std::to_string(result.status));
+  want(result, !goes_on || has(result.output, "trained 60 steps"), "it has not trained");
+  want(result, goes_on || has(result.output, name_of(host)), "the lost host is not named");
+  const Nanoseconds limit = kind == RouterLost || kind == ChildLost ? 6 * kSecond : 2 * kSecond;
+  want(result, goes_on || end_of(result) < when + limit, "the end took too long");
   return result;
 }
 
@@ -386,9 +425,9 @@ struct Scenario {
   sim::Result (*run)(const sim::Options& options, int hosts);
   int hosts;
 };
-constexpr Scenario kScenarios[] = {{"start", start, 16},      {"kill", kill, 8}, {"lose", lose, 8},
-                                   {"cut", cut, 5},           {"part", part, 5}, {"elastic", elastic, 5},
-                                   {"launcher", launcher, 5}, {"disk", disk, 4}, {"grow", grow, 6}};
+constexpr Scenario kScenarios[] = {
+    {"start", start, 16},    {"kill", kill, 8},         {"lose", lose, 8},    {"cut", cut, 5},   {"part", part, 5},
+    {"elastic", elastic, 5}, {"launcher", launcher, 5}, {"route", route, 18}, {"disk", disk, 4}, {"grow", grow, 6}};
 
 struct Outcome {
   bool right = false;
@@ -437,7 +476,8 @@ Outcome run_one(const Scenario& scenario, const sim::Options& options, int hosts
 
 int run_scenarios(int argc, char** argv) {
   constexpr const char* kUsage =
-      "usage: simulation [start|kill|lose|cut|part|elastic|launcher|disk|grow] [--seed N] [--count N] [--hosts N, from "
+      "usage: simulation [start|kill|lose|cut|part|elastic|launcher|route|disk|grow] [--seed N] [--count N] [--hosts "
+      "N, from "
       "3 on] "
       "[--ranks N on each host] [--verbose]\n";
   sim::Options options;

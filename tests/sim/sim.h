@@ -76,6 +76,8 @@ void slow_host(int host, double times);
 enum class Disk : std::uint8_t { Works, Full, Broken };
 /// Changes of files by processes of this host fail from now on, and each takes so long.
 void set_disk(int host, Disk disk, Nanoseconds takes);
+/// TCP connections that the first process has with other hosts at present.
+int root_connections();
 /// The exit status of the first process if it has ended; -1 else.
 int root_status();
 /// Processes of hosts that are not lost, for a message; empty if there are none.

@@ -7,6 +7,7 @@
 #include "base/parse.h"
 #include "base/signals.h"
 #include "launch/agent/host_workers.h"
+#include "launch/agent/router.h"
 #include "launch/agent/upstream.h"
 #include "launch/plan/rank_environment.h"
 #include "launch/processes.h"
@@ -51,6 +52,9 @@ constexpr auto kOneTry = std::chrono::seconds(5);
 constexpr auto kSilentWait = std::chrono::seconds(3);
 /// Signals within this time count as one: a Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
+/// Time limits of connecting to a router, and to the supervisor after the router is lost.
+constexpr auto kRouterTime = std::chrono::seconds(5);
+constexpr auto kAttachTime = std::chrono::seconds(2);
 constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 /// Returns "ranks 4-7, server 1".
@@ -83,8 +87,13 @@ class Agent {
   /// Returns "node 1", if the number is known.
   std::string own_name() const;
   std::chrono::milliseconds pause();
+  void connect(net::SecureConnection connection);
+  void on_received(Message message);
   void on_message(Message message);
   void on_closed(std::optional<Error> error);
+  /// Connects to the supervisor itself, as the router is lost or does not run. Returns false if that fails.
+  bool leave_router(const std::string& why);
+  void look_at_router();
   void on_signal();
   bool told_to_make_room(int signal);
   bool told_as_launcher(int signal);
@@ -105,6 +114,12 @@ class Agent {
   std::optional<PortLease> port_;  ///< MASTER_PORT, if the supervisor cannot hold it
   std::vector<PortLease> leases_;  ///< ports on which ranks are told to listen
   HostWorkers workers_{loop_, upstream_, options_, secret_};
+  std::optional<Router> router_;   ///< where this agent is one
+  bool behind_router_ = false;     ///< the connection leads to a router
+  std::uint64_t connections_ = 0;  ///< number of the current one
+  int missing_ = 0;                ///< times that the router has not shown that it runs
+  Timer router_looks_;
+  bool ends_ = false;         ///< this agent has nothing more to do than to pass on messages of its children
   std::atomic<bool>& saves_;  ///< shared with the guard
   bool passed_on_ = false;    ///< the supervisor knows that this process was told to end
   int told_times_ = 0;        ///< how often a launcher got a signal for the job
@@ -130,6 +145,8 @@ int Agent::run() {
   while (!loop_.stopped()) {
     loop_.step();
     workers_.look();
+    if (router_) router_->look();
+    if (ends_ && (!router_ || router_->empty())) loop_.stop();
     if (workers_.take_stuck()) exit_status_ = 1;
     if (workers_.finished() && upstream_.lost()) loop_.stop();
     if (const auto status = workers_.status_alone(); status && workers_.finished()) exit_status_ = *status;
@@ -188,7 +205,18 @@ Result<net::SecureConnection> Agent::find_supervisor() {
 }
 
 bool Agent::come() {
-  auto connection = find_supervisor();
+  Result<net::SecureConnection> connection = fail(ErrorCode::Unavailable, "no router");
+  if (!options_.router.empty()) {
+    const auto limit = std::min(deadline_, net::deadline_in(kRouterTime));
+    connection = net::reach(options_.router, secret_, control_options(), limit);
+    if (!connection) log::info("launch", "the router is not reached: {}", connection.error().what());
+  }
+  behind_router_ = connection.has_value();
+  if (!connection) connection = find_supervisor();
+  if (connection && upstream_.connected() && !options_.router.empty()) {  // the greeting is sent again with the rest
+    connect(*std::move(connection));
+    return true;
+  }
   if (!connection && connection.error().code() == ErrorCode::Aborted) {
     loop_.stop();
     return false;
@@ -209,9 +237,6 @@ bool Agent::come() {
     raise(connection.error().code(), "the agent of {} does not reach the supervisor: {}", sys::host_name(),
           connection.error().what());
   }
-  upstream_.connect(std::make_unique<Channel>(
-      loop_, *std::move(connection), [this](Message message) { on_message(std::move(message)); },
-      [this](std::optional<Error> error) { on_closed(std::move(error)); }));
   Hello hello;
   hello.version = kVersion;
   hello.host_index = host_index_;
@@ -220,7 +245,6 @@ bool Agent::come() {
   hello.pid = static_cast<std::int32_t>(::getpid());
   hello.cores = sys::usable_cores();
   if (options_.elsewhere) {
-    upstream_.channel().watch_link(options_.host_timeout);
     if (options_.host_index <= 0 && !port_)
       port_ = value_or_throw(PortLease::take(static_cast<std::uint64_t>(::getpid())));
     if (port_) hello.free_port = port_->port();
@@ -229,9 +253,61 @@ bool Agent::come() {
   hello.ranks = options_.ranks;
   hello.nodes_id = options_.nodes_id;
   hello.devices = options_.devices;
+  if (options_.routes) {
+    router_.emplace(loop_, secret_, options_.host_timeout);
+    hello.router = router_->addresses();
+  }
+  if (!options_.router.empty()) upstream_.number(host_index_);
+  connect(*std::move(connection));
   upstream_.send(hello);
   if (!options_.unable.empty()) upstream_.send(StartFailed{-1, options_.unable});
   return true;
+}
+
+void Agent::connect(net::SecureConnection connection) {
+  // Messages that still come over an earlier connection are sent again over this one.
+  const std::uint64_t number = ++connections_;
+  upstream_.connect(std::make_unique<Channel>(
+      loop_, std::move(connection),
+      [this, number](Message message) {
+        if (number == connections_) on_received(std::move(message));
+      },
+      [this, number](std::optional<Error> error) {
+        if (number == connections_) on_closed(std::move(error));
+      }));
+  if (options_.elsewhere) upstream_.channel().watch_link(options_.host_timeout);
+  if (router_) router_->connect(upstream_.channel());
+  missing_ = 0;
+  if (behind_router_) look_at_router();
+}
+
+void Agent::look_at_router() {
+  if (!behind_router_) return;
+  // A process that was stopped itself finds at most one message missing.
+  if (++missing_ > kMostMissing && leave_router("it has not shown for a while that it runs")) return;
+  router_looks_ = Timer(loop_, kRouterRunsEvery, [this] { look_at_router(); });
+}
+
+bool Agent::leave_router(const std::string& why) {
+  auto connection = net::reach(options_.supervisor, secret_, control_options(), net::deadline_in(kAttachTime));
+  log::info("launch", "the router is lost: {}; the supervisor {}", why,
+            connection ? "is reached directly" : connection.error().what());
+  if (!connection) return false;
+  behind_router_ = false;
+  connect(*std::move(connection));
+  return true;
+}
+
+void Agent::on_received(Message message) {
+  missing_ = 0;
+  if (std::holds_alternative<RouterRuns>(message)) return;
+  if (auto* const relayed = std::get_if<Relayed>(&message); relayed != nullptr && router_)
+    return router_->pass_down(std::move(*relayed));
+  if (const auto* const many = std::get_if<RelayedToMany>(&message); many != nullptr && router_)
+    return router_->pass_down(*many);
+  auto taken = upstream_.take(std::move(message));
+  if (!taken) return on_closed(taken.error());
+  if (*taken) on_message(std::move(**taken));
 }
 
 void Agent::on_message(Message message) {
@@ -272,10 +348,8 @@ void Agent::on_message(Message message) {
       if (workers_.idle() && finish->status != 0 && !options_.quiet && options_.unable.empty())
         say(fmt::format("the job has ended with status {}; node 0 ({}) says why", finish->status, options_.place));
     }
-    if (workers_.idle())
-      loop_.stop();
-    else
-      workers_.kill_all();
+    ends_ = workers_.idle();
+    if (!ends_) workers_.kill_all();
   }
 }
 
@@ -306,6 +380,8 @@ void Agent::start_job(StartJob job) {
 }
 
 void Agent::on_closed(std::optional<Error> error) {
+  if (behind_router_ && !ends_ && leave_router(error ? error->what() : "it has ended")) return;
+  if (router_) router_->close();
   if (workers_.finished()) return loop_.stop();
   if (workers_.waiting() && error && !net::passed(deadline_)) {
     log::info("launch", "not taken so far: {}; trying again", error->what());

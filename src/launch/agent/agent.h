@@ -17,7 +17,9 @@
 namespace cohort::launch {
 
 struct AgentOptions {
-  std::vector<net::Endpoint> supervisor;  ///< addresses of the supervisor, to be tried in turn
+  std::vector<net::Endpoint> supervisor;   ///< addresses of the supervisor, to be tried in turn
+  std::vector<net::Endpoint> router = {};  ///< addresses of the agent through which this one reaches the supervisor
+  bool routes = false;                     ///< this agent is a router for others
   std::optional<net::Secret> secret = {};
   int host_index = 0;     ///< -1: the host named `host_name`; a launcher gives its index
   std::string host_name;  ///< empty: the system's host name

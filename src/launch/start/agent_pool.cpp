@@ -28,6 +28,12 @@ constexpr int kMostStarts = 3;
 constexpr auto kPartingTime = std::chrono::seconds(5);
 /// Longest normal silence, since the kernel of a host that is up answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
+/// Time for a child to come to the supervisor itself: after its router has lost it, and after the router is lost, which
+/// both see at about the same time.
+constexpr auto kChildComes = std::chrono::milliseconds(500);
+constexpr auto kChildrenCome = std::chrono::milliseconds(2000);
+/// An agent that waits longer for its router is invited to the supervisor.
+constexpr auto kRouterComes = std::chrono::seconds(5);
 /// Number of missing hosts that a message names.
 constexpr std::size_t kMostNamed = 4;
 
@@ -92,9 +98,18 @@ void AgentPool::start(const std::vector<PlannedHost>& hosts) {
   }
   acceptor_->set_most_pending(kMostPending + 8 * members_.size());
   for (const auto& member : members_) {
-    if (member->host.local) start_local(*member);
+    if (member->host.local)
+      start_local(*member);
+    else if (!comes_by_itself(method_))
+      to_start_.push_back(member.get());
   }
-  if (comes_by_itself(method_)) over_ = true;  // others start those agents
+  if (!may_grow_) {
+    const std::vector<int> routers = routers_of(to_start_.size());
+    for (std::size_t i = 0; i < routers.size(); ++i) {
+      if (routers[i] >= 0) to_start_[i]->router = to_start_[static_cast<std::size_t>(routers[i])];
+    }
+    std::ranges::stable_partition(to_start_, [](const AgentHandle* member) { return member->router == nullptr; });
+  }
   start_remote();
 }
 
@@ -109,14 +124,15 @@ AgentHandle& AgentPool::add(PlannedHost host) {
     member.process_gone = member.all_gone = true;
     throw;
   }
+  if (!member.host.local && !comes_by_itself(method_)) to_start_.push_back(&member);
   start_remote();
   return member;
 }
 
 bool AgentPool::await_again(AgentHandle& member) {
   if (!acceptor_ || !comes_by_itself(method_) || method_ == StartMethod::Owner || member.host.local) return false;
-  member.channel.reset();
-  member.closed = false;
+  member.channel = nullptr;
+  member.given_up = member.closed = false;
   return true;
 }
 
@@ -133,9 +149,8 @@ void AgentPool::watch(AgentHandle& member) {
 }
 
 void AgentPool::start_remote() {
-  for (; !over_ && starting_ < kMostStarting && next_remote_ < members_.size(); ++next_remote_) {
-    AgentHandle& member = *members_[next_remote_];
-    if (member.host.local) continue;
+  for (; !over_ && starting_ < kMostStarting && !to_start_.empty(); to_start_.pop_front()) {
+    AgentHandle& member = *to_start_.front();
     if (auto started = start_remote(member); !started) {
       over_ = true;
       return note(&member, agent_event::Unfit{started.error().what()});
@@ -148,15 +163,31 @@ Result<void> AgentPool::start_remote(AgentHandle& member) {
   auto process = start_remote_agent(spec_, method_, member.host);
   if (!process) return tl::unexpected(process.error());
   ++member.starts;
+  member.invited = Timer();
   member.remote.reset();  // refers to the old process
   member.process = *std::move(process);
-  const Invitation invitation = invitation_for(member.host.index);
   RemoteStart::Events events;
+  events.on_announced = [this, &member] { invite(member); };
   events.on_unfit = [this, &member](std::string why) { note(&member, agent_event::Unfit{std::move(why)}); };
   events.on_complaint = [this, &member](std::string line) { note(&member, agent_event::Complaint{std::move(line)}); };
-  member.remote = std::make_unique<RemoteStart>(loop_, member.process, invitation, std::move(events));
+  member.remote = std::make_unique<RemoteStart>(loop_, member.process, std::move(events));
   watch(member);
   return {};
+}
+
+void AgentPool::invite(AgentHandle& member) {
+  Invitation invitation = invitation_for(member.host.index);
+  invitation.routes = std::ranges::any_of(members_, [&](const auto& other) { return other->router == &member; });
+  if (AgentHandle* const router = member.router; router != nullptr) {
+    const bool waits = router->channel == nullptr && !router->process_gone;
+    if (waits && !member.invited) {
+      member.invited = Timer(loop_, kRouterComes, [this, &member] { invite(member); });
+      return;
+    }
+    invitation.router = router->routes;
+  }
+  member.invited = Timer();
+  member.remote->invite(invitation);
 }
 
 Invitation AgentPool::invitation_for(int index) const {
@@ -169,7 +200,8 @@ Invitation AgentPool::invitation_for(int index) const {
 
 bool AgentPool::somebody_is_silent() const {
   return std::ranges::any_of(members_, [](const auto& member) {
-    return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent;
+    return !member->host.local && member->channel != nullptr && member->channel->silence() > kSilent &&
+           !member->given_up;
   });
 }
 
@@ -207,20 +239,89 @@ void AgentPool::on_nonsense(const std::string& peer) {
 }
 
 void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
-  const auto message = decode(accepted.first);
+  auto message = decode(accepted.first);
   if (!message) return on_nonsense(accepted.connection.peer());
-  const auto* const hello = std::get_if<Hello>(&*message);
-  if (hello == nullptr) return;
-  Hello shown = *hello;  // for messages
-  for (std::string* const text : {&shown.host, &shown.version, &shown.build, &shown.nodes_id})
-    *text = net::as_line(*text);
-  on_hello(std::move(accepted.connection), shown);
+  if (auto* const hello = std::get_if<Hello>(&*message))
+    return on_hello(nullptr, std::move(accepted.connection), std::move(*hello));
+  const auto* const relayed = std::get_if<Relayed>(&*message);
+  AgentHandle* const child = relayed != nullptr ? child_of(relayed->number.host) : nullptr;
+  if (child == nullptr) return;  // its agent ends when it sees that
+  log::info("launch", "the agent of {} is connected without its router", child->host.name);
+  if (!child->line) child->line = std::make_unique<AgentLine>(child->host.index);
+  child->line->connect(make_channel(*child, std::move(accepted.connection)));
+  child->line->channel().watch_link(spec_.host_timeout);
+  on_relayed(*child, *relayed);
 }
 
-void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
-  // A fresh socket takes this small message immediately.
-  const auto refuse = [&connection](std::string why) {
-    static_cast<void>(connection.queue(encode(Message(Refused{std::move(why)}))));
+std::unique_ptr<Channel> AgentPool::make_channel(AgentHandle& member, net::SecureConnection connection) {
+  return std::make_unique<Channel>(
+      loop_, std::move(connection), [this, &member](Message message) { on_message(member, std::move(message)); },
+      [this, &member](std::optional<Error> error) { on_closed(member, std::move(error)); });
+}
+
+void AgentPool::on_message(AgentHandle& member, Message message) {
+  if (const auto* const relayed = std::get_if<Relayed>(&message)) return on_relayed(member, *relayed);
+  if (const auto* const link = std::get_if<ChildLink>(&message)) return on_child_link(member, *link);
+  note(&member, agent_event::Said{std::move(message)});
+}
+
+void AgentPool::on_closed(AgentHandle& member, std::optional<Error> error) {
+  if (std::exchange(member.given_up, true)) return;
+  note(&member, agent_event::ChannelClosed{std::move(error)});
+  for (const auto& child : members_) {
+    if (child->router == &member && child->line && child->line->leads_through(member.line->channel()))
+      await(*child, kChildrenCome, fmt::format("its router, {}, is lost", member.host.name));
+  }
+}
+
+AgentHandle* AgentPool::child_of(int host) const {
+  const auto at = static_cast<std::size_t>(host);  // the hosts of a tree do not change
+  AgentHandle* const child = at < members_.size() ? members_[at].get() : nullptr;
+  const bool known = child != nullptr && child->router != nullptr && !child->given_up;
+  return known && (!child->line || child->line->is_numbered()) ? child : nullptr;
+}
+
+void AgentPool::on_relayed(AgentHandle& through, const Relayed& relayed) {
+  AgentHandle* const child = child_of(relayed.number.host);
+  if (child == nullptr || !child->line || (child->router != &through && child != &through)) return;
+  auto message = child->line->take(relayed);
+  if (!message) return on_closed(*child, message.error());
+  if (!*message) return;
+  if (child->channel != nullptr) return note(child, agent_event::Said{*std::move(*message)});
+  if (auto* const hello = std::get_if<Hello>(&**message)) on_hello(child, std::nullopt, std::move(*hello));
+}
+
+void AgentPool::on_child_link(AgentHandle& router, const ChildLink& link) {
+  AgentHandle* const child = child_of(link.host);
+  if (child == nullptr || child->router != &router) return;
+  if (link.state == ChildLink::State::Connected) {
+    if (!child->line) child->line = std::make_unique<AgentLine>(child->host.index);
+    if (!child->line->direct()) child->line->connect(router.line->channel(), link.text);
+  } else if (!child->line || !child->line->leads_through(router.line->channel())) {
+    return;
+  } else if (link.state == ChildLink::State::Closed) {
+    await(*child, kChildComes, net::as_line(link.text));
+  } else {
+    child->line->set_silent(link.state == ChildLink::State::Silent);
+  }
+}
+
+void AgentPool::await(AgentHandle& child, std::chrono::milliseconds limit, const std::string& why) {
+  child.line->disconnect(loop_, limit, [this, &child, why] {
+    on_closed(child, why.empty() ? std::nullopt : std::optional<Error>(Error(ErrorCode::PeerLost, why)));
+  });
+}
+
+void AgentPool::on_hello(AgentHandle* child, std::optional<net::SecureConnection> connection, Hello hello) {
+  for (std::string* const text : {&hello.host, &hello.version, &hello.build, &hello.nodes_id})
+    *text = net::as_line(*text);  // for messages
+  const auto refuse = [&](std::string why) {
+    const Message refused(Refused{std::move(why)});
+    // A fresh socket takes this small message immediately.
+    if (connection)
+      static_cast<void>(connection->queue(encode(refused)));
+    else
+      child->line->send(refused);
   };
   Announcement there;
   there.protocol = hello.protocol;
@@ -240,7 +341,7 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     return hello.host_index >= 0 ? member->host.index == hello.host_index : same_host(member->host.name, hello.host);
   });
   // An agent started by hand on the launcher's own host may come before the launcher's own agent.
-  const bool known = found != members_.end();
+  const bool known = found != members_.end() && (child == nullptr || child == found->get());
   const bool taken = known && ((*found)->channel != nullptr || (hello.host_index < 0 && (*found)->host.local));
   if (!known || taken) {
     return refuse(fmt::format("{} {}; the job's hosts: {}", hello.host,
@@ -256,17 +357,26 @@ void AgentPool::on_hello(net::SecureConnection connection, const Hello& hello) {
     member.host.slots = hello.ranks;
     member.host.devices = hello.devices;
   }
-  member.channel = std::make_unique<Channel>(
-      loop_, std::move(connection),
-      [this, &member](Message message) { note(&member, agent_event::Said{std::move(message)}); },
-      [this, &member](std::optional<Error> error) { note(&member, agent_event::ChannelClosed{std::move(error)}); });
+  if (connection) {
+    member.line = std::make_unique<AgentLine>();
+    member.line->connect(make_channel(member, *std::move(connection)));
+    if (!member.host.local) member.line->channel().watch_link(spec_.host_timeout);
+  }
+  member.channel = member.line.get();
   member.free_port = hello.free_port;
-  if (!member.host.local) member.channel->watch_link(spec_.host_timeout);
+  for (const std::string& text : hello.router) {
+    if (const auto address = net::parse_address(text)) member.routes.push_back({*address, {}});
+  }
+  for (const auto& other : members_) {
+    if (other->router == &member && other->invited) invite(*other);
+  }
   if (member.remote) {
     member.remote->set_joined();
     if (!member.process_gone) --starting_;
   }
-  if (all_joined() && !may_grow_) close_entrance();
+  // (A child whose router is lost comes again.)
+  const bool tree = std::ranges::any_of(members_, [](const auto& other) { return other->router != nullptr; });
+  if (all_joined() && !may_grow_ && !tree) close_entrance();
   note(&member, agent_event::Joined{});
   start_remote();
 }
@@ -324,12 +434,14 @@ void AgentPool::kill(AgentHandle& member) {
 
 net::Address AgentPool::own_address(const AgentHandle& member) {
   if (member.host.local) return {"127.0.0.1", 0};
-  return member.channel->own_address();
+  if (!member.line->direct() && member.router->line) return own_address(*member.router);
+  return member.line->channel().own_address();
 }
 
 net::Address AgentPool::agent_address(const AgentHandle& member) {
   if (member.host.local) return {"127.0.0.1", 0};
-  return member.channel->peer_address();
+  if (!member.line->direct()) return {member.line->address(), 0};
+  return member.line->channel().peer_address();
 }
 
 FailedStart AgentPool::failed_start(const AgentHandle& member) const {
@@ -394,10 +506,20 @@ bool AgentPool::all_joined() const {
   return std::ranges::all_of(members_, [](const auto& member) { return member->channel != nullptr || member->lost; });
 }
 
-void AgentPool::broadcast(const Message& message) {
+void AgentPool::broadcast(const Message& message, bool (*wanted)(const AgentHandle&)) {
+  std::map<AgentHandle*, RelayedToMany> by_router;
   for (const auto& member : members_) {
-    if (member->channel != nullptr) member->channel->send(message);
+    if (member->channel == nullptr || (wanted != nullptr && !wanted(*member))) continue;
+    AgentHandle* const router = member->router;
+    if (router == nullptr || !router->line || !member->line->leads_through(router->line->channel())) {
+      member->channel->send(message);
+      continue;
+    }
+    RelayedToMany& many = by_router[router];
+    if (many.bytes.empty()) many.bytes = encode(message);
+    many.numbers.push_back(member->line->number(many.bytes));
   }
+  for (auto& [router, many] : by_router) router->line->channel().send(std::move(many));
 }
 
 Invitation AgentPool::invitation_for_owner() const { return invitation_for(0); }

@@ -1,11 +1,13 @@
 // The agents of one job, one per host: starts them, admits only them, and knows how far each has come. Other hosts are
-// reached by a command; a limited number of such commands run at the same time. The messages to and from agents are the
-// supervisor's business. One thread.
+// reached by a command; a limited number of such commands run at the same time. Of more than 16 such agents, in a job
+// whose hosts do not change, some are routers, and the others are connected to these. The messages to and from agents
+// are the supervisor's business. One thread.
 #pragma once
 
 #include "launch/loop.h"
 #include "launch/messages.h"
 #include "launch/plan/plan.h"
+#include "launch/start/agent_line.h"
 #include "launch/start/starter.h"
 #include "net/acceptor.h"
 #include "net/secret.h"
@@ -32,11 +34,16 @@ struct AgentHandle {
   std::vector<std::int32_t> ports;      ///< ports that it holds for its ranks and servers, if asked for
   Watch ended;                          ///< for the end of its process
   Timer parting;                        ///< limit for the command in between to end
-  std::unique_ptr<Channel> channel;
-  bool closed = false;                         ///< the channel is closed, and that event has been taken
-  bool started = false;                        ///< its ranks run; set by the supervisor
-  bool all_gone = false;                       ///< its ranks and their descendants have ended; set by the supervisor
-  bool process_gone = false;                   ///< its process, or the guard around it, has ended, and has been reaped
+  AgentHandle* router = nullptr;        ///< the agent to which this one is to connect; nullptr: to the supervisor
+  std::vector<net::Endpoint> routes;    ///< addresses at which a router awaits its children
+  Timer invited;                        ///< limit of waiting for the router before this agent is invited
+  std::unique_ptr<AgentLine> line;      ///< exists before a child has said its greeting
+  AgentLine* channel = nullptr;         ///< the line, once the agent has joined
+  bool given_up = false;                ///< the line is closed
+  bool closed = false;                  ///< that event has been taken
+  bool started = false;                 ///< its ranks run; set by the supervisor
+  bool all_gone = false;                ///< its ranks and their descendants have ended; set by the supervisor
+  bool process_gone = false;            ///< its process, or the guard around it, has ended, and has been reaped
   std::optional<sys::ExitStatus> exit_status;  ///< of that process, if known
   bool lost = false;  ///< the job goes on without the agent, whatever it sends; set by the supervisor
   int starts = 0;     ///< how often the command in between was started
@@ -96,8 +103,9 @@ class AgentPool {
   bool somebody_is_silent() const;
   /// Ends the lifelines: agents and their processes end by themselves.
   void drop_lifelines();
-  /// Sends the message to all agents that have joined.
-  void broadcast(const Message& message);
+  /// Sends the message to all agents that have joined, or those of them that are wanted. Once for the children of a
+  /// router.
+  void broadcast(const Message& message, bool (*wanted)(const AgentHandle&) = nullptr);
   /// Called when nothing of the job is left on any host, and nothing more comes. Agents end; a command in between that
   /// does not end is killed. The launchers of other nodes wait for `send_exit_status`.
   void finish();
@@ -163,12 +171,25 @@ class AgentPool {
   void watch(AgentHandle& member);
   void start_remote();
   Result<void> start_remote(AgentHandle& member);
+  /// Invites an agent that has announced itself, as soon as its router is there.
+  void invite(AgentHandle& member);
   Invitation invitation_for(int index) const;
   /// Restarts a command after a transient failure. Returns false after other failures, and when it gives up.
   bool start_again(AgentHandle& member);
   void end_command(AgentHandle& member, int signal);
   void on_process_ended(AgentHandle& member);
-  void on_hello(net::SecureConnection connection, const Hello& hello);
+  /// `child`: the agent behind a router that says this; else `connection`.
+  void on_hello(AgentHandle* child, std::optional<net::SecureConnection> connection, Hello hello);
+  std::unique_ptr<Channel> make_channel(AgentHandle& member, net::SecureConnection connection);
+  void on_message(AgentHandle& member, Message message);
+  void on_closed(AgentHandle& member, std::optional<Error> error);
+  /// Takes a message of a tree's child, which has come over the connection of `through`.
+  void on_relayed(AgentHandle& through, const Relayed& relayed);
+  void on_child_link(AgentHandle& router, const ChildLink& link);
+  /// A child has lost its router, or its router has lost it, so it is expected to come by itself.
+  void await(AgentHandle& child, std::chrono::milliseconds limit, const std::string& why);
+  /// Returns the agent of this host if it has a router, and is not given up.
+  AgentHandle* child_of(int host) const;
   /// Says why the launcher of another node cannot take part; empty: it can.
   std::string objection(const Hello& hello) const;
   std::string name_for(const Hello& hello, int index) const;
@@ -186,9 +207,9 @@ class AgentPool {
   std::optional<net::Acceptor> acceptor_;
   Watch entrance_;
   std::vector<std::unique_ptr<AgentHandle>> members_;
-  std::size_t next_remote_ = 0;  ///< index in members_
-  std::size_t starting_ = 0;     ///< number of remote agents that are being started
-  bool over_ = false;            ///< no more agents are started
+  std::deque<AgentHandle*> to_start_;  ///< remote agents, routers first
+  std::size_t starting_ = 0;           ///< number of remote agents that are being started
+  bool over_ = false;                  ///< no more agents are started
   bool late_ones_come_ = false;
 };
 

@@ -102,6 +102,8 @@ std::string difference(const Announcement& here, const Announcement& there) {
 std::string to_text(const Invitation& invitation) {
   std::string rest = fmt::format("\nhost {}\nsilence {}\n", invitation.host_index, invitation.host_timeout.count());
   for (const net::Endpoint& endpoint : invitation.supervisor) rest += "address " + net::to_string(endpoint.tcp) + "\n";
+  for (const net::Endpoint& endpoint : invitation.router) rest += "router " + net::to_string(endpoint.tcp) + "\n";
+  if (invitation.routes) rest += "routes\n";
   rest += kInvitationEnd;
   std::string text = "secret ";
   text.reserve(text.size() + 2 * net::Secret::kBytes + rest.size());
@@ -112,7 +114,8 @@ std::string to_text(const Invitation& invitation) {
 Result<Invitation> parse_invitation(std::string_view text) {
   std::optional<net::Secret> secret;
   std::optional<int> host, silence;
-  std::vector<net::Endpoint> supervisor;
+  std::vector<net::Endpoint> supervisor, router;
+  bool routes = false;
   if (!text.ends_with(kInvitationEnd)) return fail(ErrorCode::Corrupt, "the invitation has no end");
   text.remove_suffix(kInvitationEnd.size());
   while (!text.empty()) {
@@ -133,13 +136,20 @@ Result<Invitation> parse_invitation(std::string_view text) {
       auto parsed = net::parse_address(*address);
       if (!parsed) return fail(ErrorCode::Corrupt, "an address of the invitation is none");
       supervisor.push_back({*parsed, {}});
+    } else if (const auto through = after(line, "router"); through && router.size() < kMostAddresses) {
+      auto parsed = net::parse_address(*through);
+      if (!parsed) return fail(ErrorCode::Corrupt, "an address of the invitation's router is none");
+      router.push_back({*parsed, {}});
+    } else if (line == "routes" && !routes) {
+      routes = true;
     } else {
       return fail(ErrorCode::Corrupt, "the invitation has a line that is not understood");
     }
   }
   if (!secret || !host || !silence || supervisor.empty())
     return fail(ErrorCode::Corrupt, "the invitation is not complete");
-  return Invitation{*secret, *host, std::move(supervisor), std::chrono::milliseconds(*silence)};
+  return Invitation{*secret,           *host, std::move(supervisor), std::chrono::milliseconds(*silence),
+                    std::move(router), routes};
 }
 
 namespace {

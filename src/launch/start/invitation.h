@@ -42,6 +42,8 @@ struct Invitation {
   int host_index = 0;
   std::vector<net::Endpoint> supervisor;
   std::chrono::milliseconds host_timeout = std::chrono::seconds(3);  ///< silence after which the job is lost
+  std::vector<net::Endpoint> router = {};  ///< agent through which to reach the supervisor; empty: directly
+  bool routes = false;                     ///< the agent is a router for others
 };
 /// The text holds the secret: `net::wipe` it.
 std::string to_text(const Invitation& invitation);

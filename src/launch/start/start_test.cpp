@@ -66,6 +66,24 @@ TEST(Invitation, ComesBackAsItWas) {
   ASSERT_EQ(again->supervisor.size(), 2U);
   EXPECT_EQ(again->supervisor[0].tcp, invitation.supervisor[0].tcp);
   EXPECT_EQ(again->supervisor[1].tcp, invitation.supervisor[1].tcp);
+  EXPECT_TRUE(again->router.empty());
+  EXPECT_FALSE(again->routes);
+}
+
+TEST(Invitation, NamesARouterOrMakesOne) {
+  Invitation invitation{some_secret(), 12, {{{"10.0.0.1", 4711}, {}}}};
+  invitation.router = {{{"10.0.0.2", 4712}, {}}, {{"fd77::2", 4712}, {}}};
+  const auto child = parse_invitation(to_text(invitation));
+  ASSERT_TRUE(child) << child.error().what();
+  EXPECT_EQ(child->supervisor.size(), 1U);
+  ASSERT_EQ(child->router.size(), 2U);
+  EXPECT_EQ(child->router[1].tcp, invitation.router[1].tcp);
+  invitation.router.clear();
+  invitation.routes = true;
+  const auto router = parse_invitation(to_text(invitation));
+  ASSERT_TRUE(router) << router.error().what();
+  EXPECT_TRUE(router->router.empty());
+  EXPECT_TRUE(router->routes);
 }
 
 TEST(Invitation, WhatIsNotWholeIsRefusedAndNeverShown) {

@@ -350,12 +350,8 @@ void keep(std::string& text, std::string_view more) {
 
 }  // namespace
 
-RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events)
-    : process_(process),
-      invitation_(std::move(invitation)),
-      events_(std::move(events)),
-      out_(loop, process.out.get()),
-      err_(loop, process.err.get()) {
+RemoteStart::RemoteStart(Loop& loop, AgentProcess& process, Events events)
+    : process_(process), events_(std::move(events)), out_(loop, process.out.get()), err_(loop, process.err.get()) {
   out_.on_readable([this] { read_out(); });
   err_.on_readable([this] { read_err(); });
 }
@@ -392,8 +388,12 @@ void RemoteStart::take_line(std::string_view line) {
   if (const std::string why = difference(own_announcement(), *announcement); !why.empty()) {
     return events_.on_unfit(why);
   }
+  events_.on_announced();
+}
+
+void RemoteStart::invite(const Invitation& invitation) {
   // A pipe of 4 KiB takes the text in one write; if it does not, the agent reports that its invitation has not come.
-  std::string text = to_text(invitation_);
+  std::string text = to_text(invitation);
   const net::Wiping wiping(text);
   const ssize_t put = ::write(process_.lifeline.get(), text.data(), text.size());
   if (put != static_cast<ssize_t>(text.size())) log::info("launch", "the invitation of an agent was not taken");

@@ -109,18 +109,20 @@ std::string_view start_method_name(StartMethod method);
 std::string shell_quoted(std::string_view word);
 
 /// Brings one agent into the agent pool over a command (ssh, srun, mpirun): reads the command's output until the agent
-/// announces itself, answers with the invitation, and keeps the other output in case no agent comes. Belongs to the
+/// announces itself, passes on the invitation, and keeps the other output in case no agent comes. Belongs to the
 /// agents' thread; the AgentProcess has to outlive it.
 class RemoteStart {
  public:
   struct Events {
+    std::function<void()> on_announced;             ///< the agent waits for `invite`
     std::function<void(std::string)> on_unfit;      ///< the agent there cannot take part in this job
     std::function<void(std::string)> on_complaint;  ///< a line of its stderr, after it has joined
   };
-  RemoteStart(Loop& loop, AgentProcess& process, Invitation invitation, Events events);
+  RemoteStart(Loop& loop, AgentProcess& process, Events events);
   RemoteStart(const RemoteStart&) = delete;
   RemoteStart& operator=(const RemoteStart&) = delete;
 
+  void invite(const Invitation& invitation);
   /// Reads the command's last output. To be called after its process has ended.
   void drain();
   /// Passes stderr on from now on.
@@ -135,7 +137,6 @@ class RemoteStart {
   void take_line(std::string_view line);
 
   AgentProcess& process_;
-  const Invitation invitation_;
   Events events_;
   Watch out_, err_;
   bool announced_ = false;

@@ -205,11 +205,11 @@ void StopOrders::tell(const Stopping::Order& order) {
       AgentPool::kill(*agent);  // the agent runs nothing
     } else if (!agent->started) {
       agent->channel->send(Finish{status_});
-    } else {
-      agent->channel->send(StopWorkers{order.signal, static_cast<std::uint32_t>(order.grace.usual.count()),
-                                       static_cast<std::uint32_t>(order.grace.saving.count()), role});
     }
   }
+  agents_.broadcast(StopWorkers{order.signal, static_cast<std::uint32_t>(order.grace.usual.count()),
+                                static_cast<std::uint32_t>(order.grace.saving.count()), role},
+                    [](const AgentHandle& agent) { return agent.started; });
   wait();
 }
 

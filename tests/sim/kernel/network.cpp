@@ -241,6 +241,13 @@ void try_connect(const std::weak_ptr<Socket>& weak, Host* host, const std::strin
   });
 }
 
+int root_connections() {
+  if (connected == nullptr || state->root == nullptr) return 0;
+  return static_cast<int>(std::ranges::count_if(*connected, [](const Socket* socket) {
+    return socket->pid_ == state->root->pid && socket->in_ && socket->in_->from != socket->host_;
+  }));
+}
+
 void links_broken() {
   if (connected == nullptr) return;
   for (Socket* const socket : *connected) {
