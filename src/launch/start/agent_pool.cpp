@@ -108,7 +108,8 @@ void AgentPool::start(const std::vector<PlannedHost>& hosts) {
     for (std::size_t i = 0; i < routers.size(); ++i) {
       if (routers[i] >= 0) to_start_[i]->router = to_start_[static_cast<std::size_t>(routers[i])];
     }
-    std::ranges::stable_partition(to_start_, [](const AgentHandle* member) { return member->router == nullptr; });
+    std::stable_partition(to_start_.begin(), to_start_.end(),
+                          [](const AgentHandle* member) { return member->router == nullptr; });
   }
   start_remote();
 }
