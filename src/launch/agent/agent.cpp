@@ -55,6 +55,8 @@ constexpr auto kOnePress = std::chrono::milliseconds(500);
 /// Time limits of connecting to a router, and to the supervisor after the router is lost.
 constexpr auto kRouterTime = std::chrono::seconds(5);
 constexpr auto kAttachTime = std::chrono::seconds(2);
+/// Limit for the children of a router to end, once it has nothing else to do.
+constexpr auto kChildrenEnd = std::chrono::seconds(2);
 constexpr std::initializer_list<int> kAgentSignals = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 /// Returns "ranks 4-7, server 1".
@@ -73,7 +75,7 @@ std::string names_of(const std::vector<WorkerPlan>& workers) {
 class Agent {
  public:
   /// `saves` tells the guard that ranks save without a supervisor.
-  Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves);
+  Agent(const AgentOptions& options, const net::Secret& secret, std::atomic<bool>& saves);
   int run();
 
  private:
@@ -120,6 +122,7 @@ class Agent {
   int missing_ = 0;                ///< times that the router has not shown that it runs
   Timer router_looks_;
   bool ends_ = false;         ///< this agent has nothing more to do than to pass on messages of its children
+  Timer children_end_;        ///< limit for that; a child that goes on connects to the supervisor
   std::atomic<bool>& saves_;  ///< shared with the guard
   bool passed_on_ = false;    ///< the supervisor knows that this process was told to end
   int told_times_ = 0;        ///< how often a launcher got a signal for the job
@@ -127,10 +130,10 @@ class Agent {
   std::optional<Clock::time_point> told_at_;  ///< when the last of these signals came
 };
 
-Agent::Agent(const AgentOptions& options, net::Secret secret, std::atomic<bool>& saves)
+Agent::Agent(const AgentOptions& options, const net::Secret& secret, std::atomic<bool>& saves)
     : options_(options),
       host_index_(options.host_index),
-      secret_(std::move(secret)),
+      secret_(secret),
       signals_(value_or_throw(sys::SignalFd::create(kAgentSignals))),
       signal_watch_(loop_, signals_.fd()),
       saves_(saves) {}
@@ -350,6 +353,7 @@ void Agent::on_message(Message message) {
     }
     ends_ = workers_.idle();
     if (!ends_) workers_.kill_all();
+    if (ends_ && router_) children_end_ = Timer(loop_, kChildrenEnd, [this] { loop_.stop(); });
   }
 }
 

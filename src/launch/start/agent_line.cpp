@@ -39,7 +39,15 @@ void AgentLine::connect(Channel& router, const std::string& address) {
 
 void AgentLine::disconnect(Loop& loop, std::chrono::milliseconds limit, std::function<void()> given_up) {
   router_ = nullptr;
-  given_up_ = Timer(loop, limit, std::move(given_up));
+  on_given_up_ = std::move(given_up);
+  given_up_ = Timer(loop, limit, [this] { give_up(); });
+}
+
+void AgentLine::give_up() {
+  if (!given_up_) return;
+  given_up_ = Timer();
+  const auto given_up = std::move(on_given_up_);  // the timer's own function has ended
+  given_up();
 }
 
 Result<std::optional<Message>> AgentLine::take(const Relayed& relayed) {

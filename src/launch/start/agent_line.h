@@ -35,6 +35,8 @@ class AgentLine {
   void connect(Channel& router, const std::string& address);
   /// There is no connection; `given_up` is called if none comes within `limit`.
   void disconnect(Loop& loop, std::chrono::milliseconds limit, std::function<void()> given_up);
+  /// The agent will not come: calls `given_up` now if there is no connection.
+  void give_up();
   /// Returns true if the line leads through this router.
   bool leads_through(const Channel& router) const noexcept { return own_ == nullptr && router_ == &router; }
   bool direct() const noexcept { return own_ != nullptr; }
@@ -58,7 +60,8 @@ class AgentLine {
   std::optional<NumberedMessages> numbers_;
   std::string address_;
   bool silent_ = false;
-  Timer given_up_;
+  std::function<void()> on_given_up_;
+  Timer given_up_;  ///< runs while there is no connection
 };
 
 }  // namespace cohort::launch

@@ -229,6 +229,7 @@ void AgentPool::on_process_ended(AgentHandle& member) {
     if (start_again(member)) return;
     if (member.channel == nullptr) --starting_;
   }
+  if (member.line) member.line->give_up();
   note(&member, agent_event::ProcessEnded{});
   start_remote();
 }
@@ -247,6 +248,7 @@ void AgentPool::on_accepted(net::Acceptor::Accepted accepted) {
   const auto* const relayed = std::get_if<Relayed>(&*message);
   AgentHandle* const child = relayed != nullptr ? child_of(relayed->number.host) : nullptr;
   if (child == nullptr) return;  // its agent ends when it sees that
+  if (child->process_gone) return;
   log::info("launch", "the agent of {} is connected without its router", child->host.name);
   if (!child->line) child->line = std::make_unique<AgentLine>(child->host.index);
   child->line->connect(make_channel(*child, std::move(accepted.connection)));
@@ -311,6 +313,7 @@ void AgentPool::await(AgentHandle& child, std::chrono::milliseconds limit, const
   child.line->disconnect(loop_, limit, [this, &child, why] {
     on_closed(child, why.empty() ? std::nullopt : std::optional<Error>(Error(ErrorCode::PeerLost, why)));
   });
+  if (child.process_gone) child.line->give_up();
 }
 
 void AgentPool::on_hello(AgentHandle* child, std::optional<net::SecureConnection> connection, Hello hello) {
