@@ -13,7 +13,9 @@ The grammar is written from torch's API. It does not make:
   groups of parameters that do not have all of them, hooks of optimizers: a plain optimizer with those trains the same;
   Sharded: gradients that are kept over a step, and relative writes to parameters that ranks share, both of which it says it does
   not have;
-  random seeds that change between forward and backward: no wrapper sees them.
+  random seeds that change between forward and backward: no wrapper sees them;
+  virtual ranks with a second model, non_finite, changes on one rank alone, or parameters that the first forward makes: a rank is not a
+  replica there, and what is refused by name has tests of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +72,36 @@ def program(seed: int, method: str = "", world: int = -1) -> Program:
     made["second_model"] = draw.random() < 0.1 and (
         method in ("ddp", "sharded", "local_sgd", "hvd") and not is_lossy(made))  # its averages are not recorded
     made["events"] = events_of(draw, made)
+    make_virtual(random.Random(f"virtual {seed}"), made)
     return made
+
+
+# Steps with virtual ranks. (The others act on one rank alone, or pass by the wrapper; "twice" is two virtual ranks
+# to it, without a sampler, and "retain" is refused at once by ranks that have two, for which the others wait.)
+VIRTUAL_STEPS = ("plain", "accumulate", "clip", "clip_value", "nan", "inf", "skip", "keep", "validate", "no_batch", "zero_before",
+                 "reassign_grad", "clip_weights", "drop_gradient", "step_twice", "grad_zeros", "penalty", "new_output", "autocast",
+                 "two_forwards", "forward_only")  # fmt: skip
+
+
+def make_virtual(draw: random.Random, made: Program) -> None:
+    """Gives some programs virtual ranks: the reference has a replica for each, and the ranks train blocks of them."""
+    options = made["options"]
+    refused = ("hook", "wire_format", "broadcast_buffers", "non_finite")
+    if made["method"] != "ddp" or draw.random() < 0.6 or made["second_model"] or any(options.get(one) is not None for one in refused):
+        return
+    virtual = made["virtual"] = draw.randint(made["ranks"], 5)
+    made["sizes"] = [draw.randint(2, 5) if "weighted" in options else 3 for _ in range(virtual)]
+    made["schedule"] = None if made["schedule"] == "Plateau" else made["schedule"]  # by a rank's own loss
+    for piece in made["pieces"]:
+        piece["off"] = None if piece.get("off") == "rank" else piece.get("off")
+        piece["unmade"] = False
+    made["events"] = [event for event in made["events"]
+                      if not event["kind"].endswith("_one") and event["kind"] not in ("gate", "train_the_copy")]  # fmt: skip
+    for event in made["events"]:
+        if event["kind"] == "step" and event["how"] not in VIRTUAL_STEPS:
+            event["how"] = "plain"
+        if "rank" in event:
+            event["rank"] = draw.randrange(virtual)
 
 
 def pieces_of(draw: random.Random) -> list[dict[str, Any]]:

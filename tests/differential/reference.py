@@ -111,7 +111,7 @@ class Run:
         try:
             with tempfile.TemporaryDirectory(prefix="differential") as folder, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                phases = source.phases_of(self.program)
+                phases = source.replicas_of(self.program)
                 replicas = [Replica(rank, self.program, code, folder) for rank in range(max(phases))]
                 self.records = [one.records for one in replicas]
                 for phase, ranks in enumerate(phases):

@@ -19,6 +19,11 @@ def phases_of(program: dict[str, Any]) -> list[int]:
     return [program["ranks"], *(event["ranks"] for event in program["events"] if event["kind"] == "resume")]
 
 
+def replicas_of(program: dict[str, Any]) -> list[int]:
+    """Replicas of each phase: one for each rank, or virtual rank."""
+    return [program.get("virtual", ranks) for ranks in phases_of(program)]
+
+
 class Source(Writer):
     """With what a program does between steps."""
 

@@ -21,12 +21,15 @@ class Writer:
     def __init__(self, program: dict[str, Any], reference: bool) -> None:
         self.p, self.reference = program, reference
         self.method, self.options = program["method"], program["options"]
+        self.virtual = program.get("virtual", 0)
         self.lines: list[str] = []
         self.indent = 1
         self.t = self.phase = 0
         self.dtype = program["dtype"]
         self.extra = 0
         self.training = True
+        self.exchanged = False  # this step has had a forward
+        self.replaced = False  # parameters were, since the last forward of the wrapper
         self.schedule = program["schedule"]
         self.uses_scaler = program["scaler"] and self.method in ("ddp", "local_sgd", "diloco", "hvd", "chainermn", "torch_ddp")
         self.divided = self.method == "sharded" and self.options["sharding"] != "optimizer"
@@ -46,7 +49,7 @@ class Writer:
             self.both(*lines)
 
     def rank_only(self, rank: int, *lines: str) -> None:
-        if self.p["ranks"] > rank:
+        if max(self.p["ranks"], self.virtual) > rank:
             self.both(f"if rank == {rank}:", *("    " + line for line in lines))
 
     # -------------------------------------------------------------------------------------------- the whole
@@ -57,7 +60,10 @@ class Writer:
         self.indent = 0
         self.net_class()
         self.begin_phase()
-        for event in self.p["events"]:
+        for number, event in enumerate(self.p["events"]):
+            if self.virtual:  # generators are those of ranks here, and of replicas there
+                self.both(f"torch.manual_seed({number})")
+            self.replaced |= event["kind"] in ("replace", "append", "reload_assign", "untie")
             getattr(self, "on_" + event["kind"])(event)
         self.end()
         return "\n".join([*head, *self.lines]) + "\n"
@@ -71,7 +77,8 @@ class Writer:
             self.both(f"        self.{name} = {make}")
             if kind == "Tied" and linear is not None:
                 self.both(f"        self.{name}.weight = self.{linear}.weight")
-        self.both("", "    def forward(self, x):", "        for piece in self.children():", "            x = piece(x)",
+        seeded = ["    seed = 0", "", "    def forward(self, x):", "        torch.manual_seed(self.seed)"]
+        self.both("", *(seeded if self.virtual else ["    def forward(self, x):"]), "        for piece in self.children():", "            x = piece(x)",
                   "        return x", "")  # fmt: skip
 
     def begin_phase(self) -> None:
@@ -150,6 +157,8 @@ class Writer:
 
     def wrap_ddp(self, net: str, model: str, key: int) -> None:
         own = {name: value for name, value in self.options.items() if name not in ("hook", "feedback", "weighted", "sharding")}
+        if self.virtual:
+            own["virtual_ranks"] = self.virtual
         if self.method == "sharded":
             own["sharding"] = self.options["sharding"]
         if "bucket_bytes" in own:  # C++'s name
@@ -267,7 +276,9 @@ class Writer:
         if self.how == "direct" and key == 0:
             self.both(f"out = {net}({x})")  # not by way of the wrapper, which broadcasts nothing then
             return
-        self.rule(f"yield 'forward', {key}, {net}, None")
+        if not (self.virtual and self.exchanged):
+            self.rule(f"yield 'forward', {key}, {net}, None")
+        self.exchanged, self.replaced = True, False
         if self.options.get("weighted") == "set_sample_count":
             self.ours(f"{model}.set_sample_count(len({x}))")
         if self.how == "autocast" and key == 0:
@@ -302,7 +313,7 @@ class Writer:
     def on_step(self, event: dict[str, Any]) -> None:
         how, passes = event["how"], event.get("passes", 1)
         rank = event.get("rank")
-        if rank is not None and rank >= self.p["ranks"]:
+        if rank is not None and rank >= max(self.p["ranks"], self.virtual):
             how, rank = "plain", None
         if how == "no_batch" and (self.method not in ("ddp", "sharded") or self.options.get("hook") or self.uses_scaler):
             how = "plain"
@@ -317,16 +328,25 @@ class Writer:
         if how == "step_twice" and self.method in ("hvd", "chainermn"):
             how = "plain"  # its second step averages again
         self.how = how
+        if how == "direct" and self.replaced:
+            how = self.how = "plain"  # the wrapper has not seen those, and nothing tells it of them
         if how == "closure" and (self.method != "ddp" or self.uses_scaler or self.p["optimizer"]["kind"] != "SGD"
                                  or self.options.get("non_finite")):  # fmt: skip
             how = "plain"
         if how == "accumulate" and (self.method == "torch_ddp" or self.method == "hvd" and "backward_passes_per_step" not in self.options):
             passes = 1  # Horovod refuses more passes than were said
-        self.both(f"# step {self.t}", f"x, y = batch({self.t}, rank, {self.p['sizes']}[rank], torch.{self.dtype})", "seen = len(x)")
-        if how in ("nan", "inf"):
-            self.rank_only(rank, f"x[0, 0] = float('{how}')")
+        self.both(f"# step {self.t}")
         if how == "zero_before":
             self.both("optimizer.zero_grad()")
+        self.exchanged = False
+        if self.virtual:
+            begin, end = [f"(rank{one}) * ({self.virtual} // size) + min(rank{one}, {self.virtual} % size)" for one in ("", " + 1")]
+            self.ours(f"for rank in range({begin}, {end}):")
+            self.indent += not self.reference
+            self.both(f"net.seed = {100 * self.t} + rank")
+        self.both(f"x, y = batch({self.t}, rank, {self.p['sizes']}[rank], torch.{self.dtype})", "seen = len(x)")
+        if how in ("nan", "inf"):
+            self.rank_only(rank, f"x[0, 0] = float('{how}')")
         if how == "forward_only":
             self.forward()
         if how == "validate":
@@ -335,10 +355,13 @@ class Writer:
             self.ours("optimizer.set_sample_count(len(x))")
         if how == "no_batch":
             self.without_batch(rank)
+            self.block_ends()
+            self.both("optimizer.step()")
         elif how == "closure":
             self.closure()
         else:
             self.passes(how, passes, event)
+            self.block_ends()
             if how == "freeze_after" and any(piece["name"] == event["piece"] for piece in self.p["pieces"]):
                 self.both(f"net.{event['piece']}.requires_grad_(False)")
             self.update(how, event, rank)
@@ -354,6 +377,12 @@ class Writer:
         self.both("record(net" + (", ema" if self.p["ema"] else "") + (", net2" if self.p["second_model"] else "") + ")")
         self.t += 1
 
+    def block_ends(self) -> None:
+        """The rank has trained its virtual ranks."""
+        if self.virtual:
+            self.indent -= not self.reference
+            self.ours("rank = world.rank()")
+
     def passes(self, how: str, passes: int, event: dict[str, Any]) -> None:
         for number in range(passes):
             if number:
@@ -364,8 +393,10 @@ class Writer:
                 self.ours("with model.no_sync():")
                 self.rule("if True:")
                 self.indent += 1
-                if self.method == "ddp":
-                    self.rule("yield 'local_forward', 0, net, None")
+                if self.method == "ddp":  # (with virtual ranks a step's first forward exchanges buffers, of whatever kind it is)
+                    first = self.virtual and not self.exchanged
+                    self.rule(f"yield '{'' if first else 'local_'}forward', 0, net, None")
+                self.exchanged = True
                 if self.options.get("weighted") == "set_sample_count":
                     self.ours("model.set_sample_count(len(x))")
                 self.both("out = model(x)")
@@ -411,7 +442,6 @@ class Writer:
         self.rule(f"yield 'gradients', 0, net, {weight}")
         if not self.divided:
             self.both("record_gradients(net)")
-        self.both("optimizer.step()")
 
     def closure(self) -> None:
         self.ours("def closure():", "    optimizer.zero_grad()")
