@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   size -= 3;
 
   std::vector<std::byte> bytes(comm::encoded_bytes(format, count));
-  std::memcpy(bytes.data(), data, std::min(size, bytes.size()));
+  if (size > 0 && !bytes.empty()) std::memcpy(bytes.data(), data, std::min(size, bytes.size()));
   std::vector<float> values(count);
   comm::decode(format, bytes.data(), values.data(), count);
 

@@ -213,6 +213,8 @@ void write_list(const std::string& text) {
   std::filesystem::rename("hosts.new", "hosts", ignored);
 }
 
+bool links_are_cut = false;  // in this run
+
 void order(int host, const char* action) {
   sim::note_event(std::string("ctl ") + action + " " + name_of(host));
   const std::string meant =
@@ -272,6 +274,7 @@ void change(int hosts) {
       const bool both = draw(2) == 0;
       const Nanoseconds until = sim::now() + (draw(4) == 0 ? 600 * kSecond : draw(5'000) * kMillisecond);
       if (any == host) return;
+      links_are_cut = true;
       sim::cut(host, any, true);
       if (both) sim::cut(any, host, true);
       return sim::at(until, [=] {
@@ -290,6 +293,23 @@ void change(int hosts) {
     case 14: return sim::set_disk(any, static_cast<sim::Disk>(draw(3)), draw(2'000) * kMillisecond);
     default: return signal_some(any, "elastic", SIGTERM, 1);  // a rank is told to save and leave
   }
+}
+
+constexpr Nanoseconds kLookEvery = 5 * kSecond;
+constexpr Nanoseconds kForms = 35 * kSecond;  // more than the limits after which the silent are given up
+
+/// An epoch that is announced forms a world, or another one is announced, or the job ends.
+void look_at_epochs(std::string epoch, Nanoseconds since) {
+  const std::string& text = sim::output();
+  const auto goes_on = text.rfind(" goes on with ");
+  if (goes_on != text.npos) {
+    const auto begin = text.rfind("epoch ", goes_on);
+    const std::string latest = text.substr(begin, goes_on - begin);
+    if (latest != epoch || has(text, latest + " is formed")) since = sim::now();
+    epoch = latest;
+    if (!links_are_cut && sim::now() > since + kForms) return sim::fail(epoch + " is not formed");
+  }
+  sim::at(sim::now() + kLookEvery, [=] { look_at_epochs(epoch, since); });
 }
 
 /// An elastic job among whose hosts and ranks changes happen at random, several at once as well.
@@ -331,12 +351,15 @@ sim::Result elastic(const sim::Options& given, int hosts) {
       when += draw(2) == 0 ? draw(150) * kMillisecond : draw(5'000) * kMillisecond;
       sim::at(when, [hosts, planned] { planned ? plan_change(hosts) : change(hosts); });
     }
+    links_are_cut = false;
+    sim::at(kLookEvery, [] { look_at_epochs({}, 0); });
     if (!planned && draw(10) == 0)
       sim::at(when + draw(3'000) * kMillisecond, [] { signal_some(0, "cohort", SIGTERM, 1); });
     sim::at(400 * kSecond, [] { sim::fail("the job does not end"); });
   });
   want(result, result.status != 0 || has(result.output, " right"), "status 0, and no rank has ended its training");
   want(result, !planned || result.status == 0, "status " + std::to_string(result.status) + ", and nothing had failed");
+  want(result, result.status != 124 || links_are_cut, "status 124, and nothing was silent for long");
   want(result, !has(result.output, "WRONG"), "wrong weights");
   want(result, result.status == 0 || result.output.size() > 20, "it fails, and says nothing");
   return result;
