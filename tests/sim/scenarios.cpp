@@ -305,7 +305,8 @@ void look_at_epochs(std::string epoch, Nanoseconds since) {
   if (goes_on != text.npos) {
     const auto begin = text.rfind("epoch ", goes_on);
     const std::string latest = text.substr(begin, goes_on - begin);
-    if (latest != epoch || has(text, latest + " is formed")) since = sim::now();
+    const bool waits = text.find(": waiting up to ", goes_on) != text.npos;  // for hosts
+    if (latest != epoch || waits || has(text, latest + " is formed")) since = sim::now();
     epoch = latest;
     if (!links_are_cut && sim::now() > since + kForms) return sim::fail(epoch + " is not formed");
   }

@@ -18,7 +18,6 @@
 namespace cohort::comm::hosts {
 namespace {
 
-
 int power_of_two(int number) { return number > 0 && (number & (number - 1)) == 0; }
 
 /// Number of positions between this one and the root.

@@ -24,8 +24,7 @@ struct Heard final : TransportEvents {
 
 inline std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
   std::vector<std::byte> values(bytes);
-  for (std::size_t i = 0; i < bytes; ++i)
-    values[i] = static_cast<std::byte>((i * 2654435761U + std::uint64_t{seed} * 97U) >> 7);
+  for (std::size_t i = 0; i < bytes; ++i) values[i] = static_cast<std::byte>((i * 2654435761U + 97UL * seed) >> 7);
   return values;
 }
 
