@@ -29,9 +29,7 @@ CHANGES = ("freeze", "thaw", "add_group", "rate", "rate_one", "eval", "gate", "r
 
 def program(seed: int, method: str = "", world: int = -1) -> grammar.Program:
     """Program of the grammar, without what runner.cpp does not know, which has not been written there."""
-    made = grammar.program(seed, method or METHODS[seed % len(METHODS)], world)
-    if made.pop("virtual", None):
-        made["sizes"] = made["sizes"][: made["ranks"]]
+    made = grammar.program(seed, method or METHODS[seed % len(METHODS)], world, virtual=False)
     made["pieces"] = [piece for piece in made["pieces"] if piece["kind"] in PIECES]
     made["dtype"] = made["dtype"] if made["dtype"] in ("float64", "float32") else "float32"
     made.update(schedule=None, scaler=False, ema=False, second_model=False)

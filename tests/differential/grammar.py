@@ -39,7 +39,7 @@ def pick(draw: random.Random, weights: dict[str, float]) -> str:
     return draw.choices(list(weights), list(weights.values()))[0]
 
 
-def program(seed: int, method: str = "", world: int = -1) -> Program:
+def program(seed: int, method: str = "", world: int = -1, virtual: bool = True) -> Program:
     draw = random.Random(seed)
     ranks, hosts = WORLDS[world] if world >= 0 else draw.choices(WORLDS, [4, 4, 4, 2, 1, 2, 2, 1])[0]
     method = method or pick(draw, METHODS)
@@ -72,7 +72,8 @@ def program(seed: int, method: str = "", world: int = -1) -> Program:
     made["second_model"] = draw.random() < 0.1 and (
         method in ("ddp", "sharded", "local_sgd", "hvd") and not is_lossy(made))  # its averages are not recorded
     made["events"] = events_of(draw, made)
-    make_virtual(random.Random(f"virtual {seed}"), made)
+    if virtual:
+        make_virtual(random.Random(f"virtual {seed}"), made)
     return made
 
 
@@ -93,7 +94,8 @@ def make_virtual(draw: random.Random, made: Program) -> None:
     made["sizes"] = [draw.randint(2, 5) if "weighted" in options else 3 for _ in range(virtual)]
     made["schedule"] = None if made["schedule"] == "Plateau" else made["schedule"]  # by a rank's own loss
     for piece in made["pieces"]:
-        piece["off"] = None if piece.get("off") == "rank" else piece.get("off")
+        if piece.get("off") == "rank":
+            piece["off"] = "nobody"
         piece["unmade"] = False
     made["events"] = [event for event in made["events"]
                       if not event["kind"].endswith("_one") and event["kind"] not in ("gate", "train_the_copy")]  # fmt: skip
