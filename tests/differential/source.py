@@ -47,7 +47,7 @@ class Source(Writer):
         self.both("new = [p for p in net.parameters() if p.requires_grad and not any(p is one for one in held)]", "held += new",
                   "if new:", "    optimizer.add_param_group({'params': new, 'lr': 0.02})")  # fmt: skip
         if self.method == "chainermn":
-            self.rule("yield 'grouped', 0, net, None")
+            self.rule("if new:", "    yield 'grouped', 0, net, None")
 
     def on_add_group(self, event: dict[str, Any]) -> None:
         self.add_group()
@@ -206,6 +206,6 @@ class Source(Writer):
             self.add_group()
 
     def on_buffer(self, event: dict[str, Any]) -> None:
-        if self.method != "torch_ddp":
+        if self.method != "torch_ddp" and not self.options.get("fragment_sync_delay"):  # (one that comes under way is averaged, too)
             self.extra += 1
             self.both(f"net.register_buffer('seen{self.extra}', torch.ones(3) * rank)")

@@ -530,7 +530,7 @@ class Writer:
         if how == "clip_weights":
             self.both("with torch.no_grad():", "    for p in net.parameters():", "        p.clamp_(-0.5, 0.5)"
                       if not p_complex(self.p) else "        p.mul_(0.9)")  # fmt: skip
-        if how == "write_one":
+        if how == "write_one" and self.options.get("sharding") != "parameters":  # which ranks share
             self.rank_only(rank or 0, "with torch.no_grad():", "    for p in net.parameters():", "        p.mul_(0.9)")
         if self.schedule and how != "skip":
             self.both("schedule.step(loss.item())" if self.schedule == "Plateau" else "schedule.step()")
