@@ -104,14 +104,27 @@ void Departures::end_leavers(Leaving& leaving) {
   }
 }
 
+bool Departures::may_take_back() const {
+  const auto returns = [this](int worker) {
+    return job_.roster.runs(worker) && job_.roster.knows(*job_.roster.find(worker));
+  };
+  return std::ranges::any_of(leaving_, [&](const Leaving& leaving) {
+    return can_return(leaving) && std::ranges::any_of(leaving.counted, returns);
+  });
+}
+
+// (A worker that has ended may have formed the world without those that leave.)
+bool Departures::can_return(const Leaving& leaving) const {
+  const bool others_went_on = job_.roster.latest_formed() >= static_cast<std::int64_t>(leaving.epoch);
+  return !others_went_on && !leaving.others_went_on && !leaving.told;
+}
+
 std::vector<int> Departures::take_back(int room) {
   std::vector<int> back;
   const auto knows = [this](int worker) { return job_.roster.knows(*job_.roster.find(worker)); };
   for (Leaving& leaving : leaving_) {
     std::erase_if(leaving.counted, [this](int worker) { return !job_.roster.runs(worker); });
-    // (A worker that has ended may have formed that world.)
-    const bool others_went_on = job_.roster.latest_formed() >= static_cast<std::int64_t>(leaving.epoch);
-    if (others_went_on || leaving.others_went_on || leaving.told) continue;
+    if (!can_return(leaving)) continue;
     std::stable_partition(leaving.counted.begin(), leaving.counted.end(), knows);
     const auto end = leaving.counted.begin() + std::min(std::ssize(leaving.counted), std::ptrdiff_t{room});
     const std::vector<int> taken(leaving.counted.begin(), end);

@@ -40,6 +40,8 @@ class Departures {
   void note_formed();
   /// Called when the others cannot go on: makes up to `room` leaving workers members again, and returns them.
   std::vector<int> take_back(int room);
+  /// Returns true if `take_back` would find a worker that has the training's state.
+  bool may_take_back() const;
   /// Drops workers that have ended, and agents that run nothing.
   void forget();
 
@@ -73,6 +75,7 @@ class Departures {
   void mark_leaving(Leaving leaving);
   void end_leavers(Leaving& leaving);
   void drain_unlisted(int agent);
+  bool can_return(const Leaving& leaving) const;
   void take_back(const Leaving& leaving, const std::vector<int>& taken);
   void hold_again(const Leaving& leaving);
   void act_on_notices();

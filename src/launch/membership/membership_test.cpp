@@ -467,6 +467,16 @@ TEST_F(MembershipTest, StoppedWorkersAreKilledWhereTheOthersAreEnough) {
             "workers 0,2)\n");
 }
 
+TEST_F(MembershipTest, TheLastOneIsKilledWhereWhoLeavesMayComeBack) {
+  begin({.least = 1}, plan_with({1, 1}));
+  for (const int worker : {0, 1}) report(worker, 0, true);
+  on(event::TakeAway{"h0"});
+  EXPECT_EQ(those<action::Kill>(on(event::StoppedTooLong{1, seconds(7)})).size(), 1U);
+  end(1);
+  EXPECT_EQ(members(), (std::vector<int>{0}));
+  EXPECT_FALSE(on(event::StoppedTooLong{0, seconds(7)}).taken);
+}
+
 TEST(KnownHosts, RestTwiceAsLongAfterEachFailure) {
   KnownHosts hosts(std::pair(seconds(2), seconds(5)), {});
   KnownHosts::Time now{seconds(1000)};
