@@ -1,6 +1,7 @@
 // Output of ssh, srun, shells and sshd's banner before an agent came: a line of advice comes out, whatever the output
 // was, and nothing in it can steer a terminal.
 #include "launch/start/starter.h"
+#include "net/http.h"
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -27,7 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (diagnosis.kind.empty() || diagnosis.why.empty()) std::abort();
   if (is_transient(failed) && (failed.announced || !failed.status)) std::abort();
   const std::string line = explain(failed);
-  if (line.empty()) std::abort();
+  if (line.empty() || cohort::net::as_line(failed.complaints).size() > 600) std::abort();
   for (const char c : line) {
     if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') std::abort();
   }

@@ -501,9 +501,7 @@ Outcome run_one(const Scenario& scenario, const sim::Options& options, int hosts
 int run_scenarios(int argc, char** argv) {
   constexpr const char* kUsage =
       "usage: simulation [start|kill|lose|cut|part|elastic|launcher|route|disk|grow] [--seed N] [--count N] [--hosts "
-      "N, from "
-      "3 on] "
-      "[--ranks N on each host] [--verbose]\n";
+      "N, from 3 on] [--ranks N on each host] [--verbose]\n";
   sim::Options options;
   std::string wanted;
   int count = 1, hosts = 0;

@@ -230,7 +230,7 @@ class Trainings:
         logs = [path.read_text(errors="replace") for path in (training.run / "logs").glob("rank-*.out")]
         begins = [{**json.loads(line), "of": path.name} for path in training.run.glob("samples-*.jsonl")
                   for line in path.read_text().splitlines() if '"size"' in line and line.endswith("}")]
-        if plan.hard and status in (1, 75, 124, 137) and not training.somebody_stayed():
+        if plan.hard and status in (75, 124, 137) and not training.somebody_stayed():
             status = 75  # nobody was left that could save
         elif status in (1, 124) and any(map(ENDED.search, logs)):
             # The training was over, and an agent or a worker that was struck could not say so.
@@ -238,14 +238,12 @@ class Trainings:
                           if "world " in path.read_text(errors="replace") and not ENDED.search(path.read_text(errors="replace"))}
             assert unfinished <= training.struck | training.leaving, f"ends: with {status}, and {unfinished} have not ended"
             status = 0
-        elif status == 75 and training.close:
-            return
-        elif status == 75:
+        elif status == 75 and not training.close:
             assert plan.hard, "ends: with 75, although somebody has the state and stays"
             saved = [int(step) for log in logs for step in re.findall(r"saved after step (\d+)", log)]
             furthest = max((begin["step"] for begin in begins), default=0)
             assert saved and max(saved) >= furthest, f"ends: with 75, and saved {saved} of {furthest} steps"
-        else:
+        elif status != 75:
             assert status == 0, f"ends: with status {status}"
         found = self.audit(training.run, {"sampler": SAMPLES})
         assert found, f"audit: {found.problems}"

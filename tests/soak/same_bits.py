@@ -9,12 +9,12 @@ kernels instead of the processor's best ones, and with others on each rank.
 
 import argparse
 import collections
-import os
 import pathlib
 import re
 import sys
 import tempfile
 import time
+import unittest
 
 sys.dont_write_bytecode = True
 import attempts  # noqa: E402
@@ -54,7 +54,11 @@ def main():
     python = {"PYTHONPATH": str(options.build / "python")}
     peers = {"c++": [series.program(options.build, "same_bits_peer")],
              "python": [options.python, pathlib.Path(__file__).with_name("same_bits_peer.py")]}
-    here, box = job.Here(), attempts.InBox(3) if os.geteuid() == 0 else None
+    here, box = job.Here(), None
+    try:
+        box = attempts.InBox(3)
+    except unittest.SkipTest as why:
+        print(f"not on several hosts: {why}")
     bad = 0
     try:
         for language in options.languages.split(","):

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <utility>
+#include <vector>
 
 namespace cohort::named {
 namespace {
@@ -14,6 +16,14 @@ namespace {
 using comm::cuda::Gpu;
 using comm::cuda::MarkPtr;
 using Clock = std::chrono::steady_clock;
+
+/// Keeps memory to which a copy that has not ended may still write, until the process ends.
+void keep(std::vector<std::vector<std::byte>> memory) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::vector<std::vector<std::byte>>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(memory));
+}
 
 std::size_t bytes_of(const Signature& signature) noexcept {
   return static_cast<std::size_t>(signature.count()) * size_of(signature.dtype);
@@ -344,7 +354,7 @@ void Executor::run_on_host(std::span<const Ready> batch, RoundAnnouncer& announc
         gpu->wait(*copy, deadline, [&] { static_cast<void>(announcer.heard()); });  // throws what ends the world
       }
     } catch (const Error&) {
-      static_cast<void>(new auto(std::move(scratch_)));  // a copy may still use it
+      keep(std::move(scratch_));
       throw;
     }
   };

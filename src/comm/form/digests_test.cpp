@@ -172,6 +172,7 @@ TEST_P(Digests, OfReductionsAreThoseOfEveryMachine) {
   const bool hosts = std::string_view(group.world).substr(0, 5) == "hosts";
   std::vector<Reduction> reductions;
   RandomInputs random(fnv1a(group.world) + static_cast<std::uint64_t>(group.size));
+  reductions.reserve(kOfAGroup);
   for (int i = 0; i < kOfAGroup; ++i) reductions.push_back(any_reduction(random, group.size, hosts));
   std::vector<std::vector<std::uint64_t>> digests(static_cast<std::size_t>(group.size));
   run_on_threads_of(Worlds(group.world).form(group.size), [&](Communicator comm) {

@@ -129,8 +129,8 @@ void Membership::take(const event::StoppedTooLong& event) {
   for (const KnownWorker* const one : job_.roster.counted()) {
     if (one->stopped && !one->ended() && job_.roster.takes_part(one->number)) dying.push_back(one->number);
   }
-  const bool others_return = departures_.may_take_back() && !job_.finishing && !job_.changes_are_used_up();
-  taken_ = !worker->counted || !job_.roster.takes_part(worker->number) || job_.can_lose(dying) || others_return;
+  taken_ =
+      !worker->counted || !job_.roster.takes_part(worker->number) || job_.can_lose(dying, departures_.may_take_back());
   if (!taken_) return;
   worker->stopped = event.since;
   job_.act(action::Kill{worker->agent, worker->number});

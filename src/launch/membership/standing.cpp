@@ -61,9 +61,10 @@ Result<void> Standing::can_spare(int workers) const {
   return {};
 }
 
-bool Standing::can_lose(const std::vector<int>& workers) const {
+bool Standing::can_lose(const std::vector<int>& workers, bool others_return) const {
   const int left = roster.size() - static_cast<int>(workers.size());
-  if (over || finishing || doubt_limit || changes_are_used_up() || left <= 0) return false;
+  if (over || finishing || doubt_limit || changes_are_used_up()) return false;
+  if (left <= 0 || others_return) return others_return;
   return (left >= options.least || options.others_may_come) && !are_last_with_state(workers);
 }
 

@@ -60,7 +60,8 @@ struct Standing {
   int most() const;
   int room() const;
   Result<void> can_spare(int workers) const;
-  bool can_lose(const std::vector<int>& workers) const;
+  /// `others_return`: workers that leave can take their place.
+  bool can_lose(const std::vector<int>& workers, bool others_return = false) const;
   /// Returns true if no other worker could go on from the state that these have.
   bool are_last_with_state(const std::vector<int>& workers) const {
     return roster.others_know({}) && !roster.others_know(workers);

@@ -409,7 +409,8 @@ TEST(Hosts, AHeterogeneousJobHasTheNodesOfAllItsComponents) {
 }
 
 TEST(Hosts, ServersHaveHostsOfTheirOwn) {
-  const auto with_servers = [](JobSpec options, const std::string& servers, std::vector<std::string> environment = {}) {
+  const auto with_servers = [](JobSpec options, const std::string& servers,
+                               const std::vector<std::string>& environment = {}) {
     options.server_hosts = servers;
     return chosen(options, environment);
   };

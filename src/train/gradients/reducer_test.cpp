@@ -17,7 +17,7 @@ namespace cohort::gradients {
 namespace {
 
 TEST(GradientReducer, AveragesBySamplesAndSaysWhoWasUsed) {
-  run_on_threads(3, [](Communicator comm) {
+  run_on_threads(3, [](const Communicator& comm) {
     Fake model(comm, {vector_of("a", 5), vector_of("b", 70), vector_of("never", 2)}, kSmall);
     for (int step = 0; step < 3; ++step) {
       model.drop_all();
@@ -35,7 +35,7 @@ TEST(GradientReducer, AveragesBySamplesAndSaysWhoWasUsed) {
 }
 
 TEST(GradientReducer, AHookIsTheOneExitAndFlagsDoNotPassThroughIt) {
-  run_on_threads(2, [](Communicator comm) {
+  run_on_threads(2, [](const Communicator& comm) {
     std::vector<std::size_t> seen;
     const Reduce halving = [&](Communicator& ranks, const BucketView& view) {
       seen.push_back(view.bucket);
@@ -146,7 +146,7 @@ TEST(GradientReducer, HooksAreRegisteredOnceBeforeTraining) {
 }
 
 TEST(GradientReducer, ALargeGradientIsReadWhereItWasMade) {
-  run_on_threads(2, [](Communicator comm) {
+  run_on_threads(2, [](const Communicator& comm) {
     constexpr std::int64_t kCount = (std::int64_t{8} << 20) / 4;
     nn::DistributedDataParallelOptions options;
     options.non_finite = nn::NonFinite::Raise;
@@ -199,6 +199,7 @@ std::pair<int, std::string> first_error(Fake& model, int steps, const std::funct
 TEST(GradientReducer, ReplicasThatDriftApartAreNamedWhenTheirParameterComesByTurn) {
   run_on_threads(2, [](Communicator comm) {
     std::vector<Parameter> parameters;
+    parameters.reserve(20);
     for (int i = 0; i < 20; ++i) parameters.push_back(vector_of(std::to_string(i), 100));
     const auto changes = [&](std::size_t which, float change) {
       return [&comm, which, change](Fake& model) {
@@ -253,7 +254,7 @@ TEST(GradientReducer, RanksAtDifferentPlacesOfTheirProgramAreNamed) {
       {undeclared, undeclared, ""},
       {no_forward, no_forward, ""},  // a second backward through one graph
   };
-  run_on_threads(2, [&](Communicator comm) {
+  run_on_threads(2, [&](const Communicator& comm) {
     for (const auto& [first, second, words] : cases) {
       Fake model(comm, {vector_of("a", 5)});
       model.begin(std::nullopt);
@@ -310,7 +311,7 @@ double size_of_losses(const Fake& model) {
 TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
   for (const nn::NonFinite mode : {nn::NonFinite::Raise, nn::NonFinite::Ignore}) {
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{1} << 20}) {
-      run_on_two_hosts([&](Communicator comm) {
+      run_on_two_hosts([&](const Communicator& comm) {
         nn::DistributedDataParallelOptions options{.bucket_bytes = bytes, .first_bucket_bytes = bytes};
         options.wire_format = WireFormat::Int4;
         options.non_finite = mode;
@@ -336,7 +337,7 @@ TEST(GradientReducer, NothingIsKeptOfAStepThatIsNotFinite) {
 }
 
 TEST(GradientReducer, NothingIsKeptOfAStepThatIsRefusedForItsPlace) {
-  run_on_two_hosts([](Communicator comm) {
+  run_on_two_hosts([](const Communicator& comm) {
     nn::DistributedDataParallelOptions options = kSmall;
     options.wire_format = WireFormat::Int8;
     options.error_feedback = true;
@@ -353,7 +354,7 @@ TEST(GradientReducer, NothingIsKeptOfAStepThatIsRefusedForItsPlace) {
 }
 
 TEST(GradientReducer, BucketsTakeTheOrderOfGradientsAlsoWhereAnotherTookThePlace) {
-  run_on_threads(2, [](Communicator comm) {
+  run_on_threads(2, [](const Communicator& comm) {
     const auto train = [](Fake& model) {
       for (int step = 0; step < 2; ++step) {
         model.core.prepare_synchronising_pass();
@@ -381,7 +382,7 @@ TEST(GradientReducer, BucketsTakeTheOrderOfGradientsAlsoWhereAnotherTookThePlace
 }
 
 TEST(GradientReducer, OperationsOfTwoReducersAreNotTakenForOneAnother) {
-  run_on_threads(2, [](Communicator comm) {
+  run_on_threads(2, [](const Communicator& comm) {
     Fake one(comm, {vector_of("a", 500000)}), other(comm, {vector_of("a", 500000)});
     Fake& first = comm.rank() == 0 ? one : other;
     first.begin(std::nullopt);

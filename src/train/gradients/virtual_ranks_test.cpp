@@ -112,6 +112,7 @@ TEST(VirtualTree, APlainSumIsTakenWhereItsOrderIsTheTrees) {
         const int each = 1 + static_cast<int>(random() % 4);
         const int count = (ranks + each - 1) / each;
         std::vector<int> hosts;
+        hosts.reserve(static_cast<std::size_t>(ranks));
         for (int rank = 0; rank < ranks; ++rank)
           hosts.push_back(trial == 0 ? rank / each : trial == 1 ? rank % count : static_cast<int>(random()) % count);
         std::set<int> there;
@@ -306,7 +307,7 @@ std::string bytes_of(Fake& model) {
 }
 
 /// The bytes of all averages, and of all losses.
-std::string run_training(Communicator comm, const Training& training) {
+std::string run_training(const Communicator& comm, const Training& training) {
   Fake model(comm, parameters_of_all_kinds(), training.options());
   const VirtualRange block = block_of(training.virtual_ranks, comm.size(), comm.rank());
   std::string all;
@@ -344,7 +345,7 @@ TEST(VirtualRanksOfAReducer, GiveTheSameBitsOnAnyNumberOfRanksAndHosts) {
     for (const std::vector<int>& hosts : kWorlds) {
       if (virtual_ranks == 7 && hosts.size() % 2 == 0) continue;
       std::mutex mutex;
-      run_on(hosts, [&](Communicator comm) {
+      run_on(hosts, [&](const Communicator& comm) {
         const std::string own = run_training(comm, {.virtual_ranks = virtual_ranks});
         const std::lock_guard lock(mutex);
         if (expected.empty()) expected = own;
@@ -357,7 +358,7 @@ TEST(VirtualRanksOfAReducer, GiveTheSameBitsOnAnyNumberOfRanksAndHosts) {
 
 TEST(VirtualRanksOfAReducer, AverageBySamplesInTheOrderOfTheTree) {
   const Training training{.virtual_ranks = 7};
-  run_on({0, 0, 0}, [&](Communicator comm) {
+  run_on({0, 0, 0}, [&](const Communicator& comm) {
     Fake model(comm, {vector_of("a", 5), vector_of("b", 1300)}, training.options());
     const VirtualRange block = block_of(7, comm.size(), comm.rank());
     for (int rank = block.begin; rank < block.end; ++rank) {
@@ -385,7 +386,7 @@ TEST(VirtualRanksOfAReducer, NothingOfARefusedStepIsLeft) {
   std::string expected;
   for (const std::vector<int>& hosts : kWorlds) {
     std::mutex mutex;
-    run_on(hosts, [&](Communicator comm) {
+    run_on(hosts, [&](const Communicator& comm) {
       const Training training{.virtual_ranks = 5};
       Fake model(comm, {vector_of("a", 5), vector_of("b", 1300)}, training.options(nn::NonFinite::Raise));
       const VirtualRange block = block_of(5, comm.size(), comm.rank());
@@ -424,7 +425,7 @@ TEST(VirtualRanksOfAReducer, APartWhoseBackwardFailedBeginsAnew) {
   const Training training{.virtual_ranks = 4};
   std::vector<std::string> results;
   for (const bool fails : {false, true}) {
-    run_on({0}, [&](Communicator comm) {
+    run_on({0}, [&](const Communicator& comm) {
       Fake model(comm, {vector_of("a", 5), vector_of("b", 9)}, training.options());
       for (int rank = 0; rank < 4; ++rank) {
         if (fails && rank == 2) {
@@ -454,7 +455,7 @@ TEST(VirtualRanksOfAReducer, AStepThatFailsWhileSumsAreFoldedBeginsAnew) {
   std::string expected;
   std::mutex mutex;
   for (const bool fails : {false, true}) {
-    run_on({0, 0}, [&](Communicator comm) {  // blocks of 3 and 2, which are exchanged by slices
+    run_on({0, 0}, [&](const Communicator& comm) {  // blocks of 3 and 2, which are exchanged by slices
       Fake model(comm, parameters_of_all_kinds(), training.options());
       const VirtualRange block = block_of(5, 2, comm.rank());
       if (fails) {
@@ -510,7 +511,7 @@ TEST(VirtualRanksOfAReducer, RefuseByName) {
     refused("virtual_ranks on a GPU",
             [&] { Reducer(step::ranks_of(comm), {elsewhere}, Training{.virtual_ranks = 4}.options(), model); });
   });
-  run_on({0}, [&](Communicator comm) {
+  run_on({0}, [&](const Communicator& comm) {
     Fake model(comm, {vector_of("a", 5)});
     refused("mean_loss: for virtual_ranks", [&] { (void)model.core.mean_loss(1); });
     model.begin(1);
@@ -524,7 +525,7 @@ TEST(VirtualRanksOfAReducer, AStepWithoutSamplesTakesThePlaceOfAVirtualRank) {
   std::string expected;
   for (const std::vector<int>& hosts : kWorlds) {
     std::mutex mutex;
-    run_on(hosts, [&](Communicator comm) {
+    run_on(hosts, [&](const Communicator& comm) {
       const Training training{.virtual_ranks = 5};
       Fake model(comm, {vector_of("a", 5), vector_of("b", 1300)}, training.options());
       const VirtualRange block = block_of(5, comm.size(), comm.rank());
