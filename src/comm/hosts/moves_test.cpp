@@ -201,6 +201,7 @@ TEST_P(Moves, GatherAndScatterAreOfAnyRoot) {
 
 std::vector<int> hosts_of(int hosts, int ranks, bool dealt = false) {
   std::vector<int> made;
+  made.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) made.push_back(dealt ? rank % hosts : rank * hosts / ranks);
   return made;
 }

@@ -211,6 +211,7 @@ std::size_t resident() {
 
 TEST(Link, TakesLittleMemoryBeforeItHasReadMuch) {
   std::vector<std::unique_ptr<Link>> links;
+  links.reserve(1000);
   const std::size_t before = resident();
   for (int peer = 0; peer < 1000; ++peer) links.push_back(std::make_unique<Link>(peer, 0, 3s, "a"));
   EXPECT_LT(resident(), before + (std::size_t{kAddressSanitizer ? 32 : 16} << 20));  // (it has memory beside each)
