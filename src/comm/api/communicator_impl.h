@@ -84,6 +84,9 @@ struct FormOptions {
   rendezvous::TransportKind transport = rendezvous::TransportKind::Tcp;  ///< transport between hosts
   std::shared_ptr<const OperationLabel> label = {};                      ///< set if this is part of a larger world
   bool background = false;                                               ///< as in GroupOptions
+  /// For a group: how the larger world has lost a rank of this host, by its number among those of the group, if it has.
+  /// Throws the reason if that world has ended.
+  std::function<std::optional<std::string>(int)> lost = {};
 };
 
 struct Availability {

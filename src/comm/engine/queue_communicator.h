@@ -48,6 +48,16 @@ class QueueCommunicator : public CommunicatorImpl {
   /// ranks, if they were given as a list.
   virtual std::shared_ptr<CommunicatorImpl> form_group(int color, int key, std::span<const int> listed,
                                                        std::chrono::milliseconds timeout, bool background) = 0;
+  /// Returns what `form` returns. If it throws, ends the world, since other members of the group wait for this rank.
+  template <class Form>
+  std::shared_ptr<CommunicatorImpl> form_for_all(const Form& form) {
+    try {
+      return form();
+    } catch (const std::exception& error) {
+      queue_->abort(error.what());
+      throw;
+    }
+  }
 
   const rendezvous::Placement placement_;
   const std::chrono::milliseconds timeout_;

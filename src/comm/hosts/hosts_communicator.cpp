@@ -288,6 +288,7 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.one_machine = world.options().one_machine;
   form.secret = world.options().secret;
   form.transport = world.options().transport;
+  std::vector<int> here;     // local numbers of this host's members
   std::map<int, int> hosts;  // by the world's host number; renumbered in the order of their lowest rank
   for (std::size_t i = 0; i < members.size(); ++i) {
     const int member = members[i];
@@ -299,7 +300,10 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
       form.placement.local_rank = static_cast<int>(place->entries.size());
       form.placement.cross_rank = number;
     }
-    if (host == layout.host) place->entries.emplace_back(infos[static_cast<std::size_t>(member)].entry_text());
+    if (host == layout.host) {
+      place->entries.emplace_back(infos[static_cast<std::size_t>(member)].entry_text());
+      here.push_back(layout.local_of(member));
+    }
     const GroupInfo& info = infos[static_cast<std::size_t>(member)];
     place->infos.push_back(value_or_throw(transport::tcp::decode_peer_info(
         std::string_view(info.info, std::min<std::size_t>(info.info_length, sizeof info.info)))));
@@ -308,11 +312,13 @@ std::shared_ptr<CommunicatorImpl> HostsCommunicator::form_group(int color, int k
   form.placement.cross_size = static_cast<int>(hosts.size());
   const GroupInfo& first = infos[static_cast<std::size_t>(members.front())];
   place->token.assign(reinterpret_cast<const char*>(first.token.data()), first.token.size());
-  if (hosts.size() > 1) return std::make_shared<HostsCommunicator>(form, std::move(place));
+  form.lost = world.local_world().losses_of(std::move(here));
+  if (hosts.size() > 1)
+    return form_for_all([&] { return std::make_shared<HostsCommunicator>(form, std::move(place)); });
 
   form.hosts.clear();
   form.entries = std::move(place->entries);
-  return std::make_shared<local::LocalCommunicator>(form, std::move(place->point));
+  return form_for_all([&] { return std::make_shared<local::LocalCommunicator>(form, std::move(place->point)); });
 }
 
 }  // namespace cohort::comm::hosts

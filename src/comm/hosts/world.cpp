@@ -174,6 +174,7 @@ void World::make_local(std::unique_ptr<local::Rendezvous> point, std::vector<std
   own.init_timeout = options_.init_timeout;
   own.timeout = options_.timeout;
   own.label = label_;
+  own.lost = options_.lost;
   local_ = std::make_unique<local::LocalCommunicator>(own, std::move(point));
 }
 
@@ -213,6 +214,7 @@ transport::tcp::Listeners::Options World::listening() const {
 void World::form_from(Place& place) {
   infos_ = std::move(place.infos);
   make_local(std::move(place.point), std::move(place.entries));
+  options_.lost = nullptr;  // the larger world may end before this one
   make_transport(std::move(*place.listeners), place.token);
 }
 

@@ -318,7 +318,8 @@ std::shared_ptr<CommunicatorImpl> LocalCommunicator::form_group(int color, int k
     if (members[i] == placement_.rank) form.placement.rank = form.placement.local_rank = static_cast<int>(i);
     form.entries.emplace_back(infos[static_cast<std::size_t>(members[i])].entry_text());
   }
-  return std::make_shared<LocalCommunicator>(form, std::move(point));
+  form.lost = core().world().losses_of(members);
+  return form_for_all([&] { return std::make_shared<LocalCommunicator>(form, std::move(point)); });
 }
 
 }  // namespace cohort::comm::local

@@ -394,6 +394,13 @@ class Gathering {
     if (options_.store) {  // an error of a store that has ended counts, too
       if (const auto failure = options_.store->try_get(rendezvous::kFailedKey)) raise_recorded(options_, *failure);
     }
+    for (int rank = 0; rank < size_ && options_.lost; ++rank) {
+      if (rank == rank_ || met_[static_cast<std::size_t>(rank)]) continue;
+      if (const auto how = options_.lost(rank)) {
+        raise(ErrorCode::PeerLost, "cannot form a group -- rank {} on {} lost rank {} -- {} -- see its output",
+              number_of(rank_), options_.placement.host, number_of(rank), *how);
+      }
+    }
     for (int rank = 0; rank < size_; ++rank) {
       if (met_[static_cast<std::size_t>(rank)] && sys::PeerProcess(peer(rank).process).gone()) {
         raise(

@@ -141,6 +141,15 @@ std::optional<std::string> World::lost(int rank) const {
   return "its connection has ended";
 }
 
+std::function<std::optional<std::string>(int)> World::losses_of(std::vector<int> ranks) const {
+  return [this, ranks = std::move(ranks)](int number) {
+    auto how = lost(ranks[static_cast<std::size_t>(number)]);
+    // (A rank that failed has recorded why, before it left.)
+    if ((!how || *how == transport::kLeft) && ended()) throw recorded("forming a group", state(rank_).begun());
+    return how;
+  };
+}
+
 bool World::are_over(std::uint64_t number) const noexcept {
   if (ended()) return true;
   for (int rank = 0; rank < size_; ++rank) {

@@ -85,6 +85,8 @@ class World final : public messages::Members {
   Error recorded(const std::string& doing, std::uint64_t sequence) const override;
   /// Reason why a peer will not come, e.g. "its process 12 has ended"; nullopt if it may still come.
   std::optional<std::string> lost(int rank) const override;
+  /// `FormOptions::lost` for a group of these ranks. Valid as long as this.
+  std::function<std::optional<std::string>(int)> losses_of(std::vector<int> ranks) const;
   /// True if `number` operations have ended after their turn on all other ranks except lost ones, or if the world has
   /// ended.
   bool are_over(std::uint64_t number) const noexcept;
