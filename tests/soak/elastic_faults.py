@@ -154,7 +154,12 @@ class Training(attempts.Attempt):
                 said = self.ctl("drain", host)
                 self.acts.append(f"{at} drain {host} and kill {others}: {said}; {processes.send([workers[one][1] for one in others])}")
         elif kind == "add":
-            self.acts.append(f"{at} add: {self.ctl('add', draw.choice(('b:1', 'b:2', 'c:1', 'd:2', 'a:2')))}")
+            host, slots = draw.choice((("b", 1), ("b", 2), ("c", 1), ("d", 2), ("a", 2)))
+            there = {one for one, (on, _, _) in workers.items() if on == host}
+            going = there if len(there) > slots else set()  # (a host that is added again with fewer slots)
+            if not going or self.safe_without(going, workers):
+                self.leaving |= going
+                self.acts.append(f"{at} add: {self.ctl('add', f'{host}:{slots}')}")
         elif kind == "list" and self.plan.script:
             hosts = {name: draw.randint(1, 2) for name in "abcd" if draw.random() < 0.6}
             going = {one for one, (on, _, _) in workers.items() if hosts.get(on, 0) < 2}
@@ -230,7 +235,8 @@ class Trainings:
         logs = [path.read_text(errors="replace") for path in (training.run / "logs").glob("rank-*.out")]
         begins = [{**json.loads(line), "of": path.name} for path in training.run.glob("samples-*.jsonl")
                   for line in path.read_text().splitlines() if '"size"' in line and line.endswith("}")]
-        if plan.hard and status in (75, 124, 137) and not training.somebody_stayed():
+        ends = (75, 124, 137, 143) if any(" term agent " in act or " term guard " in act for act in training.acts) else (75, 124, 137)
+        if plan.hard and status in ends and not training.somebody_stayed():
             status = 75  # nobody was left that could save
         elif status in (1, 124) and any(map(ENDED.search, logs)):
             # The training was over, and an agent or a worker that was struck could not say so.
