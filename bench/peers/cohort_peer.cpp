@@ -20,6 +20,7 @@ cohort::DType dtype_of(peers::Type type) {
   switch (type) {
     case peers::Type::Float16: return cohort::DType::Float16;
     case peers::Type::BFloat16: return cohort::DType::BFloat16;
+    case peers::Type::Int64: return cohort::DType::Int64;
     case peers::Type::Float32: break;
   }
   return cohort::DType::Float32;

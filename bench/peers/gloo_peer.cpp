@@ -58,6 +58,8 @@ class GlooLibrary {
   void call(Collective collective, peers::Type type, const void* input, void* output, std::size_t count) {
     if (type == peers::Type::Float32) {
       run(collective, static_cast<const float*>(input), static_cast<float*>(output), count);
+    } else if (type == peers::Type::Int64) {
+      run(collective, static_cast<const std::int64_t*>(input), static_cast<std::int64_t*>(output), count);
     } else {
       run(collective, static_cast<const gloo::float16*>(input), static_cast<gloo::float16*>(output), count);
     }

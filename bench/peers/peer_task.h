@@ -22,7 +22,7 @@ enum class Collective {
   SendRecv,
   Barrier
 };
-enum class Type { Float32, Float16, BFloat16 };
+enum class Type { Float32, Float16, BFloat16, Int64 };
 enum class Memory { Heap, Arena };
 /// Hot: the same buffers again. Touched: their owner has just rewritten them. Cold: in no cache.
 enum class State { Hot, Touched, Cold };
@@ -37,7 +37,7 @@ struct Task {
   bool check = true;  ///< compare one result in full before timing
 };
 
-constexpr std::size_t size_of(Type type) { return type == Type::Float32 ? 4 : 2; }
+constexpr std::size_t size_of(Type type) { return type == Type::Int64 ? 8 : type == Type::Float32 ? 4 : 2; }
 
 /// Elements of one rank's part if ranks send or receive parts, else all of them.
 inline std::size_t count_of(const Task& task, int ranks) {
@@ -68,7 +68,7 @@ inline std::optional<Task> parse_task(const std::string& line) {
                                                "scatter",    "reduce_scatter", "all_to_all", "send_recv",  "barrier"};
   constexpr std::string_view kStates[] = {"hot", "touched", "cold"};
   constexpr std::string_view kMemories[] = {"heap", "arena"};
-  constexpr std::string_view kTypes[] = {"float32", "float16", "bfloat16"};
+  constexpr std::string_view kTypes[] = {"float32", "float16", "bfloat16", "int64"};
   std::istringstream words(line);
   std::string run, collective, state, memory, type;
   Task task;

@@ -20,7 +20,8 @@ inline int value_of(int rank, std::size_t index) {
 }
 
 /// Bits of a whole number from 0 to 255 in `type`.
-inline std::uint32_t bits_of(int value, Type type) {
+inline std::uint64_t bits_of(int value, Type type) {
+  if (type == Type::Int64) return static_cast<std::uint64_t>(value);
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
   if (type == Type::Float32) return bits;
   if (type == Type::BFloat16) return bits >> 16;
@@ -31,7 +32,7 @@ inline std::uint32_t bits_of(int value, Type type) {
 
 /// A rank's input elements, one period of them.
 struct Pattern {
-  std::vector<std::uint32_t> bits = std::vector<std::uint32_t>(kPeriod);
+  std::vector<std::uint64_t> bits = std::vector<std::uint64_t>(kPeriod);
 };
 
 inline Pattern pattern_of(int rank, Type type) {
@@ -50,31 +51,36 @@ inline Pattern sum_pattern(int ranks, Type type) {
   return pattern;
 }
 
-/// Element i becomes the pattern's element first + i.
-inline void fill(void* data, std::size_t count, Type type, const Pattern& pattern, std::size_t first = 0) {
-  std::size_t place = first % kPeriod;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (type == Type::Float32) {
-      static_cast<std::uint32_t*>(data)[i] = pattern.bits[place];
-    } else {
-      static_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(pattern.bits[place]);
+/// Calls `use` with a zero of the unsigned integer that is as wide as `type`.
+template <class Use>
+auto with_word(Type type, Use use) {
+  if (type == Type::Int64) return use(std::uint64_t{});
+  return type == Type::Float32 ? use(std::uint32_t{}) : use(std::uint16_t{});
+}
+
+/// Element i becomes the pattern's element i.
+inline void fill(void* data, std::size_t count, Type type, const Pattern& pattern) {
+  with_word(type, [&](auto zero) {
+    std::size_t place = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      static_cast<decltype(zero)*>(data)[i] = static_cast<decltype(zero)>(pattern.bits[place]);
+      if (++place == kPeriod) place = 0;
     }
-    if (++place == kPeriod) place = 0;
-  }
+  });
 }
 
 /// Number of `count` elements that differ from the pattern from `first` on.
 inline std::size_t count_wrong(const void* data, std::size_t count, Type type, const Pattern& pattern,
                                std::size_t first = 0) {
-  std::size_t wrong = 0;
-  std::size_t place = first % kPeriod;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t found =
-        type == Type::Float32 ? static_cast<const std::uint32_t*>(data)[i] : static_cast<const std::uint16_t*>(data)[i];
-    wrong += found != pattern.bits[place] ? 1U : 0U;
-    if (++place == kPeriod) place = 0;
-  }
-  return wrong;
+  return with_word(type, [&](auto zero) {
+    std::size_t wrong = 0;
+    std::size_t place = first % kPeriod;
+    for (std::size_t i = 0; i < count; ++i) {
+      wrong += static_cast<const decltype(zero)*>(data)[i] != pattern.bits[place] ? 1U : 0U;
+      if (++place == kPeriod) place = 0;
+    }
+    return wrong;
+  });
 }
 
 /// Number of elements of rank `rank`'s output that the collective has not delivered rightly; `count` as count_of says.

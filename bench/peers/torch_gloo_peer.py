@@ -21,7 +21,7 @@ PERIOD = 251
 BACK_TO_BACK_BYTES = 4096
 SYMMETRIC = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
 PARTS = {"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"}
-TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 
 
 def value_of(rank, index):
