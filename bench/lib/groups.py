@@ -15,11 +15,14 @@ import sys
 import tempfile
 import time
 
+from lib import mpi_wheels
+
 READY_SECONDS = 180  # torch is slow to import on a busy machine
 # The ranks give up by themselves after 120 s; this is for what is stopped or swapped out.
 ANSWER_SECONDS = 130
 STOP_SECONDS = 15
 FLAG_BYTES = 256 * 128
+MPI = ["openmpi", "mpich", *mpi_wheels.WHEELS]
 BENCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # glibc returns 100 MB of gradients to the kernel in some steps and not in others, whatever is measured.
 KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
@@ -65,16 +68,27 @@ def cohort_run(build, *words):
     return [program(build, "cohort"), "run", "-q", *words]
 
 
+def mpi_programs(build, library):
+    """mpirun and the peer of an MPI library: Debian's, or a wheel's. None where one is not there."""
+    if library in mpi_wheels.WHEELS:
+        found = [mpi_wheels.program(build, library, name) for name in ("mpirun", "mpi_peer")]
+    else:
+        found = [shutil.which(f"mpirun.{library}"), program(build, f"{library}_peer")]
+    return found if all(found) else None
+
+
 def mpi_command(build, library, ranks):
     """Without -np N PROGRAM. Ranks are not bound: pinned to cores, Open MPI puts ranks of an oversubscribed host onto the
     same one."""
-    mpirun = shutil.which(f"mpirun.{library}")
-    if not program(build, f"{library}_peer") or not mpirun:
+    programs = mpi_programs(build, library)
+    if not programs:
         return None
-    if library == "mpich":
-        return [mpirun, "-bind-to", "none"]
-    start = [mpirun, "--bind-to", "none", "--oversubscribe"]
+    if library.startswith("mpich"):
+        return [programs[0], "-bind-to", "none"]
+    start = [programs[0], "--bind-to", "none"]
+    start += ["--map-by", ":oversubscribe"] if library == "openmpi5" else ["--oversubscribe"]
     start += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    start += mpi_wheels.options(library)
     return start + (["--mca", "mpi_yield_when_idle", "1"] if ranks > usable_cores() else [])
 
 
@@ -88,9 +102,9 @@ def rank_commands(first_words, ranks, folder):
 
 def peer_commands(library, build, ranks, folder):
     """The command lines of a library's ranks on this host; None where it is not there."""
-    if library in ("openmpi", "mpich"):
+    if library in MPI:
         start = mpi_command(build, library, ranks)
-        return start and [start + ["-np", str(ranks), program(build, f"{library}_peer"), folder]]
+        return start and [start + ["-np", str(ranks), mpi_programs(build, library)[1], folder]]
     if library == "torch":
         return rank_commands([sys.executable, f"{BENCH}/peers/torch_gloo_peer.py"], ranks, folder)
     binary = program(build, f"{library}_peer")

@@ -6,6 +6,7 @@ a rate: above 1 means that we are faster.
 """
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -15,7 +16,8 @@ import time
 from lib import groups
 
 K, M = 1 << 10, 1 << 20
-TITLES = {"cohort": "Cohort", "against": "against", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo",
+TITLES = {"cohort": "Cohort", "against": "against", "openmpi": "Open MPI", "mpich": "MPICH",
+          "openmpi5": "Open MPI 5", "mpich5": "MPICH 5", "gloo": "Gloo",
           "torch": "Gloo of torch", "rpc": "RPC of torch", "view": "Gloo, bucket view", "plain": "no communication", "bound": "bound of the link"}
 
 
@@ -58,11 +60,16 @@ def rotated(names, number):
 
 
 class Recorder:
-    """Keeps what is measured, and writes it to a file as it comes."""
+    """Keeps what is measured, and writes it to a file as it comes; `resume`: after what the file has already."""
 
-    def __init__(self, path=None):
+    def __init__(self, path=None, resume=False):
         self.records, self.failed = [], False
-        self.file = open(path, "w", encoding="utf-8") if path else None
+        resume = bool(path) and resume and os.path.exists(path)
+        if resume:
+            with open(path, "r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)  # a line that was not written to its end
+            self.records = read(path)
+        self.file = open(path, "a" if resume else "w", encoding="utf-8") if path else None
 
     def write(self, entry):
         if self.file:
@@ -124,8 +131,12 @@ def by_cell(records):
 
 def spread(values):
     """Median, quartiles, least and most."""
+    return f"{quartiles(values)[:-1]}, all {min(values):.2f}-{max(values):.2f})"
+
+
+def quartiles(values):
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return f"{middle:.2f} ({low:.2f}-{high:.2f}, all {min(values):.2f}-{max(values):.2f})"
+    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
 
 
 def number_text(value):
@@ -136,21 +147,63 @@ def cell_text(name, value):
     return size_text(value) if name == "bytes" else str(value)
 
 
-def print_table(records):
-    """A row for each cell: what ours took, and the median of each other side with `ahead`: median (quartiles, all)."""
-    cells = by_cell(records)
+def others_of(entries):
+    return list(dict.fromkeys(side for entry in entries for side in entry["values"] if side != "cohort"))
+
+
+def open_table(records, *titles):
+    """Prints what is equal in all rows, and the head of a table. Gives the names that differ: its first columns."""
     names = list(dict.fromkeys(name for entry in records for name in entry["cell"]))
-    # Values equal in all rows are printed once.
     common = [name for name in names if len({str(entry["cell"].get(name)) for entry in records}) == 1]
     if common:
         print(", ".join(f"{name} {cell_text(name, records[0]['cell'][name])}" for name in common))
     names = [name for name in names if name not in common]
-    sides = list(dict.fromkeys(side for entry in records for side in entry["values"] if side != "cohort"))
-    titles = [*names, "unit", "rounds", TITLES["cohort"], *(f"{TITLES.get(side, side)}: time, ahead" for side in sides)]
-    print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
-    for (_, unit), entries in cells.items():
-        cell = entries[0]["cell"]
-        row = [cell_text(name, cell[name]) if name in cell else "" for name in names]
+    print("| " + " | ".join([*names, *titles]) + " |\n|" + "---|" * (len(names) + len(titles)))
+    return names
+
+
+def place_of(cell, names):
+    return [cell_text(name, cell[name]) if name in cell else "" for name in names]
+
+
+def worst_first(records):
+    """For each cell its measurements, the side that is fastest next to ours, and its `ahead` in each round; the cells in
+    which we are furthest behind first, those without another side last."""
+    rows = []
+    for entries in by_cell(records).values():
+        found = {side: values for side in others_of(entries) if (values := ratios(entries, side))}
+        best = min(found, key=lambda side: statistics.median(found[side]), default=None)
+        rows.append((entries, best, found.get(best, [])))
+    return sorted(rows, key=lambda row: statistics.median(row[2]) if row[2] else math.inf)
+
+
+def print_worst_first(records):
+    """A row for each cell: the best of the other sides, its time over ours within a round, and the medians of both."""
+    names = open_table(records, "best peer over ours (quartiles)", "best peer", "its time", "ours", "unit", "rounds")
+    rows = worst_first(records)
+    for entries, best, within in rows:
+        theirs = statistics.median(entry["values"][best] for entry in entries if best in entry["values"]) if best else None
+        ours = statistics.median(entry["values"]["cohort"] for entry in entries)
+        print("| " + " | ".join([*place_of(entries[0]["cell"], names), quartiles(within) if best else "",
+                                 TITLES.get(best, best) if best else "none", number_text(theirs) if best else "",
+                                 number_text(ours), entries[0]["unit"], str(len(entries))]) + " |")
+    behind = sum(statistics.median(within) < 1 for _, _, within in rows if within)
+    print(f"{len(rows)} cells; in {behind} a peer is faster")
+    print_moved(records)
+
+
+def print_moved(records):
+    moved = len(records) - len(settled(records))
+    if moved:
+        print(f"{moved} measurements in which the cores' distance changed are left out")
+
+
+def print_table(records):
+    """A row for each cell: what ours took, and the median of each other side with `ahead`: median (quartiles, all)."""
+    sides = others_of(records)
+    names = open_table(records, "unit", "rounds", TITLES["cohort"], *(f"{TITLES.get(side, side)}: time, ahead" for side in sides))
+    for (_, unit), entries in by_cell(records).items():
+        row = place_of(entries[0]["cell"], names)
         for side in ["cohort", *sides]:
             found = [entry["values"][side] for entry in entries if side in entry["values"]]
             text = number_text(statistics.median(found)) if found else ""
@@ -160,6 +213,4 @@ def print_table(records):
                 within = ratios(entries, side)
                 row.append(text + (f", {spread(within)}" if within else ""))
         print("| " + " | ".join(row) + " |")
-    moved = len(records) - len(settled(records))
-    if moved:
-        print(f"{moved} measurements in which the cores' distance changed are left out")
+    print_moved(records)
