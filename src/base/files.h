@@ -47,10 +47,10 @@ struct ReadFileOptions {
 /// file.
 Result<FileBytes> read_file(const std::string& path, const ReadFileOptions& options = {});
 
-/// Reads a file of any kind to its end, also those of /proc, which have no size and may vanish with their process (Io).
+/// Reads a file of any kind to its end. Files of /proc have no size, and may vanish with their process (Io).
 Result<std::string> read_text(const std::string& path);
 
-/// A file read a part at a time.
+/// A file that is read in parts.
 class FileReader {
  public:
   static Result<FileReader> open(const std::string& path);

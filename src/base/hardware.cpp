@@ -130,7 +130,7 @@ std::string processor_name(const std::string& root) {
     if (colon == std::string::npos) continue;
     const std::string value = line.substr(colon + 2);
     if (line.starts_with("model name")) return value;
-    // 64-bit ARM has only numbers.
+    // On 64-bit ARM the kernel gives only numbers, no name.
     if (line.starts_with("CPU implementer")) maker = value;
     if (line.starts_with("CPU part")) return fmt::format("ARM, implementer {}, part {}", maker, value);
   }

@@ -1,7 +1,7 @@
 // The logging facade: one level per subsystem, chosen by COHORT_LOG ("warn", "info,net=debug"; "plan" is short for
 // "plan=info"), written to stderr.
-// Any thread may log. The default level is warn, since a library prints nothing unless something is wrong. Without a
-// given level, "world" and "elastic" log info: which world has been formed, and how training continues in it.
+// Any thread may log. The default level is warn, since a library prints nothing unless something is wrong. Unless they
+// are given a level, "world" and "elastic" log info: which world has been formed, and how training continues in it.
 #pragma once
 
 #include <fmt/format.h>

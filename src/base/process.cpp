@@ -80,15 +80,15 @@ void reset_signals(const std::array<bool, NSIG>& ignored) {
 /// Sets CLOEXEC on all descriptors from `first` on. Async-signal-safe.
 bool close_on_exec_from(int first) {
   if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 1U << 2 /* CLOEXEC */) == 0) return true;
-  // Before Linux 5.11, or under a system call filter that rejects the call: takes the descriptors that /proc lists,
-  // read without readdir, which allocates.
+  // Before Linux 5.11, or if a filter refuses the system call, takes the descriptors from /proc. Does not use readdir,
+  // since readdir allocates.
   const int folder = ::open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return false;
   alignas(long) char entries[4096];
   long size = 0;
   while ((size = ::syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0) {
     for (long at = 0; at < size;) {
-      // struct linux_dirent64: two words of 64 bits, the entry's length in 16 bits, its type in 8, its name.
+      // Layout of struct linux_dirent64: two 64-bit words, then the entry's length (16 bits), type (8 bits) and name.
       unsigned short length = 0;
       std::memcpy(&length, entries + at + 16, sizeof length);
       int number = 0;
@@ -112,13 +112,14 @@ bool close_on_exec_from(int first) {
   if (prepared.group == Group::Own && ::setpgid(0, 0) < 0) give_up(prepared, kGroup, errno);
   for (int target = 0; target < 3; ++target) {
     const int source = prepared.stdio[static_cast<std::size_t>(target)];
-    if (source == target) continue;  // it is the caller's own, and not CLOEXEC
+    if (source == target) continue;  // the caller's own descriptor, which is not CLOEXEC
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
   for (const auto& [source, target] : prepared.moved) {
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
-  // Close everything else, by number: descriptors that libraries opened without CLOEXEC must not leak into workers.
+  // Close everything else, by number, because descriptors that libraries opened without CLOEXEC must not leak into
+  // workers.
   if (!close_on_exec_from(prepared.highest_target + 1)) give_up(prepared, kClose, errno);
   for (int fd = 3; fd <= prepared.highest_target; ++fd) {
     const bool wanted = std::any_of(prepared.moved.begin(), prepared.moved.end(),
@@ -253,7 +254,7 @@ tl::expected<PendingSpawn, SpawnFailure> spawn(const SpawnOptions& options) {
   if (prepared.report < 0) return tl::unexpected(SpawnFailure{errno, "dup"});
   write_end.reset();
 
-  // Blocks signals, so that none runs one of the parent's handlers in the child.
+  // Blocks signals, so that no handler of the parent runs in the child.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -286,7 +287,7 @@ tl::expected<ChildProcess, SpawnFailure> PendingSpawn::confirm() && {
   do {
     got = ::read(report_.get(), &report, sizeof report);
   } while (got < 0 && errno == EINTR);
-  // At the end of file, exec has closed the other end. (Or the child was killed before, as its status will show.)
+  // End of file means that exec has closed the other end (or that the child was killed, as its status will show).
   if (got != static_cast<ssize_t>(sizeof report)) return std::move(child_);
   while (::waitpid(child_.pid, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -305,7 +306,7 @@ std::optional<ProcessStat> parse_process_stat(std::string_view text) {
     if (space == std::string_view::npos) break;
     rest.remove_prefix(space + 1);
   }
-  constexpr std::size_t kFirst = 3;  // number of the first of `fields` in proc(5)
+  constexpr std::size_t kFirst = 3;  // proc(5) numbers the first of `fields` 3
   constexpr std::uint64_t kExiting = 0x4;
   if (fields.size() < 22 - kFirst + 1 || fields[0].size() != 1) return std::nullopt;
   ProcessStat stat;
@@ -384,7 +385,7 @@ std::vector<pid_t> descendants(pid_t ancestor) {
   static const bool kernel_lists = ::access("/proc/thread-self/children", R_OK) == 0;
   std::vector<pid_t> found{ancestor};
   for (std::size_t next = 0; next < found.size(); ++next) {
-    // One file per thread: children belong to the thread that forked them.
+    // The kernel has one file per thread, since children belong to the thread that forked them.
     if (!kernel_lists) {
       for (const pid_t pid : children_by_scan(found[next])) {
         if (std::find(found.begin(), found.end(), pid) == found.end()) found.push_back(pid);

@@ -85,7 +85,7 @@ struct Limits {
 };
 inline constexpr std::size_t kLongestError = std::size_t{64} << 10;
 
-/// Fields with bounds of their own: see the functions below.
+/// Fields that set their own bounds; made by the functions below.
 template <class T>
 struct Below {
   T& value;
