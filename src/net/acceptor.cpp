@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::size_t kMostDenied = 64;
 constexpr std::size_t kMostRemembered = 4096;
-/// Number of tokens that a proof adds, since the ranks of a forming world connect amid unauthenticated clients.
+/// Number of tokens that a proof adds, so that unauthenticated clients do not delay the ranks of a world that forms.
 constexpr double kWorthOfProof = 100;
 /// Most connections closed unread in one pass, before the loop does other work.
 constexpr int kMostSwept = 512;
@@ -245,7 +245,7 @@ std::optional<RateLimiter::Clock::time_point> RateLimiter::paused_until(Clock::t
 
 namespace {
 
-// An event's number: the upper half is its kind, the lower half a number within the kind.
+// An event's number has its kind in the upper half, and a number within that kind in the lower half.
 constexpr std::uint64_t kOfListener = std::uint64_t{1} << 32;
 constexpr std::uint64_t kOfPending = std::uint64_t{2} << 32;
 constexpr std::uint64_t kOfClock = std::uint64_t{3} << 32;

@@ -85,9 +85,9 @@ class RateLimiter {
 
  private:
   void refill(Clock::time_point now);
-  /// Returns the source under which failures of `source` are counted. For IPv6 that is its /64 network, since one host
-  /// may have any number of addresses there; but the address itself if this host is in that network or a peer has
-  /// proved the secret from there, since then other hosts of the job may be in that network too.
+  /// Returns the source under which failures of `source` are counted. An IPv6 address is counted as its /64 network,
+  /// since one host may have any number of addresses there. It is counted as itself if this host is in that network or
+  /// a peer has proved the secret from there, since other hosts of the job may then be in the network too.
   Source counted(const Source& source) const;
   bool is_blocked(const Source& source) const;
   void block_the_worst(Clock::time_point now);

@@ -271,7 +271,7 @@ class FileStore final : public MeetingStore {
   std::vector<Member> members_;
   std::uint32_t slot_ = UINT32_MAX;
   bool joined_ = false;
-  /// Kept between calls, since a caller may ask again and again and never wait.
+  /// Kept between calls, since a caller may call repeatedly instead of waiting.
   std::atomic<std::chrono::steady_clock::time_point> next_life_check_{};
 };
 
@@ -300,7 +300,7 @@ void FileStore::catch_up() {
 }
 
 // Removes an incomplete record. Its writer held the lock that this process holds now, so the writer died while writing.
-// Only for members, since other processes cannot know that if locks work only within a host.
+// Only members call this, since other processes cannot rely on that if locks work only within a host.
 void FileStore::cut_torn() {
   if (!std::exchange(torn_, false)) return;
   log::info("store", "file store {}: a record torn at byte {} is removed", options_.path, end_);

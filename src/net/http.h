@@ -67,14 +67,14 @@ enum class HttpClients {
   /// The token is in "Authorization: Bearer"; other requests get 401. Without a token, requests have to name a loopback
   /// host; others get 403.
   Machines,
-  /// The token is in that header or in a cookie, which a first visit to "/?token=" sets; other requests get 403. With
-  /// or without a token, requests for a name that is not this host's get 421.
+  /// The token is in that header, or in a cookie that a first visit to "/?token=" sets; other requests get 403.
+  /// Requests for a name that is not this host's get 421, with or without a token.
   Browsers,
 };
 
 struct HttpServerOptions {
   Address at;         ///< port 0 lets the system choose one
-  std::string token;  ///< empty: only allowed on loopback; every client there is served
+  std::string token;  ///< if empty, every client is served; allowed only on loopback
   HttpClients clients = HttpClients::Machines;
   std::function<HttpResponse(const HttpRequest&)> handler;
   std::size_t most_connections = 64;

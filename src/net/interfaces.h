@@ -1,5 +1,5 @@
-// The addresses of this host, and those that peers should try: all usable addresses, the likeliest first, or those that
-// COHORT_NETWORK selects. Any thread.
+// The addresses of this host, and the ones that peers should try: all usable addresses, the likeliest first, or those
+// that COHORT_NETWORK selects. Any thread.
 #pragma once
 
 #include "base/result.h"

@@ -1,9 +1,9 @@
 // Calls between processes over authenticated connections. A call is a method number and a body, its answer a body.
 // An RpcServer answers in any order, so a call may be parked until its answer is available; its service runs on the
 // server's one thread, which exists from construction to destruction. An RpcClient may be used by several threads and
-// has no thread. One of the waiting threads reads for all, so no call holds up another. Not usable in a forked child.
-// Two ends on one host may switch to shared memory (shared_calls.h): calls keep their order, and the connection then
-// shows when the other end has gone.
+// has none of its own; one waiting thread reads for all, so no call holds up another. Not usable in a forked child. Two
+// ends on one host may switch to shared memory (shared_calls.h): calls keep their order, and the connection then shows
+// when the other end has gone.
 #pragma once
 
 #include "net/address.h"

@@ -80,7 +80,7 @@ struct RpcClient::Impl : std::enable_shared_from_this<RpcClient::Impl> {
     const auto queued = connection.queue(framed(method, id, body));
     if (!queued) {
       pending.erase(entry);
-      // The call itself was refused, before anything was sent; or the connection is gone.
+      // Either the call was refused before anything was sent, or the connection is gone.
       if (queued.error().code() != ErrorCode::InvalidArgument) die(queued.error());
       throw queued.error();
     }
@@ -368,7 +368,7 @@ void rpc_connect(const RpcPlace& place, Deadline deadline,
     if (!failed) return;
     if (!failed->again) throw failed->error;
     log::debug("net", "{}; trying again", failed->error.what());
-    // An earlier attempt's error counts for more than a timeout of the last one.
+    // An earlier attempt's error says more than a timeout of the last attempt.
     if (!reason || failed->error.code() != ErrorCode::Timeout) reason = failed->error;
     // Random pauses keep clients that were started together from connecting together.
     const milliseconds jittered(pause.count() / 2 + static_cast<int>(random() % static_cast<unsigned>(pause.count())));

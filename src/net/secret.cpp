@@ -44,7 +44,7 @@ bool names_a_variable(std::string_view text) {
          !std::all_of(text.begin(), text.end(), is_digit);
 }
 
-// Copies word by word, since vector registers would hold the whole secret. Code that saves registers (a signal, the
+// Copies word by word. A vector register would hold the whole secret, and code that saves registers (a signal, the
 // dynamic linker when it looks up a function) would leave it on the stack.
 void copy_hidden(std::uint8_t* to, const std::uint8_t* from) noexcept {
   for (std::size_t at = 0; at < Secret::kBytes; at += sizeof(std::uint64_t)) {

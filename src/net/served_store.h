@@ -29,8 +29,8 @@ struct StoreServerOptions {
   /// Name of the meeting. Clients that ask for another meeting are told to retry (an earlier world's server may still
   /// hold the address for a moment).
   std::string meeting = {};
-  /// Limits for connections that have not proved the secret yet: their number beside the clients that are expected,
-  /// which may all come at once (beyond it, the oldest that has sent nothing credible is closed), and their time.
+  /// Limits for connections that have not proved the secret yet: their time, and their number in addition to the
+  /// expected clients, which may all connect at once. Beyond it, the oldest that has sent nothing credible is closed.
   std::size_t half_open_limit = 128;
   std::size_t expected = 0;
   std::chrono::milliseconds handshake_timeout = std::chrono::seconds(5);
@@ -89,7 +89,7 @@ inline constexpr std::size_t kLongestMessage = 2 * kLongestValue + (std::size_t{
 enum class Op : std::uint8_t {
   Hello,          ///< amount = protocol version, value = meeting
   Set,            ///< keys[0], value
-  GetAll,         ///< keys: the `amount` that have to exist, then those that end the wait; timeout
+  GetAll,         ///< keys: first the `amount` that have to exist, then those that end the wait; timeout
   Add,            ///< keys[0], amount
   CompareAndSet,  ///< keys[0], expected, value
   Delete,         ///< keys[0]; number 1 if it existed
@@ -110,10 +110,10 @@ struct Request {
 
 struct Reply {
   std::optional<Error> error;  ///< if set, the fields below are unused
-  std::int64_t number = 0;     ///< of GetAll: the key that ended the wait, whose value is `value`; -1 if none did
+  std::int64_t number = 0;  ///< GetAll: the index of the key that ended the wait, with its value in `value`; -1: none
   std::optional<std::string> value;
-  std::vector<std::string> values;     ///< of GetAll: those of its keys that exist, in order
-  std::vector<std::uint32_t> missing;  ///< of GetAll: indexes of the other keys, ascending
+  std::vector<std::string> values;     ///< GetAll: the values of the keys that exist, in order
+  std::vector<std::uint32_t> missing;  ///< GetAll: the indexes of the keys that do not exist, ascending
 };
 
 std::string encode(const Request& request);

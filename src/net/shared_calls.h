@@ -52,7 +52,7 @@ inline constexpr std::size_t kSharedBlock = std::size_t{64} << 10;
 inline constexpr std::uint32_t kSharedBlocks = 63;  ///< these follow one block with the control data of both ends
 inline constexpr std::size_t kSharedBytes = (kSharedBlocks + 1) * kSharedBlock;
 
-/// Identifies a call at both ends, by the number of calls begun before it and its first block.
+/// Identifies a call at both ends, by its first block and the number of calls begun before it.
 class SharedCallId {
  public:
   SharedCallId(std::uint32_t order, std::uint32_t block) noexcept : value_(std::uint64_t{order} << 8 | block) {}

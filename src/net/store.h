@@ -33,13 +33,13 @@ class Store {
   };
   struct Gathered {
     std::vector<std::optional<std::string>> values;  ///< by key; nullopt: the key does not exist
-    std::optional<Found> ended;                      ///< the key of `unless` that ended the wait; then no values
+    std::optional<Found> ended;  ///< the key of `unless` that ended the wait; `values` is then empty
     /// Indexes of the keys that do not exist, unless a key of `unless` ended the wait.
     std::vector<int> missing() const;
   };
 
   virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Waits until all keys exist (if there are any), or the first of `unless`, or the deadline passes. One request,
+  /// Waits until all keys exist (if there are any), one of `unless` exists, or the deadline passes. Sends one request,
   /// however many keys there are. Throws InvalidArgument for more than `kMostKeys`.
   virtual Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless,
                            Deadline deadline) = 0;

@@ -47,8 +47,8 @@ class TlsEnd {
 
   SSL* ssl() const noexcept { return ssl_.get(); }
   bool server() const noexcept { return server_; }
-  /// After the handshake, true if the peer has proved the key; nothing else authenticates the peer. (On a server that
-  /// has answered but not finished, also if the client's hello was made with the key, even if replayed.)
+  /// After the handshake, true if the peer has proved the key; nothing else authenticates the peer. (On a server it is
+  /// true once the server has answered: the client's hello was made with the key, but may be a replay.)
   bool proven() const noexcept { return ::SSL_session_reused(ssl_.get()) == 1; }
   /// Erases the key, which is not needed after the handshake.
   void forget_key() noexcept;
