@@ -24,7 +24,7 @@ namespace cohort::comm {
 
 class Queue;
 
-/// A registered segment. Its destructor frees the memory; it runs when the last copy of the Memory is destroyed.
+/// A registered segment, which is freed when the last copy of its Memory is destroyed.
 struct MemoryBlock {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -74,7 +74,7 @@ class OperationLabel {
 /// Options with which the ranks of a world form it.
 struct FormOptions {
   std::shared_ptr<store::Store> store;    ///< shared by exactly the ranks of this world, which may use any keys
-  std::vector<std::string> entries = {};  ///< how this host's ranks meet, if they know: then no store is needed
+  std::vector<std::string> entries = {};  ///< how this host's ranks meet, if known; no store is needed then
   rendezvous::Placement placement;
   std::chrono::milliseconds init_timeout = std::chrono::minutes(5);
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -128,7 +128,8 @@ struct Caller {
 
 void check_buffer(const Caller& caller, std::string_view name, const ConstBuffer& buffer);
 void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffer& output);
-/// Checks that input and output share no byte, unless the input begins at `in_place`: then the operation is in place.
+/// Checks that input and output share no byte, unless the input begins at `in_place`, so that the operation is in
+/// place.
 void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);

@@ -52,14 +52,14 @@ std::string_view name_of(Kind kind) noexcept;
 
 constexpr bool is_reduction(Kind kind) noexcept { return kind >= Kind::AllReduce && kind <= Kind::ReduceScatterV; }
 
-/// True if a program may load these bytes as code: pickles are sent as uint8, and nothing tells them from other bytes.
+/// True if a program may load these bytes as code. Pickles are sent as uint8, and nothing tells them from other bytes.
 constexpr bool may_be_object(DType dtype) noexcept { return dtype == DType::UInt8; }
 
-/// Kind of an operation's memory, as far as the ranks have to agree on the memory.
+/// Kind of memory that an operation uses, as far as the ranks have to agree on it.
 enum class MemoryKind : std::uint8_t {
   Host,
   Device,
-  DeviceFast,  ///< memory of devices, for a reduction whose bits may be those of the devices' own library
+  DeviceFast,  ///< memory of devices, for a reduction that may have the bits of the devices' own library
 };
 
 /// Text for messages: "", " of a GPU's memory", ...
@@ -94,7 +94,8 @@ struct Borrowed {
   std::shared_ptr<const sys::Mapping> memory = {};  ///< keeps a peer's memory mapped; null for this rank's own memory
 };
 
-/// AllReduceOptions::tag of a comparison of what ranks train together: messages call such an operation by this name.
+/// AllReduceOptions::tag of comparisons of what ranks train together. Messages describe such an operation by its
+/// purpose.
 constexpr std::uint32_t kComparisonTag = 0x7C0DE1F5;
 
 /// An operation on host memory; for an operation on device memory, only what the ranks agree on.
@@ -149,7 +150,8 @@ struct Slice {
 inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address,
                       std::size_t unit = 64) noexcept {
   const auto per_line = static_cast<std::int64_t>(unit / element);
-  const auto lead = static_cast<std::int64_t>(address % unit / element);  // elements between its line's start and it
+  const auto lead = static_cast<std::int64_t>(address % unit /
+                                              element);  // elements between the start of the cache line and `address`
   const std::int64_t lines = (count + lead + per_line - 1) / per_line;
   const auto border = [&](std::int64_t index) {
     const std::int64_t line = lines / parts * index + lines % parts * index / parts;

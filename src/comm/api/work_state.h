@@ -100,7 +100,7 @@ class FailedWork final : public WorkState {
   const std::optional<Error> outcome_;
 };
 
-// Answers whether the result of an operation is finite. Shared by the request and the Work: a backend that sees all
+// Answers whether the result of an operation is finite. Shared by the request and the Work. A backend that sees all
 // results while it computes them notes the answer in the request. One thread notes, before the operation is done; any
 // thread may call `finite` after that.
 class FiniteCheck {
@@ -150,7 +150,7 @@ bool wanted() noexcept;
 
 /// Adds an operation that has ended.
 void add(const CollectiveEvent& event) noexcept;
-/// Excludes the waits of this thread from the program's, since the thread belongs to Cohort.
+/// Excludes this thread's waits from those of the program, since the thread belongs to Cohort.
 void leave_out_this_thread() noexcept;
 
 /// Adds time that the program has waited outside of an Exposed.

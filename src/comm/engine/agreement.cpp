@@ -152,7 +152,7 @@ std::uint64_t group_digest(std::span<const Request> requests) noexcept {
   std::uint64_t result = requests.size();
   for (const Request& request : requests) {
     Descriptor each = describe(request);
-    each.weight = 1;  // ranks of a group need not have the same
+    each.weight = 1;  // ranks of a group may have different weights
     result = mix(result + 0x9E3779B97F4A7C15ull + fingerprint_of(each));
   }
   return result == 0 ? 1 : result;

@@ -67,8 +67,8 @@ std::uint64_t fingerprint_of(const Descriptor& descriptor) noexcept;
 std::uint64_t group_digest(std::span<const Request> requests) noexcept;
 /// True if the descriptors may describe the same operation. The descriptor of a rank that has joined agrees with all.
 bool agree(const Descriptor& a, const Descriptor& b) noexcept;
-/// True if ranks that all give one of these descriptions need not know more of each other: they agree, none has joined,
-/// and weights are equal and not 0.
+/// True if ranks that all give one of these descriptions need not know more of each other, because they agree, none has
+/// joined, and weights are equal and not 0.
 bool are_uniform(const Descriptor& a, const Descriptor& b) noexcept;
 /// Text for messages: "all_reduce(float32[10], sum)".
 std::string to_string(const Descriptor& descriptor);

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 // Interval at which the thread checks whether any thread waits for messages, instead of being woken for each message.
 // The first message for which no thread waits may be late by this interval.
 constexpr auto kTick = 1ms;
-// The first sleep is short: without a fence, a peer may have read that no thread sleeps before this one went to sleep.
+// The first sleep is short because, without a fence, a peer may have read that no thread sleeps before this one did.
 constexpr auto kFirstSleep = 200us;
 constexpr auto kSlice = 10ms;
 constexpr auto kDoze = 1h;
@@ -169,7 +169,7 @@ bool Matcher::wait_until(PendingWork& waited, Clock::time_point limit) {
 }
 
 /// Reports the wait in the status page, for observers outside of the process. If several threads wait, the last one to
-/// begin is shown. A message that is waited for has been queued, so it has its number.
+/// begin is shown. A message that is waited for has been queued, so it has a number.
 void Matcher::tell_waiting(const Message& message) noexcept {
   tellers_.fetch_add(1);
   status::LaneStatus& lane = members_.messages();

@@ -1,4 +1,4 @@
-// Send and receive over all kinds of channels (channel.h), apart from the collectives: who makes messages progress.
+// Send and receive over all kinds of channels (channel.h), independent of collectives. Decides who makes them progress.
 // A small message is sent with its header, and its send ends immediately; a larger one is offered. Any thread may call.
 // All state is under one mutex, which is locked before those of channels. Any waiting thread makes all messages
 // progress. If no thread waits, callers of `attend` and the matcher's thread do; that thread sleeps until a peer wakes

@@ -1,4 +1,4 @@
-// Ends of sends and receives: counts those that are not over. Sets the others done, reports them to the observer and in
+// Ends of sends and receives. Counts those that are not over, sets the others done, reports them to the observer and in
 // the rank's timeline, and calls their callbacks. Under the matcher's mutex, except `observed`, `report` and `pending`.
 #pragma once
 

@@ -39,7 +39,7 @@ class MessageQueues {
   /// Logs refusals that no operation has reported. `takes`: first takes the refusals that have come meanwhile.
   void log_refusals(bool takes);
 
-  /// True if messages of a peer may progress. kAnySource: of any peer; all are open then, so the list is constant.
+  /// True if messages of a peer may progress. kAnySource means any peer; all are open then, so the list is constant.
   bool stirred(int peer) const noexcept;
   /// The channels to the peer. kAnySource: the channels on which receives from any source wait.
   Channels& kind_of(int peer) const noexcept;

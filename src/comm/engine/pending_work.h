@@ -97,8 +97,8 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Begins the timeout at `called`. If that is zero, `begin_now` begins it: reading the clock takes as long as a small
-  /// operation.
+  /// Begins the timeout at `called`. If that is zero, `begin_now` begins it, since reading the clock takes as long as a
+  /// small operation.
   void begin(Clock::time_point called, std::chrono::milliseconds timeout) noexcept {
     called_ = called;
     timeout_ = timeout;
@@ -148,7 +148,7 @@ struct Waiters {
   Deadline deadline;                   ///< deadline of the running operation
 };
 
-/// Counts the thread that makes it as waiting, for its lifetime.
+/// Counts the thread that constructs it as waiting, until it is destroyed.
 class WaiterCount {
  public:
   explicit WaiterCount(Waiters& waiters) : waiters_(waiters), of_program_(sys::in_service_thread() ? 0 : 1) {

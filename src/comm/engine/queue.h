@@ -113,8 +113,8 @@ class Queue : public Carrier, public std::enable_shared_from_this<Queue> {
   }
 
   // The next functions are for work that a composite operation begins in its turn and that ends after it.
-  /// Runs `body(event)`. Reports the operation to the observer if it is over: `body` returned true or threw. Returns
-  /// the error that `body` threw.
+  // Runs `body(event)`. Reports the operation to the observer if it is over, because `body` returned true or threw.
+  // Returns the error that `body` threw.
   template <class Body>
   std::optional<Error> guarded(const Request& request, Clock::time_point called, Body body) noexcept;
   /// Reports to the observer an operation that ends now.

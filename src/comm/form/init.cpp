@@ -146,7 +146,7 @@ void compare_with_launcher(const InitPlan& plan, const rendezvous::Placement& pl
     log::warn("comm", "{}", text);
 }
 
-// Reports the wait to the launcher: if a rank has ended, ranks that wait for it here wait in vain.
+// Reports the wait to the launcher, since ranks wait here in vain if a rank that they wait for has ended.
 class Forming {
  public:
   explicit Forming(int size) { status::StatusPage::own().begin_init(size); }
@@ -279,7 +279,7 @@ bool become_member(InitPlan& plan, const rendezvous::Membership& membership) {
   return true;
 }
 
-/// Reaches the job's store, which is gone where its launcher is.
+/// Reaches the job's store, which ends when its launcher ends.
 std::shared_ptr<MeetingPlace> reach_until(const rendezvous::JobEnds& ends, const InitPlan& plan, net::Deadline deadline,
                                           const std::string& host) {
   for (int tries = ends ? 10 : 0; tries > 0 && !ends(); --tries) {

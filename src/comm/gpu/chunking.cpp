@@ -276,7 +276,7 @@ class InPieces final : public Pieces {
       Piece& piece = own.piece;
       wait(own.slot->departed);  // output of an earlier piece, if no later wait covered it
       wait(own.slot->arrived);
-      wait(before_last);  // output of the second piece before this one
+      wait(before_last);  // output of the piece before the previous one
       borrowed_.clear();
       if (borrows) piece.request.borrowed = &borrowed_;
       if (request_.finite_check) {

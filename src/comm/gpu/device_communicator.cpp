@@ -151,8 +151,8 @@ class DeviceCommunicator::Gpu::Call final : public Composite, public DeviceWork 
                           }});
   }
 
-  /// Runs without staging. Leaves `finished` false if ranks have not called the operation. If it gives neither an error
-  /// nor a flight, all ranks have to stage the operation.
+  /// Runs without staging. Leaves `finished` false if ranks have not called the operation. If the result is neither an
+  /// error nor a flight, all ranks have to stage the operation.
   std::optional<Error> run_direct(Turn& turn, bool& finished) noexcept {
     return gpu_->queue->guarded(whole_, called_, [&](CollectiveEvent* event) {
       NcclPlane& plane = *gpu_->nccl;

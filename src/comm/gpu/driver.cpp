@@ -392,7 +392,7 @@ bool Gpu::passed(const Mark& mark) const {
 
 void Gpu::wait(const Mark& mark, std::chrono::steady_clock::time_point deadline,
                const std::function<void()>& meanwhile) {
-  // Copying a small buffer takes some microseconds, and a piece of a large one about a hundred: less than a sleep.
+  // A copy takes less time than a sleep: some microseconds for a small buffer, a hundred for a piece of a large one.
   Pauses pauses(std::chrono::microseconds(100), std::chrono::microseconds(200));
   while (!passed(mark)) {
     if (std::chrono::steady_clock::now() >= deadline) {

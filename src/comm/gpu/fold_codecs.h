@@ -36,7 +36,7 @@ COHORT_DEVICE To bits_of(From from) {
 
 // --- steps ---
 
-// kOften: common enough for a loop that loads several vectors together.
+// kOften: the step is common enough for a loop that loads several vectors together.
 struct Add {
   static constexpr bool kOften = true;
   template <class T>

@@ -228,7 +228,7 @@ Start NcclPlane::start(const NcclId& id, Turn& turn) {
 bool NcclPlane::can_fold(std::span<const Request> sums, Turn& turn) {
   if (folding_ == Folding::None || placement_.size > static_cast<int>(FoldLauncher::kMostInputs)) return false;
   if (order_over(static_cast<std::int64_t>(world_.on.size())) != FoldOrder::Ascending)
-    return false;  // ours has no other
+    return false;  // Cohort's kernels have only the ascending order
   const std::size_t wanted = ExactSums::scratch_of(sums, world_);
   if (wanted <= agreed_scratch_ && folding_ == Folding::Known) return true;
   // A driver that compiles or allocates may wait for all work under way on the GPU. That work can finish, because all

@@ -116,7 +116,7 @@ void Delivery::go_on(std::optional<Error> failed) noexcept {
   departed_.store(true, std::memory_order_release);
   try {
     Unattended::of_this_process().add(std::static_pointer_cast<Delivery>(shared_from_this()));
-  } catch (const std::system_error&) {  // the thread could not be started: this thread checks
+  } catch (const std::system_error&) {  // the thread could not be started, so this thread checks
     for (Pauses pauses; !done(); pauses.take()) look();
   }
 }
@@ -142,7 +142,8 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   std::size_t input_at = 0;
   std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
   std::size_t all = output_at + out;
-  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place, so the host's are, too
+  if (in > 0 && out > 0 && input < output + out &&
+      output < input + in) {  // in place, so the buffers in host memory are too
     const std::byte* const begin = std::min<const std::byte*>(input, output);
     input_at = static_cast<std::size_t>(input - begin);
     output_at = static_cast<std::size_t>(output - begin);

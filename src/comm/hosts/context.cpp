@@ -25,8 +25,8 @@ constexpr std::size_t kHints = 128 * kKiB;           // but may show that the ra
 constexpr std::size_t kLeastBlock = 32 * kKiB;
 constexpr std::size_t kBlocks = 8;  // about the number of blocks of a sum, so that the wire starts early
 constexpr std::int64_t kLeastAhead = 3;
-constexpr std::chrono::duration<double> kOnTheWay = 1ms;  // time by which a rank alone on its host is ahead,
-constexpr double kPiecesOnTheWay = 8;                     // divided into so many pieces
+constexpr std::chrono::duration<double> kOnTheWay = 1ms;  // time by which a rank alone on its host sends ahead,
+constexpr double kPiecesOnTheWay = 8;                     // divided into this many pieces
 constexpr double kMostOnTheWay = 255;
 constexpr std::chrono::duration<double> kBlock = 600us;  // longest time of a block of several ranks
 
@@ -83,15 +83,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kDriving = 2ms;       // how often a rank that waits for others of its host drives the transport
-constexpr auto kGrace = 1000ms;      // for another host's own report of missing ranks
-constexpr auto kLongWait = 200ms;    // of which peers are told
-constexpr auto kShortGrace = 100ms;  // for the report of a missing rank
+constexpr auto kGrace = 1000ms;      // in which another host can report its missing ranks
+constexpr auto kLongWait = 200ms;    // longer waits are reported to peers
+constexpr auto kShortGrace = 100ms;  // in which a missing rank can report for whom it waits
 
 constexpr std::size_t kFast = 512 * kKiB;      // bytes in transit on a wire of 4 Gbit/s
-constexpr std::size_t kPausesInOnTheWay = 10;  // number of pairs of extra trips that fit into that time
+constexpr std::size_t kPausesInOnTheWay = 10;  // pairs of extra trips that fit into the time of those bytes
 
-/// Limit for inline sums: each leader sends its whole sum to all others. With more than two hosts that is twice as many
-/// bytes as by owners, which soon costs more than a round trip.
+/// Limit for inline sums, of which each leader sends the whole to all others. With more than two hosts that is twice as
+/// many bytes as if each host folds a part, which soon costs more than a round trip.
 std::size_t most_inline(int hosts) noexcept {
   if (hosts == 2) return std::size_t{32} << 10;
   return std::max<std::size_t>(1024, (std::size_t{16} << 10) / static_cast<std::size_t>(hosts));
@@ -118,7 +118,7 @@ Context::Context(World& its_world, Waiters& waiters, std::function<void()> meanw
 std::size_t Context::sum_inline_bytes() const noexcept {
   const std::size_t on_wire = static_cast<std::size_t>(on_the_way) * tuner.piece_bytes();
   if (layout.size > layout.hosts || on_wire < kFast) return inline_bytes;
-  std::size_t hosts = 1;  // as many as get this host's bytes, and itself
+  std::size_t hosts = 1;  // the number of hosts that get this host's bytes, and itself
   for (int each = 0; each < levels.count(); ++each) hosts += static_cast<std::size_t>(levels.radix(each) - 1);
   const std::size_t pays = hosts == 2 ? kMostInline : on_wire * hosts / ((hosts - 1) * (hosts - 2) * kPausesInOnTheWay);
   return std::clamp(pays, inline_bytes, kMostInline);
@@ -156,15 +156,14 @@ Context::Waiting::~Waiting() {
 // --- waiting ---
 
 /// Deadline of a wait for ranks on other hosts. A missing rank may itself wait for ranks of its host, and is given time
-/// to report them first. If several ranks are missing, one of them may still wait for another in the operation before,
-/// and its report is more precise.
+/// to report them first. If several ranks are missing, one of them may still wait for another in the previous
+/// operation, and its report is more precise.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
   if (layout.on(layout.host_of(missing.front())).size() > 1) return waiters_.deadline.when() + kGrace;
   return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
-/// Tells the ranks that may wait for this one that it waits itself, so that they do not take it for the one who is
-/// late.
+/// Tells the ranks that may wait for this one that it waits itself, so that they do not take it for the late rank.
 void Context::tell_of_long_wait(Clock::time_point since, Clock::time_point now) {
   if (levels.count() == 1 || told_of_wait_) return;
   if (now - since < std::min<Clock::duration>(kLongWait, (waiters_.deadline.when() - since) / 4)) return;
@@ -190,7 +189,7 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     world.end_lost(rank, *how);
   }
   if (missing.empty()) return;
-  // A rank that is known to wait itself is late because of another one, whose neighbours know better.
+  // A rank that is known to wait is late because of another rank, about which that rank's neighbours know more.
   const auto waits = [&](int rank) { return world.waits(rank, sequence); };
   const auto leave_out_those_that_wait = [&] {
     const bool all_wait = std::all_of(missing.begin(), missing.end(), waits);

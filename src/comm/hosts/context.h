@@ -48,7 +48,7 @@ class ChunkTuner {
   /// Bytes of a block, which the ranks of a host reduce together. For a rank alone on its host, a block is a piece.
   std::size_t block_bytes(std::size_t sum_bytes, int doublings) const noexcept;
   /// Returns how often pieces of a sum of `sum_bytes` are doubled if all ranks propose `doublings`. With one rank per
-  /// host, and more than two hosts, results return only for whole pieces, so a sum keeps at least a few.
+  /// host, and more than two hosts, results return only for whole pieces, so a sum is divided into a few at least.
   int doublings_of(std::size_t sum_bytes, int doublings) const noexcept;
   /// Returns how many pieces a rank may send ahead of what it has received, up to `kMostAhead`. With too many, pieces
   /// wait in queues, and acknowledgements of the other direction wait behind them, so the two directions of a link
@@ -76,13 +76,13 @@ class ChunkTuner {
 struct Block {
   std::int64_t begin = 0;  // in elements of the buffer
   std::int64_t count = 0;
-  std::int64_t left = 0;               // elements of the slice whose result has not come over the wire
+  std::int64_t left = 0;               // elements of the slice for which no result has come over the wire
   Slice slice;                         // this stripe's share, in elements of the block
   const std::byte* partial = nullptr;  // this host's sum of the slice
   std::byte* result = nullptr;         // the slice's result
   std::vector<std::byte> partial_bytes, result_bytes, whole_bytes;
   std::shared_ptr<const Counts> shares;  // by local rank, elements of the block
-  std::uint64_t borrowed = 0;            // until the other ranks of this host have read the result
+  std::uint64_t borrowed = 0;            // for `wait_until_read`, before `result` is reused
 };
 /// The elements sent over the wire together.
 struct Piece {
@@ -91,19 +91,19 @@ struct Piece {
   std::int64_t first = 0;  // in elements of the block's slice
   std::int64_t count = 0;
   bool sending = false;
-  std::vector<std::byte> raw_bytes;                      // by host, its inputs to the part that this host folds
+  std::vector<std::byte> raw_bytes;                      // by host, the host's input to the part that this host folds
   std::vector<std::byte> coded_bytes;                    // in a wire format: the data sent, then the data received
   std::vector<float> wide;                               // by host, raw_bytes as floats
   std::vector<transport::Outgoing> raw_out, folded_out;  // by host
   std::vector<transport::Incoming> raw_in, folded_in;
-  LevelSum by_levels;  // instead of frames and memory of this piece, with more than Levels::kRadix hosts
+  LevelSum by_levels;  // replaces frames and memory of this piece, with more than Levels::kRadix hosts
 };
 /// A chunk of each rank's output of a reduce_scatter.
 struct Chunk {
   std::vector<std::byte> packed_bytes;  // this rank's input to the chunk, in the order of the host's sum
   std::vector<std::byte> sum_bytes;
-  std::vector<const std::byte*> sums;    // by host, this host's sum of the output of that host's rank in this stripe
-  std::vector<std::byte> raw_bytes;      // by host, its inputs to the part that this rank keeps
+  std::vector<const std::byte*> sums;    // by host, this host's sum for the rank of that host in this stripe
+  std::vector<std::byte> raw_bytes;      // by host, the host's input to the part that this rank keeps
   std::vector<bool> sends;               // by host
   std::vector<transport::Outgoing> out;  // by host
   std::vector<transport::Incoming> in;
@@ -160,9 +160,9 @@ class Context {
   transport::Transport& transport;
   /// Payloads up to this size may travel inline in a round, to all hosts.
   const std::size_t inline_bytes;
-  /// Limit for inline sums in the next round. Higher between ranks alone on their hosts on a fast wire, if sending data
-  /// more than once takes no longer than the round trips saved. Equal on all ranks, since it follows from their last
-  /// round.
+  /// Limit for inline sums in the next round. Higher for ranks alone on their hosts and a fast wire, if sending data
+  /// more than once takes no longer than the round trips that this saves. Equal on all ranks, since it follows from
+  /// their last round.
   std::size_t sum_inline_bytes() const noexcept;
   static constexpr std::size_t kMostInline = std::size_t{64} << 10;
   ChunkTuner tuner;
@@ -212,10 +212,11 @@ class Context {
   static constexpr auto kLook = std::chrono::milliseconds(10);      // between checks of peers and deadlines
   static constexpr auto kSpinning = std::chrono::microseconds(50);  // longest spin before the thread yields its core
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
-  static constexpr auto kYielding = std::chrono::microseconds(2000);  // until it sleeps; a few blocks' wire time
-  static constexpr auto kTelling = std::chrono::microseconds(300);    // longer waits are shown in the status page
-  static constexpr auto kTaken = std::chrono::microseconds(1000);     // a yield that takes longer shows a busy core
-  static constexpr auto kBusy = std::chrono::milliseconds(50);        // how long waits then sleep without spinning
+  static constexpr auto kYielding =
+      std::chrono::microseconds(2000);  // longest yielding before a sleep; a few blocks' wire time
+  static constexpr auto kTelling = std::chrono::microseconds(300);  // longer waits are shown in the status page
+  static constexpr auto kTaken = std::chrono::microseconds(1000);   // a yield that takes longer shows a busy core
+  static constexpr auto kBusy = std::chrono::milliseconds(50);      // how long waits then sleep without spinning
 
   /// While this object exists, the status page can show that the program waits for others in this operation.
   class Waiting {
@@ -313,7 +314,7 @@ void Context::wait(Ready ready, Missing missing) {
       if (!ready()) look_after(missing);
     }
   }
-  // The awaited rank may share the core, and runs only when this thread yields: then spinning before that is wasted.
+  // The awaited rank may share the core, and run only when this thread yields, so that spinning before that is wasted.
   if (yields == 0 && !slept) spinning_ = std::min<Clock::duration>(spinning_ * 2, kSpinning);
   if (yields == 1 || yields == 2) spinning_ = std::max<Clock::duration>(spinning_ / 2, kLeastSpinning);
   if (away) note_away(false);
@@ -339,9 +340,9 @@ struct Round {
   std::vector<float> residual;                ///< the new residual if delivered
 };
 
-/// Exchanges what leaders bring to a round by levels (level_rounds.cpp), with more than Levels::kRadix hosts: sets the
-/// context's agreement, but does not settle it. `request` is null if no result is part of the round; otherwise, if all
-/// agree, the fold of all payloads is written to `result`.
+/// With more than Levels::kRadix hosts, exchanges the leaders' contributions to a round by levels (level_rounds.cpp).
+/// Sets the context's agreement, but does not settle it. `request` is null if no result is part of the round;
+/// otherwise, if all agree, the fold of all payloads is written to `result`.
 void exchange_by_levels(Context& context, Round& round, const Request* request, const Descriptor& own,
                         const std::byte* payload, void* result);
 /// `request` is null on a rank that has joined.
@@ -370,11 +371,11 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
 void reduce(Context& context, const Request& request, bool serving);
 /// Reduces by stripes, block by block (stripes.cpp). All ranks are contributors.
 void reduce_striped(Context& context, const Request& request, const Contributors& contributors);
-/// Returns the reduction within a host: a sum for an average, which divides once, at the end.
+/// Returns the reduction within a host: for an average, a sum, since the average divides once, at the end.
 inline ReduceOp within_host(ReduceOp op) noexcept { return op == ReduceOp::Average ? ReduceOp::Sum : op; }
 /// Computes `to` = `factor` times `from`, rounded as a sum of one rank is.
 void scale_by(double factor, DType dtype, const void* from, void* to, std::int64_t count);
-/// Folds the hosts' sums into the result, which has the divisor `divisor`; 0: into a sum of some of the hosts.
+/// Folds the hosts' sums into the result, divided by `divisor`; 0: into a sum of only some of the hosts.
 void fold_hosts(const Request& request, const std::vector<const void*>& partials, void* to, std::int64_t count,
                 std::int64_t divisor, FoldOrder order = FoldOrder::Ascending);
 /// Returns the sum of the hosts' sums that gives a result of 1. Residuals are kept in units of the result, since

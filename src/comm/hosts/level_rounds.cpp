@@ -1,5 +1,5 @@
-// Rounds by levels: what leaders bring is exchanged in each group, level by level. A host sends one card of a fixed
-// size, for its group at the next level; where the cards differ, all descriptions follow the same way.
+// Rounds by levels: leaders exchange their contributions within each group, level by level. At the next level a group's
+// host sends one card of a fixed size; where cards differ, all descriptions are exchanged in the same way.
 #include "comm/hosts/context.h"
 
 #include "base/result.h"
@@ -21,7 +21,7 @@ namespace {
 struct Card {
   std::uint8_t uniform = 0;     // all describe the operation by `description`
   std::uint8_t doublings = 0;   // the least that a leader proposes
-  std::uint8_t on_the_way = 0;  // likewise
+  std::uint8_t on_the_way = 0;  // the same for pieces in transit
   std::uint8_t reserved = 0;
   std::uint32_t payload = 0;
   Descriptor description;
@@ -63,7 +63,7 @@ void wait_for_group(Context& context, std::vector<transport::Incoming>& in, std:
   for (transport::Outgoing& frame : out) context.wait_for(frame);
 }
 
-/// Called by leaders. Returns what the last level's merge gives. `rooms` is memory that is reused.
+/// Called by leaders. Returns what the last level's merge returns. `rooms` is memory that is reused.
 std::vector<std::byte> exchange(Context& context, const Exchange& how, std::vector<std::byte> own,
                                 std::vector<std::vector<std::byte>>& rooms) {
   const Levels& levels = context.levels;
@@ -71,7 +71,7 @@ std::vector<std::byte> exchange(Context& context, const Exchange& how, std::vect
   const auto tag_of = [&](int level, int slot, int member) {
     return tag(how.step, static_cast<std::int64_t>(level) << 20 | (slot * Levels::kRadix + member % Levels::kRadix));
   };
-  std::map<int, std::vector<std::byte>> brings;  // by member of the level, of those whose slots this host holds
+  std::map<int, std::vector<std::byte>> brings;  // by member of the level, only those whose slots this host holds
   brings.emplace(layout.host, std::move(own));
   for (int level = 0; level < levels.count(); ++level) {
     std::vector<std::pair<int, int>> gives, gets;  // member, slot of the next level

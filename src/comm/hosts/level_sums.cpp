@@ -7,15 +7,15 @@
 
 namespace cohort::comm::hosts {
 
-/// No two frames that are in transit between two ranks together have the same tag. Of ranges, one rank has begun at
-/// most kMostRanges more than another has completed, and that one as many more.
+/// Two frames in transit between two ranks at once never have the same tag. One rank has begun at most kMostRanges more
+/// ranges than another has completed, and the other at most kMostRanges more than it has completed.
 std::uint32_t LevelSum::tag_of(std::int64_t number, int stage, int level, int slot, int source) noexcept {
   const std::int64_t place = static_cast<std::int64_t>(slot) * Levels::kRadix + source % Levels::kRadix;
-  const std::int64_t range = number % (2 * kMostRanges);  // lowest: a pair's connections take turns by it
+  const std::int64_t range = number % (2 * kMostRanges);  // lowest, so that the connections of a pair take turns
   return tag(stage == level ? Step::Up : Step::Down, place << 8 | static_cast<std::int64_t>(level) << 6 | range);
 }
 
-/// The elements that a slot of a level has: at each level below, a part of what the level before has left.
+/// The elements of a slot of a level: each level below takes a part of what the previous one has left.
 Slice LevelSum::range(const Context& context, int level, int slot) const noexcept {
   const Levels& levels = context.levels;
   Slice all{0, options_.count};
@@ -91,8 +91,8 @@ void LevelSum::advance(Context& context) {
   }
 }
 
-/// Sends each slot's parts to the slots of the next level. Each host begins with the next one, so that not all send to
-/// the same host.
+/// Sends each slot's parts to the slots of the next level. Each host begins with the host after it, so that not all
+/// send to the same host.
 void LevelSum::begin_up(Context& context, int level) {
   const Levels& levels = context.levels;
   const int self = context.layout.host;
@@ -188,7 +188,7 @@ void LevelSum::fold_slot(Context& context, int level, int slot, const std::byte*
                 options_.index + part.begin, count);
 }
 
-/// Sends each slot's result to the members from whose data it is.
+/// Sends each slot's result to the members whose data it contains.
 void LevelSum::begin_down(Context& context, int level) {
   const Levels& levels = context.levels;
   const int self = context.layout.host;

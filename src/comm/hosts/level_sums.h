@@ -1,6 +1,6 @@
 // A sum over many hosts by levels (levels.h): a range of elements is divided at each level into parts, each slot folds
 // its part of what its group's members bring, and results return the same way. Belongs to the thread that runs
-// operations; the memory of frames is this object's, which is kept until the world has ended or all stages are over.
+// operations; frames use memory of this object, so it is kept until the world has ended or all stages are over.
 #pragma once
 
 #include "comm/api/request.h"
@@ -21,8 +21,8 @@ class LevelSum {
     const std::byte* partial = nullptr;  ///< this host's sum of the range
     std::byte* result = nullptr;         ///< may be the same memory
     std::int64_t count = 0;              ///< elements
-    std::int64_t index = 0;              ///< of the first element in the whole sum
-    std::int64_t number = 0;             ///< tells ranges that are in transit together apart, the same on all hosts
+    std::int64_t index = 0;              ///< position of the first element in the whole sum
+    std::int64_t number = 0;             ///< distinguishes ranges that are in transit together; the same on all hosts
     std::int64_t divisor = 1;
     std::size_t unit = 64;  ///< bytes that are not divided
     int local = 0;          ///< the stripe
@@ -33,7 +33,7 @@ class LevelSum {
   /// Most ranges that may be in transit together.
   static constexpr std::int64_t kMostRanges = 32;
 
-  /// Begins the first stage. There are two for each level: one in which parts are folded, one in which results return.
+  /// Begins the first stage. Each level has two: in one, parts are folded; in the other, results return.
   void begin(Context& context, const Options& options);
   /// Completes the stage that is under way, and begins the next, or completes the result.
   void advance(Context& context);
@@ -54,9 +54,9 @@ class LevelSum {
   std::size_t element_ = 0;
   int stage_ = 0;
   std::vector<const std::byte*> sums_;  // by held slot of the level
-  std::vector<std::byte> memory_[2];    // of the sums of one level, and of those of the next
-  std::vector<std::byte> raw_;          // received at a level: by held slot of the next, by member
-  std::vector<std::byte> coded_;        // the range as it is sent encoded; later its results
+  std::vector<std::byte> memory_[2];    // for the sums of one level, and of the next
+  std::vector<std::byte> raw_;          // received at a level: by held slot of the next level, by member
+  std::vector<std::byte> coded_;        // the range as it is sent in a wire format; later its results
   std::vector<float> wide_;             // inputs of one slot, decoded
   std::vector<const void*> inputs_;
   std::vector<transport::Outgoing> out_;

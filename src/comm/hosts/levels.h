@@ -2,11 +2,11 @@
 // once; any thread may read.
 //
 // The members of level 0 are the hosts. Sixteen consecutive members of a level form a group, and the groups are the
-// members of the next level; the last level has one group. The data of a group (a sum's, say) has a part for each of
-// its members, which are divided again at the next level. So at level k a *slot* is one member's share of one part:
+// members of the next level; the last level has one group. The data of a group (e.g. of a sum) has a part for each of
+// its members, and parts are divided again at the next level. So at level k a *slot* is one member's share of one part:
 // slot = member * stride(k) + part, and a part has a digit for each level below. The slots of a group's members go to
 // slots of the next level, one for each digit. Slot h belongs to host h at every level, so in full groups the peers of
-// a host are the 15 others. A group that is not full has slots beyond its members: one of them, or a host of the group
+// a host are the 15 others. A group that is not full has slots beyond its members. One of its hosts, or of the group
 // before it, holds such a slot too.
 #pragma once
 
@@ -35,7 +35,7 @@ class Levels {
 
   /// Number of levels; data is exchanged once at each, with a group of at most kRadix members.
   int count() const noexcept { return static_cast<int>(members_.size()) - 1; }
-  /// Members of a level, up to the level `count()`, whose only member is the world.
+  /// Number of members of a level. Level `count()` has one member, the world.
   int members(int level) const noexcept { return members_[static_cast<std::size_t>(level)]; }
   int stride(int level) const noexcept { return strides_[static_cast<std::size_t>(level)]; }
   /// Parts into which a group of the level divides its data.
@@ -62,7 +62,7 @@ class Levels {
   int holder(int level, int slot) const noexcept { return at(holders_, level)[static_cast<std::size_t>(slot)]; }
   /// The slots of a level that this host holds, ascending.
   const std::vector<int>& held(int level) const noexcept { return at(held_, level); }
-  /// The same of any host.
+  /// The slots of a level that `host` holds, ascending.
   std::vector<int> held_by(int host, int level) const {
     std::vector<int> held;
     const std::vector<int>& all = at(holders_, level);
@@ -71,11 +71,11 @@ class Levels {
     }
     return held;
   }
-  /// True if the slot is the first of its holder's for this member: it gets what is the same for all parts.
+  /// True if the slot is the first that its holder has for this member, and so gets what is the same for all parts.
   bool first_of_member(int level, int slot) const noexcept {
     return at(first_of_member_, level)[static_cast<std::size_t>(slot)];
   }
-  /// True if the slot is the first of its holder's for this part: it gets a part's result, equal for all members.
+  /// True if the slot is the first that its holder has for this part, and so gets a result that all members share.
   bool first_of_part(int level, int slot) const noexcept {
     return at(first_of_part_, level)[static_cast<std::size_t>(slot)];
   }
@@ -96,7 +96,7 @@ class Levels {
   }
 
  private:
-  /// A smaller group leaves slots beyond its members to the group before it, so that no member has many.
+  /// A group of fewer leaves slots beyond its members to the group before it, so that no member has many.
   static constexpr int kFew = 4;
 
   template <class T>

@@ -48,7 +48,7 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
       if (h == mine) continue;
       receive_pieces(context, in[h], layout.leader(static_cast<int>(h)), Step::Block, all + begin[h], length[h]);
     }
-    // Each host begins with a different one, so that not all send to the same host.
+    // Each host begins with a different host, so that not all send to the same host.
     for (std::size_t turn = 1; turn < hosts; ++turn) {
       const std::size_t h = (mine + turn) % hosts;
       send_pieces(context, sent[h], layout.leader(static_cast<int>(h)), Step::Block, here, length[mine]);
@@ -190,14 +190,14 @@ std::vector<std::int64_t> bytes_by_rank(const Request& request) {
 
 constexpr std::size_t kLeastPiece = std::size_t{8} << 10;
 
-/// A way of a broadcast's pieces, at one rank. Piece p goes the way p mod their number.
+/// One route of a broadcast's pieces, as seen by one rank. Piece p takes route p modulo the number of routes.
 struct Route {
   int from = -1;  // -1: this rank is the root
   std::vector<int> to = {};
   std::size_t next = 0;  // piece to be sent on
 };
 
-/// Returns this rank's part of the ways from the root to all hosts' leaders; empty if it sends and receives nothing.
+/// Returns this rank's part of the routes from the root to all leaders; empty if it sends and receives nothing.
 std::vector<Route> routes_of(const Layout& layout, int root, bool small) {
   const int first = layout.host_of(root);
   const int at = (layout.host - first + layout.hosts) % layout.hosts;
@@ -234,14 +234,14 @@ void broadcast(Context& context, const Request& request, bool serving) {
   std::byte* const data = serving ? context.scratch(1, bytes).data() : static_cast<std::byte*>(request.output);
   const int root = context.agreement.root;
   std::vector<Route> routes = routes_of(layout, root, bytes <= context.inline_bytes);
-  // A tree has a piece on the way at each depth: shorter ones for less data.
+  // A tree has a piece on the way at each depth, so less data is divided into shorter pieces.
   const std::size_t size =
       layout.hosts > kMostFlat ? std::clamp(bytes / 64 / kLeastPiece * kLeastPiece, kLeastPiece, kPiece) : kPiece;
   const std::size_t pieces = pieces_of(bytes, size);
   std::vector<transport::Incoming> in(pieces);
   std::vector<std::vector<transport::Outgoing>> out(pieces);
   const FrameGuard guard(context.world);
-  // Numbers follow each other in each route, as connections of a pair are used in turn.
+  // Pieces of a route have consecutive numbers, as the connections of a pair are used in turn.
   const auto number = [&](std::size_t piece) {
     return tag(Step::Chain, static_cast<std::int64_t>(piece / routes.size() + piece % routes.size() * pieces));
   };
@@ -321,7 +321,7 @@ void all_to_all(Context& context, const Request& request) {
     const auto goes = static_cast<std::size_t>(given[peer] * element);
     send_pieces(context, out[peer], static_cast<int>(peer), Step::Direct, input + from[peer], goes);
   }
-  // Meanwhile on the host: its ranks' parts one after the other.
+  // Meanwhile exchange within the host, whose ranks' parts are contiguous.
   Counts counts;
   std::size_t goes = 0;
   std::size_t comes = 0;

@@ -100,11 +100,11 @@ struct HostParts {
 
 // Phases beyond kMostFlat hosts, on the ranks that move data between hosts: the root, and the other hosts' leaders.
 
-/// Exchanges the hosts' parts, which lie by host in `all`. On all ranks; each gets them too.
+/// Exchanges the hosts' parts, which are ordered by host in `all`. Called on all ranks; each gets all parts.
 void exchange_in_steps(Context& context, const HostParts& parts, std::byte* all);
-/// Brings the hosts' parts to the root, by host in `all`. Elsewhere `here` is this host's part.
+/// Brings the hosts' parts to the root, into `all` in order of hosts. Elsewhere `here` is this host's part.
 void gather_by_tree(Context& context, const HostParts& parts, int root, const std::byte* here, std::byte* all);
-/// Brings the hosts' parts, by host in `all` at the root, to the leaders of the other hosts, where `here` is.
+/// Brings the hosts' parts from the root, where `all` has them in order of hosts, to `here` on the other leaders.
 void scatter_by_tree(Context& context, const HostParts& parts, int root, const std::byte* all, std::byte* here);
 
 }  // namespace cohort::comm::hosts

@@ -1,4 +1,4 @@
-// all_gather, gather and scatter between more than kMostFlat hosts, so that a host meets tens of others.
+// all_gather, gather and scatter between more than kMostFlat hosts, so that a host connects to only tens of others.
 #include "comm/hosts/moves.h"
 #include "comm/hosts/trees.h"
 
@@ -8,9 +8,9 @@
 namespace cohort::comm::hosts {
 namespace {
 
-// Exchanges. In the step of distance d, a host gets from the one d behind it what that one has: its own part and those
-// at multiples of 2d behind it. The longest distance comes first, while there is little to send: half of the data comes
-// from the next host.
+// Exchanges. In the step of distance d, a host gets what the host d behind it has: that host's own part, and those at
+// multiples of 2d behind it. The longest distance comes first, while there is little to send, and half of the data
+// comes from the next host.
 
 struct HostPart {
   std::byte* data = nullptr;
@@ -107,8 +107,8 @@ void exchange_in_steps(Context& context, const HostParts& parts, std::byte* all)
 
 namespace {
 
-// Gather and scatter, along radix_tree. A slab has a slice of each host's part, so that the memory of a host between
-// others is bounded. Two slabs are on the way at once.
+// Gather and scatter, along radix_tree. A slab has a slice of each host's part, so that a host that passes data on
+// needs bounded memory. Two slabs are on the way at once.
 
 constexpr std::size_t kSlice = std::size_t{64} << 10;
 constexpr std::size_t kMostSlab = std::size_t{16} << 20;
@@ -118,13 +118,13 @@ struct Stream {
   int peer = -1;
   int begin = 0;
   int end = 0;
-  std::int64_t frames = 0;  // so far; counted alike at both ends
+  std::int64_t frames = 0;  // number of frames so far, the same at both ends
 };
 
 struct Slab {
   std::size_t number = 0;
   std::vector<std::byte> bytes;      // the slices of this position and of those below it
-  std::vector<std::size_t> offsets;  // of each of them; then the end
+  std::vector<std::size_t> offsets;  // of each slice; then the end of the last one
   std::vector<std::vector<transport::Incoming>> in;
   std::vector<std::vector<transport::Outgoing>> out;
 };
@@ -135,7 +135,7 @@ struct Relay {
   const HostParts& parts;
   const int first;         // the root's host
   const int at;            // this host's position
-  const int end;           // behind those below it
+  const int end;           // the first position behind those below this one
   const std::size_t most;  // bytes of a slice
   std::size_t slabs = 0;
   std::vector<Stream> up = {}, down = {};
@@ -149,7 +149,8 @@ struct Relay {
     const std::size_t length = parts.length[host_at(position)];
     return position == 0 ? 0 : std::min(length - std::min(length, slab * most), most);
   }
-  /// Calls `copy` for the slices of positions before `until`: place in the slab, host, offset in its part, bytes.
+  /// Calls `copy` for the slices of positions before `until`, with place in the slab, host, offset in its part, and
+  /// bytes.
   template <class Copy>
   void each_slice(Slab& slab, int until, const Copy& copy) const {
     for (int position = at; position < until; ++position) {

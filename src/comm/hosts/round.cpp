@@ -34,7 +34,7 @@ struct Decision {
 bool goes_inline(const Context& context, const Request& request) noexcept {
   const Layout& layout = context.layout;
   if (!is_reduction(request.kind) || request.round != nullptr) return false;
-  // In a wire format never: residuals belong to the rank that encodes, which must not change with the weights.
+  // Never in a wire format, since residuals belong to the rank that encodes, and it must not change with the weights.
   if (request.weighted && (context.weights_differ || request.wire_format != WireFormat::None)) return false;
   if (may_be_object(request.dtype) && !context.transport.authenticates_all()) return false;
   const bool whole = request.kind == Kind::AllReduce || request.kind == Kind::Reduce;

@@ -51,7 +51,7 @@ struct StripedSum {
   Slice part_of_piece(const Piece& piece, int host) const noexcept {
     return layout.hosts == 2 ? Slice{0, piece.count} : slice_of(piece.count, element, host, layout.hosts, 0, unit);
   }
-  /// Bytes on the wire of so many elements of a piece; also the position of the element with this number there.
+  /// Bytes on the wire of this many elements of a piece; also the position there of the element with this number.
   std::size_t on_wire(std::int64_t elements) const noexcept {
     const auto number = static_cast<std::size_t>(elements);
     return coded ? encoded_bytes(format, number) : number * element;
@@ -117,7 +117,7 @@ void StripedSum::begin_piece() {
   piece.sending = true;
   const std::size_t own_bytes = on_wire(part_of_piece(piece, layout.host).count());
   piece.raw_bytes.resize(own_bytes * hosts);
-  // Each host begins with the next one, so that not all send to the same host.
+  // Each host begins with the host after it, so that not all send to the same host.
   for (int step = 1; step < layout.hosts; ++step) {
     const int host = (layout.host + step) % layout.hosts;
     const auto h = static_cast<std::size_t>(host);

@@ -83,9 +83,9 @@ struct Gathered {
   std::int64_t count;
 };
 
-// Called by leaders: sums the hosts' sums of a chunk, of which this host's is in `partials`, which is by host. A wire
-// format rounds them as large sums are rounded between hosts, so that both paths give the same result; residuals stay
-// as they are.
+// Called by leaders: sums the hosts' sums of a chunk. `partials` is by host, and this host's sum is in its place. A
+// wire format rounds them as large sums are rounded between hosts, so that both paths give the same result; residuals
+// stay as they are.
 void sum_gathered(Context& context, const Gathered& chunk, std::byte* partials, std::byte* whole) {
   const Layout& layout = context.layout;
   const auto hosts = static_cast<std::size_t>(layout.hosts);
@@ -116,7 +116,7 @@ void sum_gathered(Context& context, const Gathered& chunk, std::byte* partials, 
   fold_hosts(chunk.request, sums, whole, chunk.count, chunk.contributors.divisor());
 }
 
-// The same with more hosts: `mine` is this host's sum.
+// Does the same for more hosts. `mine` is this host's sum.
 void sum_gathered_by_levels(Context& context, const Gathered& chunk, std::byte* mine, std::byte* whole) {
   if (chunk.request.wire_format != WireFormat::None && chunk.brings[static_cast<std::size_t>(context.layout.host)])
     round_trip(chunk.request.wire_format, reinterpret_cast<float*>(mine), static_cast<std::size_t>(chunk.count));
@@ -226,7 +226,7 @@ struct Parts {
   const Request& request;
   const Contributors& contributors;
   std::size_t element = 0;
-  std::vector<Slice> kept = {};  // by rank, the part of the input that it keeps
+  std::vector<Slice> kept = {};  // by rank, the part of the input that the rank keeps
   std::int64_t per_chunk = 0;    // elements of each part
   std::int64_t chunks = 0;
   std::int64_t begun = 0;
@@ -331,7 +331,7 @@ void Parts::begin_chunk() {
   sum_chunk(chunk, number);
   const std::size_t own_bytes = static_cast<std::size_t>(of(number, layout.rank).count()) * element;
   chunk.raw_bytes.resize(own_bytes * hosts);
-  // Each host begins with the next one, so that not all send to the same host.
+  // Each host begins with the host after it, so that not all send to the same host.
   for (int step = 1; step < layout.hosts; ++step) {
     const int host = (layout.host + step) % layout.hosts;
     const auto h = static_cast<std::size_t>(host);

@@ -1,6 +1,6 @@
-// Pure functions: who meets whom in the operations that only move data between more than kMostFlat hosts. Positions
-// count hosts from the root's on, so every root has the same trees. Whatever the root, a host meets hosts at distances
-// of 2^k (broadcast, all_gather) and of d * 16^k with d below 16 (gather, scatter) only.
+// Pure functions: which hosts meet in the operations that only move data between more than kMostFlat hosts. Positions
+// count hosts from the root's on, so every root has the same trees. Whatever the root, a host meets only hosts at
+// distances of 2^k (broadcast, all_gather) and of d * 16^k with d below 16 (gather, scatter).
 #pragma once
 
 #include "comm/hosts/levels.h"
@@ -12,12 +12,12 @@
 
 namespace cohort::comm::hosts {
 
-/// Up to so many hosts, a host may meet all others.
+/// Up to this many hosts, a host may meet all others.
 inline constexpr int kMostFlat = Levels::kRadix;
 
 /// Neighbours of a position in a tree.
 struct Neighbours {
-  int parent = -1;  ///< of the root: -1
+  int parent = -1;  ///< -1 for the root
   std::vector<int> children = {};
 };
 
@@ -34,12 +34,12 @@ inline Neighbours in_order_tree(int at, int last) {
   return found;
 }
 
-/// Tree number 0 or 1 of two in which no position but the root has children in both: if each carries half of the data,
-/// no host sends more than all of it. (Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast.)
+/// One of two trees (0 or 1) in which no position except the root has children in both. If each carries half of the
+/// data, no host sends more than all of it. (Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast.)
 inline Neighbours one_of_two_trees(int tree, int at, int hosts) {
   const int last = hosts - 1;
   if (tree == 0) return in_order_tree(at, last);
-  // The second tree is the first one mirrored, or, since that keeps odd positions odd if `last` is odd, shifted.
+  // The second tree is the mirrored first one. If `last` is odd it is shifted, since mirroring keeps odd positions odd.
   const auto to_first = [&](int position) {
     return position <= 0 ? position : last % 2 == 0 ? hosts - position : position % last + 1;
   };
@@ -52,7 +52,7 @@ inline Neighbours one_of_two_trees(int tree, int at, int hosts) {
   return found;
 }
 
-/// Tree of depth log16(hosts), with at most 15 children of each depth. Below a position are those that follow it.
+/// Tree of depth log16(hosts), with at most 15 children of each depth. The positions below a position follow it.
 inline Neighbours radix_tree(int at, int hosts) {
   Neighbours found;
   for (std::int64_t stride = 1; stride < hosts; stride *= kMostFlat) {
@@ -68,7 +68,7 @@ inline Neighbours radix_tree(int at, int hosts) {
   return found;
 }
 
-/// The position behind those that are `at` or below it in radix_tree.
+/// The first position behind `at` and those below it in radix_tree.
 inline int radix_end(int at, int hosts) {
   std::int64_t size = 1;
   while (at % (size * kMostFlat) == 0 && size < hosts) size *= kMostFlat;

@@ -85,9 +85,9 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kLongestCause = 4096;
-// Leaders wait so much longer for each other than for ranks of their hosts: who knows who is missing tells first.
+// Leaders wait longer for each other by this time, so that a leader that knows which rank is missing reports it first.
 constexpr auto kGrace = 1s;
-constexpr std::uint32_t kWaits = 1;  // the tag of messages by which a rank tells that it waits; those of send have 0
+constexpr std::uint32_t kWaits = 1;  // tag of messages in which a rank reports that it waits; those of send have 0
 
 /// Returns an ID that is the same on all ranks, is not 0, and does not reveal the token.
 std::uint64_t status_id(std::string_view token) {
@@ -152,7 +152,8 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
   try {
     form_from_store();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::Aborted) local::raise_if_recorded(options_);  // a leader's words about it
+    if (error.code() == ErrorCode::Aborted)
+      local::raise_if_recorded(options_);  // with the reason that a leader recorded
     local::record_failure(options_, error);
     throw;
   }
@@ -218,7 +219,7 @@ void World::form_from(Place& place) {
   make_transport(std::move(*place.listeners), place.token);
 }
 
-// The ranks of a host exchange how they are reached, then the leaders what they know of their hosts.
+// Ranks of a host exchange how they are reached, then leaders exchange the answers of their hosts.
 void World::form_from_store() {
   const Clock::time_point deadline = Clock::now() + options_.init_timeout;
   transport::tcp::Listeners listeners(listening());
@@ -250,7 +251,7 @@ void World::form_from_store() {
     try {
       all = local::encode_values(local::exchange(options_, leaders, local::encode_values(known)));
     } catch (const Error& error) {
-      local_->abort(error.what());  // the ranks of this host wait for it
+      local_->abort(error.what());  // ends the wait of this host's other ranks
       throw;
     }
   }
@@ -278,7 +279,7 @@ std::string World::tell_locals(std::string text) {
   Request send;
   send.kind = Kind::Broadcast;
   send.dtype = DType::UInt8;
-  send.timeout = options_.init_timeout + 3 * kGrace;  // the leader, which knows who is missing, gives up before
+  send.timeout = options_.init_timeout + 3 * kGrace;  // the leader knows which rank is missing, so it gives up first
   send.input = send.output = &length;
   send.input_count = send.output_count = sizeof length;
   run_local(*this, send);
@@ -303,8 +304,8 @@ void World::tell_if_ended() {
   const local::AbortRecord& abort = local_world().header().abort;
   for (int i = 0; i < 100 && abort.state.load() != local::AbortRecord::kSet; ++i) std::this_thread::sleep_for(1ms);
   if (!transport_) return;
-  // Hosts without a connection to this one get the report too. With many, each passes it on to those that it exchanges
-  // data with, by which it reaches all.
+  // Hosts without a connection to this one get the report too. With many hosts, each passes it on to the hosts with
+  // which it exchanges data, so that it reaches all.
   if (layout_.leads() || abort.reporter == layout_.rank) {
     for (const int host : levels_.peers(layout_.host)) transport_->connect(layout_.leader(host));
   }

@@ -56,7 +56,7 @@ struct Layout {
   int host_of(int which) const noexcept { return host_of_rank[static_cast<std::size_t>(which)]; }
   int local_of(int which) const noexcept { return local_of_rank[static_cast<std::size_t>(which)]; }
 
-  /// How many of the first `count` hosts have this local number.
+  /// Returns how many of the first `count` hosts have a rank with this local number.
   int hosts_with(int local_number, int count) const noexcept {
     return static_cast<int>(std::count_if(ranks.begin(), ranks.begin() + count, [&](const auto& there) {
       return static_cast<int>(there.size()) > local_number;
@@ -164,9 +164,9 @@ class World final : public transport::TransportEvents, public messages::Members 
   /// Ends the world because the peer is lost, for the reason `how`, and throws.
   [[noreturn]] void end_lost(int peer, const std::string& how);
 
-  /// Tells all ranks to which there is a connection that this one waits in this operation; 0: that it goes on.
+  /// Tells all connected ranks that this one waits in operation `sequence`; 0: that it goes on.
   void tell_waiting(std::uint64_t sequence);
-  /// True if the rank has told that it waits in this operation, or in the one before, whose end it may not know.
+  /// True if the rank has reported that it waits in this operation, or in the previous one, whose end it may not know.
   bool waits(int rank, std::uint64_t sequence) const noexcept {
     const std::uint64_t told = waits_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
     return told != 0 && told + 1 >= sequence;

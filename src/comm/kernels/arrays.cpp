@@ -22,7 +22,7 @@ void copy_non_temporal(void* to, const void* from, std::size_t bytes) {
   const std::size_t vector = hn::Lanes(d);
   auto* target = static_cast<std::uint8_t*>(to);
   const auto* source = static_cast<const std::uint8_t*>(from);
-  // Streams whole cache lines only: a line that is streamed in part costs a read of the memory.
+  // Streams only whole cache lines, since a line that is streamed in part costs a read of the memory.
   constexpr std::size_t kLine = 64;
   const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
   if (bytes < head + kLine) {
@@ -117,8 +117,8 @@ static HWY_INLINE bool reaches(const T* element, T limit) {
   return static_cast<T>(bits & (std::numeric_limits<T>::max() >> 1)) >= limit;
 }
 
-// Computes a maximum over each block first, which shows whether the block has such an element: two instructions for
-// each vector, and no branch.
+// Computes a maximum over each block first, to see whether the block has such an element. That takes two instructions
+// for each vector, and no branch.
 template <class T>
 static HWY_INLINE std::size_t first_of(const T* bits, std::size_t count, T limit) {
   const hn::ScalableTag<T> d;

@@ -20,7 +20,7 @@ enum class Stores : std::uint8_t {
 /// past the caches and ends with a fence: a flag stored afterwards (release) is seen after the data.
 void copy(void* to, const void* from, std::size_t bytes, Stores stores);
 
-/// Copies without a fence: several pieces need only one `fence` after the last, as each fence waits for memory.
+/// Copies without a fence. Several pieces need only one `fence`, after the last, since each fence waits for memory.
 void copy_unfenced(void* to, const void* from, std::size_t bytes, Stores stores);
 void fence(Stores stores);
 

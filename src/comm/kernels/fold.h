@@ -33,12 +33,12 @@ enum class FoldOrder : std::uint8_t {
   Ascending,
   /// A balanced binary tree over the inputs: a range is divided at the largest power of two below its length. So each
   /// aligned block of kFoldBlock inputs, or of kFoldBlock such blocks, is a subtree that may be folded elsewhere: the
-  /// total of a block is rounded to the element's type (of the whole, only the result), and scales belong to the
+  /// total of a block is rounded to the element's type (for the whole, only the result is), and scales belong to the
   /// inputs.
   Tree,
 };
 inline constexpr std::size_t kFoldBlock = 16;
-/// The order of the fold over so many hosts, of which each fold, of one of their blocks too, has to have this order.
+/// The order of folds over this many hosts, which also applies to the fold of a single block of them.
 constexpr FoldOrder order_over(std::int64_t members) noexcept {
   return members <= static_cast<std::int64_t>(kFoldBlock) ? FoldOrder::Ascending : FoldOrder::Tree;
 }

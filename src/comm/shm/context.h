@@ -144,7 +144,8 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
-  /// Throws the world's end as the error of operation `what`, which has not begun; uses the number that it would have.
+  /// Throws the error that ended the world, for operation `what`, which has not begun, and the number it would have
+  /// had.
   [[noreturn]] void throw_ended_before(const std::string& what) const;
   /// Checks on the other ranks, for an operation that is carried out elsewhere.
   void attend();

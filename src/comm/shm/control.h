@@ -120,9 +120,9 @@ inline constexpr std::size_t kApart = 128;
 inline constexpr int kMostRanks = 1024;  // a chunk has a cache line for each rank
 
 /// A rank's announcement of an operation. A rank has two slots; the parity of the sequence chooses one. It rewrites a
-/// slot only after all ranks have come to the operation after the slot's previous one, which they have left by then. A
-/// small payload lies in `tiny` or in the layout's `payload`. The descriptor has cache lines of its own, which no rank
-/// reads while small operations agree.
+/// slot only after all ranks have announced the operation that followed the slot's last one, and so have left that one.
+/// A small payload lies in `tiny` or in the layout's `payload`. The descriptor has cache lines of its own, which no
+/// rank reads while small operations agree.
 struct alignas(kApart) Slot {
   static constexpr std::size_t kTiny = 48;
   std::atomic<std::uint64_t> sequence;  ///< number of the announced operation; stored last, with release

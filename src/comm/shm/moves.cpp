@@ -93,8 +93,8 @@ void move_inline(Context& context, const Request& request) {
   for (int source = 0; source < context.size; ++source) {
     const MovedBlock own = block_of(context, request, source, context.rank);
     if (own.bytes == 0) continue;
-    // Reads this rank's own input from its slot, too: the slot has it as it was given, even if the caller has changed
-    // it since.
+    // Reads this rank's own input from its slot, too, since the slot has it as it was given, even if the caller has
+    // changed it since.
     std::memmove(static_cast<std::byte*>(request.output) + own.to, context.inline_input(source) + own.from, own.bytes);
   }
 }

@@ -16,8 +16,8 @@ namespace cohort::comm::local {
 
 // The distance between the cores of two ranks, measured by the threads that run operations: the round trip of a cache
 // line, and the time to pass a buffer to the other core through the caches, past them, and by reading through the
-// kernel. Virtual cores move within a host, so all but the last are measured repeatedly. Those decide only the kind of
-// stores, never the results, so ranks need not agree on them. Used by the thread that runs operations.
+// kernel. Virtual cores move within a host, so all times but the last are measured repeatedly. They decide only the
+// kind of stores, never results, so ranks need not agree on them. Used by the thread that runs operations.
 
 /// Shortest buffer that is read through the kernel; also the limit if nothing could be measured.
 inline constexpr std::uint64_t kLeastReading = std::uint64_t{4} << 10;

@@ -183,7 +183,7 @@ using namespace std::chrono_literals;
 constexpr std::uint64_t kMagic = 0x314f4c4548484f43;  // "COHHELO1"
 constexpr std::size_t kTokenBytes = 32;
 constexpr auto kSlice = 100ms;
-// Added where one waits for another's waiting, so that the one who knows who is missing tells first.
+// Additional time to wait for a rank that itself waits, so that the rank that knows who is missing reports it first.
 constexpr auto kGrace = 1s;
 
 using Token = std::array<char, kTokenBytes>;
@@ -258,7 +258,7 @@ void visit_fields(auto& m, auto& a, const Values*) { a(codec::most(m.values, sto
 // The rank's number in the whole world, for messages.
 int name_of(const FormOptions& options, int rank) { return options.label ? options.label->name_of(rank) : rank; }
 
-// Throws what has ended the forming of the world: a rank's own failure, or the store's word that it has died.
+// Throws the recorded reason why the forming of the world has ended: a rank has failed, or it has died.
 [[noreturn]] void raise_recorded(const FormOptions& options, std::string_view recorded) {
   const Error failure = rendezvous::decode_failure(recorded);
   ErrorContext context;
@@ -286,7 +286,7 @@ std::string pack_values(const std::vector<std::string>& values) {
   packed.resize(head + length);
   if (::compress2(reinterpret_cast<Bytef*>(packed.data() + head), &length, reinterpret_cast<const Bytef*>(plain.data()),
                   plain.size(), Z_BEST_SPEED) != Z_OK) {
-    throw std::bad_alloc();  // its only failure
+    throw std::bad_alloc();  // compression fails only for lack of memory
   }
   packed.resize(head + length);
   return packed;
@@ -295,7 +295,7 @@ std::string pack_values(const std::vector<std::string>& values) {
 Result<std::vector<std::string>> unpack_values(std::string_view bytes) {
   codec::Reader in(bytes);
   const auto size = in.number<std::uint64_t>();
-  if (!size || *size > store::kLongestValue || *size / 1100 > in.rest().size())  // zlib's best is 1032
+  if (!size || *size > store::kLongestValue || *size / 1100 > in.rest().size())  // zlib compresses to 1/1032 at best
     return fail(ErrorCode::Corrupt, "values of no size that may be");
   std::string plain(*size, '\0');
   uLongf length = plain.size();

@@ -131,25 +131,26 @@ class Rendezvous {
   std::unique_ptr<Listener> listener_;
 };
 
-/// Those who exchange values: numbered from 0, in a world that is being formed.
+/// The participants of an exchange of values, numbered from 0, in a world that is being formed.
 struct Exchange {
   std::string key;         ///< distinguishes the exchanges of a world
   std::vector<int> ranks;  ///< by number, for messages
-  int number = 0;          ///< this rank's
+  int number = 0;          ///< this participant's number
   std::chrono::steady_clock::time_point deadline;
 };
-/// Returns everybody's value, by number. Number 0 collects them in the store and publishes them as one, so whoever
-/// takes part makes two requests. Throws a Timeout that names the missing ranks, and what `throw_if_failed` throws.
+/// Returns all participants' values, by number. Participant 0 collects them in the store and publishes them as one, so
+/// each participant makes two requests. Throws a Timeout that names the missing ranks, and what `throw_if_failed`
+/// throws.
 std::vector<std::string> exchange(const FormOptions& options, const Exchange& exchange, const std::string& mine);
 std::string encode_values(const std::vector<std::string>& values);
 Result<std::vector<std::string>> decode_values(std::string_view bytes);
-/// The same, compressed: descriptions of ranks are much alike, and each host reads those of all.
+/// Encodes the values compressed, since descriptions of ranks are much alike, and each host reads those of all ranks.
 std::string pack_values(const std::vector<std::string>& values);
 Result<std::vector<std::string>> unpack_values(std::string_view bytes);
 
-/// Throws what has ended the forming of the world, if the store has it.
+/// Throws the reason why the forming of the world has ended, if the store has one.
 void raise_if_recorded(const FormOptions& options);
-/// Tells the others in the store why this rank could not form the world, unless the error tells what another has told.
+/// Records in the store why this rank could not form the world, unless the error only repeats another rank's reason.
 void record_failure(const FormOptions& options, const Error& error) noexcept;
 
 /// Meets the other ranks of the host. `point` is null if `options` has no entries: they are then exchanged through the

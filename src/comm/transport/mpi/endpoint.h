@@ -175,7 +175,7 @@ class Runtime {
   static Runtime& of_process();
 
   /// Initialises MPI unless that has been done. The first call is collective over the launcher's processes. `patience`:
-  /// how long to wait at the process's end for the ends of the other processes.
+  /// how long this process, when it ends, waits for the other processes to end.
   Result<std::shared_ptr<Endpoint>> endpoint(net::Deadline deadline, std::chrono::milliseconds patience);
 
  private:

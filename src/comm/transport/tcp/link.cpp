@@ -149,7 +149,7 @@ bool Link::read_state(TcpState& state) noexcept {
   };
   const std::uint32_t segments = added(lost_segments_, state.info.tcpi_total_retrans);
   const std::uint32_t timeouts = added(timeouts_, state.timeouts);
-  // An older kernel shows that a time-out is under way, and not how many there were.
+  // An older kernel shows only that a time-out is under way, not how many there were.
   if (size < sizeof state && state.info.tcpi_ca_state == TCP_CA_Loss && state.info.tcpi_unacked > 0)
     state.timeouts_ms = timeouts_ms_ + static_cast<std::uint32_t>(kListen.count());
   const std::uint32_t timeouts_ms = added(timeouts_ms_, state.timeouts_ms);

@@ -244,7 +244,8 @@ class Link {
   bool ended_ = false;
   bool more_ = false;
   std::optional<Clock::time_point> unanswered_since_;
-  std::uint32_t lost_segments_ = 0, timeouts_ = 0, timeouts_ms_ = 0;  // of this connection, told to the status page
+  std::uint32_t lost_segments_ = 0, timeouts_ = 0,
+                timeouts_ms_ = 0;  // of this connection, as reported in the status page
 
   std::deque<Item> queue_;
   Guard guard_;
