@@ -118,8 +118,7 @@ bool close_on_exec_from(int first) {
   for (const auto& [source, target] : prepared.moved) {
     if (::dup2(source, target) < 0) give_up(prepared, kDup, errno);
   }
-  // Close everything else, by number, because descriptors that libraries opened without CLOEXEC must not leak into
-  // workers.
+  // Close everything else, by number: workers must not get descriptors that libraries opened without CLOEXEC.
   if (!close_on_exec_from(prepared.highest_target + 1)) give_up(prepared, kClose, errno);
   for (int fd = 3; fd <= prepared.highest_target; ++fd) {
     const bool wanted = std::any_of(prepared.moved.begin(), prepared.moved.end(),

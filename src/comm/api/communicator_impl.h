@@ -128,8 +128,7 @@ struct Caller {
 
 void check_buffer(const Caller& caller, std::string_view name, const ConstBuffer& buffer);
 void check_same_type(const Caller& caller, const ConstBuffer& input, const Buffer& output);
-/// Checks that input and output share no byte, unless the input begins at `in_place`, so that the operation is in
-/// place.
+/// Checks that input and output share no byte, unless the operation is in place (the input begins at `in_place`).
 void check_apart(const Caller& caller, const ConstBuffer& input, const Buffer& output, const void* in_place);
 void check_reduction(const Caller& caller, DType dtype, ReduceOp op, double prescale, double postscale);
 void check_weight(const Caller& caller, DType dtype, ReduceOp op, double weight);

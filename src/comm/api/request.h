@@ -94,8 +94,7 @@ struct Borrowed {
   std::shared_ptr<const sys::Mapping> memory = {};  ///< keeps a peer's memory mapped; null for this rank's own memory
 };
 
-/// AllReduceOptions::tag of comparisons of what ranks train together. Messages describe such an operation by its
-/// purpose.
+/// AllReduceOptions::tag of comparisons of what ranks train together; messages say so.
 constexpr std::uint32_t kComparisonTag = 0x7C0DE1F5;
 
 /// An operation on host memory; for an operation on device memory, only what the ranks agree on.
@@ -150,8 +149,7 @@ struct Slice {
 inline Slice slice_of(std::int64_t count, std::size_t element, int part, int parts, std::uint64_t address,
                       std::size_t unit = 64) noexcept {
   const auto per_line = static_cast<std::int64_t>(unit / element);
-  const auto lead = static_cast<std::int64_t>(address % unit /
-                                              element);  // elements between the start of the cache line and `address`
+  const auto lead = static_cast<std::int64_t>(address % unit / element);  // elements of its first line before it
   const std::int64_t lines = (count + lead + per_line - 1) / per_line;
   const auto border = [&](std::int64_t index) {
     const std::int64_t line = lines / parts * index + lines % parts * index / parts;

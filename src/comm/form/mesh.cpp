@@ -68,8 +68,7 @@ Mesh::Mesh(Communicator comm, std::vector<MeshAxis> axes) : comm_(std::move(comm
   check_axes(axes_, comm_.size());
   int stride = comm_.size();
   for (const MeshAxis& axis : axes_) {
-    const int outer =
-        comm_.rank() / stride * stride;  // the rank that has this rank's slower coordinates, and 0 for the others
+    const int outer = comm_.rank() / stride * stride;  // the rank with equal slower coordinates, else 0
     stride /= axis.size;
     const int coordinate = comm_.rank() / stride % axis.size;
     along_.push_back(comm_.split({.color = outer + comm_.rank() % stride, .key = coordinate}));

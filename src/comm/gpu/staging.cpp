@@ -142,8 +142,7 @@ Staging::Staging(Gpu& gpu, const Request& device, const StreamMarks& marks, Requ
   std::size_t input_at = 0;
   std::size_t output_at = (in + kCacheLine - 1) / kCacheLine * kCacheLine;
   std::size_t all = output_at + out;
-  if (in > 0 && out > 0 && input < output + out &&
-      output < input + in) {  // in place, so the buffers in host memory are too
+  if (in > 0 && out > 0 && input < output + out && output < input + in) {  // in place, in host memory as well
     const std::byte* const begin = std::min<const std::byte*>(input, output);
     input_at = static_cast<std::size_t>(input - begin);
     output_at = static_cast<std::size_t>(output - begin);

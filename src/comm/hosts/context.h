@@ -212,11 +212,10 @@ class Context {
   static constexpr auto kLook = std::chrono::milliseconds(10);      // between checks of peers and deadlines
   static constexpr auto kSpinning = std::chrono::microseconds(50);  // longest spin before the thread yields its core
   static constexpr auto kLeastSpinning = std::chrono::microseconds(2);
-  static constexpr auto kYielding =
-      std::chrono::microseconds(2000);  // longest yielding before a sleep; a few blocks' wire time
-  static constexpr auto kTelling = std::chrono::microseconds(300);  // longer waits are shown in the status page
-  static constexpr auto kTaken = std::chrono::microseconds(1000);   // a yield that takes longer shows a busy core
-  static constexpr auto kBusy = std::chrono::milliseconds(50);      // how long waits then sleep without spinning
+  static constexpr auto kYielding = std::chrono::microseconds(2000);  // then it sleeps; a few blocks' wire time
+  static constexpr auto kTelling = std::chrono::microseconds(300);    // longer waits are shown in the status page
+  static constexpr auto kTaken = std::chrono::microseconds(1000);     // a yield that takes longer shows a busy core
+  static constexpr auto kBusy = std::chrono::milliseconds(50);        // how long waits then sleep without spinning
 
   /// While this object exists, the status page can show that the program waits for others in this operation.
   class Waiting {

@@ -149,8 +149,7 @@ struct Relay {
     const std::size_t length = parts.length[host_at(position)];
     return position == 0 ? 0 : std::min(length - std::min(length, slab * most), most);
   }
-  /// Calls `copy` for the slices of positions before `until`, with place in the slab, host, offset in its part, and
-  /// bytes.
+  /// Calls `copy(place in the slab, host, offset in its part, bytes)` for slices of positions before `until`.
   template <class Copy>
   void each_slice(Slab& slab, int until, const Copy& copy) const {
     for (int position = at; position < until; ++position) {

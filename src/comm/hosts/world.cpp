@@ -152,8 +152,7 @@ World::World(const FormOptions& options, std::unique_ptr<Place> place)
   try {
     form_from_store();
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::Aborted)
-      local::raise_if_recorded(options_);  // with the reason that a leader recorded
+    if (error.code() == ErrorCode::Aborted) local::raise_if_recorded(options_);  // a leader's reason
     local::record_failure(options_, error);
     throw;
   }

@@ -144,8 +144,7 @@ class Waiter {
   void throw_if_ended() const {
     if (world.ended()) throw world.recorded(doing(), number());
   }
-  /// Throws the error that ended the world, for operation `what`, which has not begun, and the number it would have
-  /// had.
+  /// Throws the error that ended the world, for `what`, an operation that has not begun; uses its number to come.
   [[noreturn]] void throw_ended_before(const std::string& what) const;
   /// Checks on the other ranks, for an operation that is carried out elsewhere.
   void attend();

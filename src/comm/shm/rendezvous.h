@@ -138,9 +138,8 @@ struct Exchange {
   int number = 0;          ///< this participant's number
   std::chrono::steady_clock::time_point deadline;
 };
-/// Returns all participants' values, by number. Participant 0 collects them in the store and publishes them as one, so
-/// each participant makes two requests. Throws a Timeout that names the missing ranks, and what `throw_if_failed`
-/// throws.
+/// Returns all participants' values, by number. Number 0 collects them in the store and publishes them as one, so
+/// each participant makes two requests. Throws a Timeout that names the missing ranks, and like `raise_if_recorded`.
 std::vector<std::string> exchange(const FormOptions& options, const Exchange& exchange, const std::string& mine);
 std::string encode_values(const std::vector<std::string>& values);
 Result<std::vector<std::string>> decode_values(std::string_view bytes);

@@ -245,7 +245,7 @@ class Link {
   bool more_ = false;
   std::optional<Clock::time_point> unanswered_since_;
   std::uint32_t lost_segments_ = 0, timeouts_ = 0,
-                timeouts_ms_ = 0;  // of this connection, as reported in the status page
+                timeouts_ms_ = 0;  // of this connection, as last reported
 
   std::deque<Item> queue_;
   Guard guard_;
