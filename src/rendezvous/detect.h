@@ -47,7 +47,7 @@ struct Detected {
   /// Only workers are ranks of the launcher's world; others have rank 0 of 1.
   Role role = Role::Worker;
   std::optional<int> number;  ///< number within its role, for a worker its rank; unset if not given
-  int workers = 1;            ///< number of workers; 0: an evaluator that does not know it
+  int workers = 1;            ///< number of workers; 0 for an evaluator, if it is not known
   int servers = 0;
   std::optional<int> local_rank;
   std::optional<int> local_size;

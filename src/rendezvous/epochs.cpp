@@ -22,7 +22,7 @@ constexpr std::string_view kFormed = "formed";
 /// Interval at which a wait asks whether the job ends.
 constexpr std::chrono::milliseconds kAskWhetherItEnds{500};
 
-/// Waits as the store does, and throws Unavailable where the job ends.
+/// Waits like the store, and throws Unavailable if the job ends.
 store::Store::Gathered await_all(store::MeetingStore& store, std::span<const std::string> keys,
                                  std::span<const std::string> unless, net::Deadline deadline, const JobEnds& ends) {
   while (true) {
@@ -49,7 +49,8 @@ class EndingWithEpoch final : public store::MeetingStore {
   Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
     std::vector<std::string> or_next(unless.begin(), unless.end());
     or_next.push_back(next_);
-    Gathered found = await_all(*store_, keys, or_next, deadline, ends_);  // ranks that meet on a host wait by asking
+    Gathered found =
+        await_all(*store_, keys, or_next, deadline, ends_);  // ranks that meet on a host poll instead of waiting
     if (found.ended && found.ended->index == unless.size()) throw Superseded(epoch_);
     return found;
   }

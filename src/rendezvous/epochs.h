@@ -40,8 +40,8 @@ Membership current_membership(store::Store& store, std::uint64_t least);
 /// True if the worker was a member in an epoch before this one. (A worker that never was may become one later.)
 bool was_member(store::Store& store, std::uint64_t epoch, int worker);
 
-/// Returns true once the job is to end, so that nobody else may come. The waits below ask twice a second, and then call
-/// `raise_job_ends`. Null: never.
+/// Returns true once the job is to end, so that nobody else may come. The waits below ask twice a second, and call
+/// `raise_job_ends` if it returns true. Null: never.
 using JobEnds = std::function<bool()>;
 /// Throws Unavailable.
 [[noreturn]] void raise_job_ends();
@@ -77,7 +77,8 @@ bool is_removed(std::uint64_t announced);
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline, const JobEnds& ends);
 
-// Records of the epoch in which each world of this process was last formed. Worlds have names, and differ in epochs.
+// Records of the epoch in which each world of this process was last formed. Worlds have names, and may differ in their
+// epochs.
 
 inline constexpr std::string_view kWorld = "world";  ///< default name in `init`
 

@@ -41,7 +41,7 @@ class Exchange {
   virtual void wait_told() {}
 };
 
-/// Opens the exchange that `said.launcher` offers this process. Fails with Unavailable, and why, if there is none.
+/// Opens the exchange that `said.launcher` offers this process. Fails with Unavailable if there is none, and says why.
 Result<std::shared_ptr<Exchange>> open_exchange(const rendezvous::Detected& said,
                                                 const rendezvous::Environment& environment);
 /// Like open_exchange, for a rank: the error also says what a rank can do instead.

@@ -282,7 +282,8 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   hosts_.front());
     }
-    // Answers in the background, since ranks with the value go on to the meeting, which names those that do not come.
+    // Answers in the background: ranks with the value go on to the meeting, and the meeting names those that do not
+    // come.
     deadline_ = deadline;
     answers_.reset();
     std::string reasons;

@@ -21,7 +21,7 @@ constexpr std::uint32_t kWorldMagic = 0x33565243;  // "CRV3"
 constexpr std::size_t kMostBackends = 64;
 constexpr std::size_t kMostRanks = store::kMostKeys;
 
-// The next ranks are on these hosts, so many on each.
+// The next ranks are on these consecutive hosts, with this number of ranks on each.
 struct Run {
   std::int32_t first_host = 0;
   std::int32_t hosts = 1;
@@ -238,7 +238,7 @@ std::string failed_key(const MeetingOptions& options) { return fmt::format("{}/{
 std::string info_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/card/{}", options.prefix, rank);
 }
-// Set by a rank that needs the store no more, if it ends with rank 0.
+// Key set by a rank that no longer needs the store, if the store ends with rank 0.
 std::string done_key(const MeetingOptions& options, int rank) {
   return fmt::format("{}/done/{}", options.prefix, rank);
 }
@@ -370,7 +370,7 @@ AgreedWorld hold_meeting(store::MeetingStore& store, const MemberInfo& mine, con
       store.set(verdict_key(options), encode(*decision));
       return *decision;
     }
-    // If a rank's will was written first, the will is what all are told.
+    // If a rank's will was written first, all ranks get the will instead.
     const std::string bytes = encode_failure(decision.error());
     const Error failure =
         decode_failure(store.compare_and_set(failed_key(options), std::nullopt, bytes).value_or(bytes));

@@ -1,9 +1,9 @@
 // MemberInfo, AgreedWorld: the descriptions that ranks exchange when they meet, and what is decided on them. Plain data
 // and pure functions. The texts come from other processes and are fully checked.
 // hold_meeting: the meeting of ranks in a store. Each rank claims its number once and publishes its description; rank 0
-// checks them all and publishes the world. Whatever a rank waits for until its communicator is formed, it waits for a
-// failure too: the first that a rank records, or that the store records when a rank has died (its will). A rank makes
-// the same number of requests in worlds of all sizes. Blocks until the deadline at most.
+// checks them all and publishes the world. Until a rank's communicator is formed, each of its waits also ends with the
+// first failure that a rank records, or that the store records when a rank has died (its will). A rank makes the same
+// number of requests in worlds of all sizes. Blocks until the deadline at most.
 #pragma once
 
 #include "base/result.h"
@@ -58,12 +58,12 @@ struct AgreedPlace {
 struct AgreedWorld {
   std::string backend;
   std::vector<int> hosts;  ///< by rank, the number of its host; hosts are numbered in the order of their lowest rank
-  std::string layout;      ///< on rank 0 alone: "2 hosts (a: ranks 0-1; b: rank 2)"
+  std::string layout;      ///< only on rank 0: "2 hosts (a: ranks 0-1; b: rank 2)"
 
   AgreedPlace place_of(int rank) const;
 };
 
-/// The text is as long as the placement is irregular: a few bytes if all hosts have equally many ranks.
+/// The text is short if the placement is regular: a few bytes if all hosts have equally many ranks.
 std::string encode(const AgreedWorld& world);
 Result<AgreedWorld> decode_agreed_world(std::string_view bytes);
 

@@ -106,7 +106,7 @@ std::unique_ptr<store::StoreServer> serve(const net::Secret& secret, const std::
   return std::make_unique<store::StoreServer>(options);
 }
 
-// Rank 0 listens first, then announces its addresses: a rank that can reach an address finds rank 0 there.
+// Rank 0 listens first, then announces its addresses, so a rank that can reach an address finds rank 0 there.
 std::string make_offer(MeetingPlace& place, const std::string& meeting, int ranks, std::size_t longest,
                        const std::optional<net::Secret>& own) {
   const net::Secret secret = own ? *own : value_or_throw(net::Secret::generate());
