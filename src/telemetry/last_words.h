@@ -26,7 +26,7 @@ FunctionSymbol find_function(std::span<const std::byte> file, std::uint64_t addr
 inline constexpr std::string_view kUncaught = "uncaught exception ", kThrowStack = "the stack at std::terminate:\n",
                                   kNativeStack = "the native stack:\n";
 
-/// From now on the page gets uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV,
+/// Writes to the page, from now on, uncaught exceptions (type, text, a cohort::Error's context, backtrace) and SIGSEGV,
 /// SIGBUS, SIGFPE, SIGILL, SIGABRT (address, backtrace). Exit status and core dump do not change.
 void keep_last_words();
 

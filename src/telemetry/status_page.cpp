@@ -155,7 +155,7 @@ void StatusPage::note_losses(std::uint64_t segments, std::uint64_t timeouts, std
   losses.segments.fetch_add(segments, std::memory_order_relaxed);
   losses.timeouts.fetch_add(timeouts, std::memory_order_relaxed);
   losses.timeouts_ms.fetch_add(timeouts_ms, std::memory_order_relaxed);
-  // The majority's host (Boyer and Moore): it changes when another one has lost more since.
+  // Name of the majority's host (Boyer and Moore), which changes when other hosts have lost more since.
   std::array<std::atomic<std::uint64_t>, LossStatus::kWords> name{};
   store_text(name, host);
   const bool same =

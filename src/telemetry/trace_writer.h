@@ -24,7 +24,7 @@ std::string_view category_of(TraceTrack kind) noexcept;
 /// Identity of a row, as the numbers of its process and thread in the file.
 struct TrackId {
   std::uint32_t rank = 0;
-  std::uint16_t epoch = 0;  ///< number of restarts of the ranks before
+  std::uint16_t epoch = 0;  ///< number of earlier restarts of the ranks
   TraceTrack kind = TraceTrack::Process;
   std::uint16_t lane = 0;  ///< number among the rank's rows of this kind
 
@@ -37,7 +37,7 @@ struct TrackId {
             static_cast<TraceTrack>(tid >> 12 & 0xf), static_cast<std::uint16_t>(tid & 0xfff)};
   }
 };
-/// First process numbers of hosts, and of other programs' traces; smaller ones are ranks.
+/// First process numbers of hosts, and of other programs' traces. Smaller numbers are ranks.
 inline constexpr std::uint64_t kHostPids = std::uint64_t{1} << 29;
 inline constexpr std::uint64_t kExternalPids = std::uint64_t{1} << 30;
 
