@@ -7,7 +7,7 @@
 namespace cohort::launch {
 namespace {
 
-/// An acknowledgement is sent after so many messages, or bytes, that nothing else has acknowledged.
+/// An acknowledgement is sent after this many messages, or bytes, that no other message has acknowledged.
 constexpr std::uint64_t kMostUnsaid = 16;
 constexpr std::size_t kMostUnsaidBytes = std::size_t{256} << 10;
 

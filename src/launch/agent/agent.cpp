@@ -44,13 +44,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Pause before the next attempt: the supervisor may not be there yet, or its full listener may have turned us away.
+/// Pause before the next attempt, since the supervisor may not be there yet, or its full listener may have refused us.
 constexpr int kTryAgainMs = 200;
 /// Time limit of one attempt to reach a supervisor that may start later.
 constexpr auto kOneTry = std::chrono::seconds(5);
 /// How long an agent waits for node 0 before it prints something.
 constexpr auto kSilentWait = std::chrono::seconds(3);
-/// Signals within this time count as one: a Ctrl-C reaches guard and agent, and the guard passes it on.
+/// Signals within this time count as one, since a Ctrl-C reaches guard and agent, and the guard passes it on.
 constexpr auto kOnePress = std::chrono::milliseconds(500);
 /// Time limits of connecting to a router, and to the supervisor after the router is lost.
 constexpr auto kRouterTime = std::chrono::seconds(5);
@@ -116,10 +116,10 @@ class Agent {
   std::optional<PortLease> port_;  ///< MASTER_PORT, if the supervisor cannot hold it
   std::vector<PortLease> leases_;  ///< ports on which ranks are told to listen
   HostWorkers workers_{loop_, upstream_, options_, secret_};
-  std::optional<Router> router_;   ///< where this agent is one
+  std::optional<Router> router_;   ///< set if this agent is a router
   bool behind_router_ = false;     ///< the connection leads to a router
-  std::uint64_t connections_ = 0;  ///< number of the current one
-  int missing_ = 0;                ///< times that the router has not shown that it runs
+  std::uint64_t connections_ = 0;  ///< number of the current connection
+  int missing_ = 0;                ///< number of times that the router has not shown that it runs
   Timer router_looks_;
   bool ends_ = false;         ///< this agent has nothing more to do than to pass on messages of its children
   Timer children_end_;        ///< limit for that; a child that goes on connects to the supervisor
@@ -286,7 +286,7 @@ void Agent::connect(net::SecureConnection connection) {
 
 void Agent::look_at_router() {
   if (!behind_router_) return;
-  // A process that was stopped itself finds at most one message missing.
+  // If this process was stopped itself, it finds at most one message missing.
   if (++missing_ > kMostMissing && leave_router("it has not shown for a while that it runs")) return;
   router_looks_ = Timer(loop_, kRouterRunsEvery, [this] { look_at_router(); });
 }

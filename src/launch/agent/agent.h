@@ -31,7 +31,7 @@ struct AgentOptions {
   int lifeline_fd = 0;
   bool patient = false;  ///< the supervisor may start later
   std::chrono::milliseconds connect_timeout = std::chrono::seconds(30);
-  /// For one of several launchers (plan.h): their number, and the order that this launcher starts in place of the
+  /// For one of several launchers (plan.h): their number, and the order that it carries out in place of the
   /// supervisor's. The order's program, arguments, environment, folder and limits come from this command.
   int nodes = 0;
   std::optional<StartJob> own = {};

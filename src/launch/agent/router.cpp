@@ -9,9 +9,9 @@
 namespace cohort::launch {
 namespace {
 
-/// While more bytes than this wait for the supervisor, children are not read; they are again below a half.
+/// While more bytes than this wait for the supervisor, children are not read. They are read again below half of it.
 constexpr std::size_t kMostPassedOn = std::size_t{4} << 20;
-/// Silence of a child's host that the supervisor is told of; the kernel of a host that is up answers each second.
+/// A child's host that is silent for longer is reported to the supervisor; a host that is up answers each second.
 constexpr auto kChildSilent = std::chrono::milliseconds(1500);
 /// More addresses than this are not passed on in invitations.
 constexpr std::size_t kMostRouterAddresses = 16;
@@ -119,7 +119,7 @@ void Router::look() {
 }
 
 void Router::show_that_it_runs() {
-  std::vector<int> hosts;  // (a message may find its connection closed, which ends a child, or all)
+  std::vector<int> hosts;  // (a copy: sending may find a connection closed, which ends a child, or all)
   for (const auto& [host, child] : children_) hosts.push_back(host);
   for (const int host : hosts) {
     const auto child = children_.find(host);

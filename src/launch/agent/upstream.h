@@ -23,7 +23,7 @@ class Upstream {
   /// Numbers all messages from now on. To be called before the first one.
   void number(int host) { numbers_.emplace(host); }
 
-  /// Sends over the connection; messages before there is one are kept for `take_kept`, numbered ones for `connect`.
+  /// Sends over the connection. Without one, numbered messages are kept for `connect`, others for `take_kept`.
   void send(Message message);
   std::vector<Message> take_kept() { return std::exchange(kept_, {}); }
   /// Takes what has come over the connection. Returns the supervisor's message; nullopt if it was none, or not new.

@@ -407,7 +407,7 @@ std::vector<int> missed_by(const Ending& failure, const std::vector<Ending>& end
 }  // namespace
 
 void JobEnd::excuse_elastic_ranks() {
-  // If nobody speaks of the state (a plain program with Preemption), whoever has formed a world may have it.
+  // If no rank reports the state (a plain program with Preemption), each rank that formed a world may have it.
   const bool said =
       std::ranges::any_of(endings, [](const Ending& one) { return one.role == Role::Worker && one.last.has_state; });
   for (Ending& one : endings) {

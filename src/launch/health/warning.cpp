@@ -59,7 +59,7 @@ namespace {
 
 constexpr std::size_t kMostWindows = 60;
 constexpr std::chrono::seconds kLossWindow{30};
-constexpr double kLostShare = 0.05;  // of the window, in time-outs of one rank's data
+constexpr double kLostShare = 0.05;  // share of the window in which one rank's data waits in time-outs
 /// Longest normal time between two calls of `judge`; after a longer one, neither this process nor the ranks have run.
 constexpr std::chrono::seconds kLongestNap{30};
 

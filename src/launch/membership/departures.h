@@ -58,7 +58,7 @@ class Departures {
     bool others_went_on = false;     ///< the others have formed a world of that epoch
     bool told = false;               ///< the workers have been told to end
     std::optional<Time> limit = {};  ///< when the workers are told to end
-    int signal = 0;                  ///< the signal for that
+    int signal = 0;                  ///< the signal with which they are told to end
   };
   /// An order or a notice that is held until another worker has the training's state.
   struct Held {

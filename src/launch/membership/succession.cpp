@@ -48,7 +48,7 @@ Succession::Course Succession::go_on(std::string cause) {
   if (!roster.others_know({})) {
     const std::vector<const KnownWorker*> left = roster.counted();
     const bool any = std::ranges::any_of(roster.all(), [](const auto& one) { return one.second.newcomer(); });
-    // (After some worker has finished, no more of the training is lost than the others' failure says.)
+    // (After some worker has finished, the failure of the others already reports what is lost of the training.)
     if (!roster.begun() || job_.finishing || (left.empty() && !any))
       return end(cause, left.empty() ? "no worker is left" : kNoState);
     // A worker that has formed the world may have got the state since its last report.

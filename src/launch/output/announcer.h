@@ -1,6 +1,6 @@
 // Reports of `cohort run` itself about a job: lines on stderr for people, or (--json) events on stdout, where the
 // ranks' lines are events too. An event is one line of JSON, with at least "event" and "time" (UTC);
-// docs/reference/run.md lists the other fields. Names are never changed, only added. Events and notices are pure but
+// docs/reference/run.md lists the other fields. Names are never changed, only added. Events and notices are pure except
 // for the clock; the Announcer belongs to the supervisor and its thread.
 #pragma once
 

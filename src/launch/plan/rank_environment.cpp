@@ -111,7 +111,7 @@ bool bind_works(int family, const sockaddr* address, socklen_t size) {
   const sys::UniqueFd fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return true;  // without this protocol, nobody can hold the port
   const int on = 1;
-  // Set as in every server: then only a listener or another user of the port is in the way, and no old connection.
+  // Set as in every server, so that only a listener or another user of the port is in the way, not an old connection.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   return ::bind(fd.get(), address, size) == 0;

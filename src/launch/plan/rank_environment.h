@@ -88,7 +88,7 @@ void remove_rank_variables(Environment& environment);
 std::string tf_config(const Roles& roles, const std::vector<std::string>& addresses, int process);
 
 /// Returns the variables that horovodrun sets for programs: HOROVOD_RANK, HOROVOD_LOCAL_RANK, HOROVOD_CROSS_RANK, ...
-/// (names and meanings are Horovod's, runner/gloo_run.py, but for its rendezvous, which does not exist here).
+/// (names and meanings are Horovod's, runner/gloo_run.py, except its rendezvous, which does not exist here).
 std::vector<std::string> horovod_environment(const Plan& plan, const PlannedHost& host, int rank);
 
 }  // namespace cohort::launch

@@ -33,9 +33,9 @@ class AgentLine {
   void connect(std::unique_ptr<Channel> own);
   /// Sends through this connection of the agent's router from now on.
   void connect(Channel& router, const std::string& address);
-  /// There is no connection; `given_up` is called if none comes within `limit`.
+  /// Notes that there is no connection. Calls `given_up` if none comes within `limit`.
   void disconnect(Loop& loop, std::chrono::milliseconds limit, std::function<void()> given_up);
-  /// The agent will not come: calls `given_up` now if there is no connection.
+  /// Notes that the agent will not come. Calls `given_up` now if there is no connection.
   void give_up();
   /// Returns true if the line leads through this router.
   bool leads_through(const Channel& router) const noexcept { return own_ == nullptr && router_ == &router; }
@@ -43,7 +43,7 @@ class AgentLine {
   bool is_numbered() const noexcept { return numbers_.has_value(); }
   /// The connection of its own. Requires `direct()`.
   Channel& channel() const noexcept { return *own_; }
-  /// The router's view: the child's host has not been heard for longer than usual.
+  /// Notes whether the router has not heard the child's host for longer than usual.
   void set_silent(bool silent) noexcept { silent_ = silent; }
   const std::string& address() const noexcept { return address_; }
 

@@ -28,8 +28,8 @@ constexpr int kMostStarts = 3;
 constexpr auto kPartingTime = std::chrono::seconds(5);
 /// Longest normal silence, since the kernel of a host that is up answers each second.
 constexpr auto kSilent = std::chrono::milliseconds(1500);
-/// Time for a child to come to the supervisor itself: after its router has lost it, and after the router is lost, which
-/// both see at about the same time.
+/// Time for a child to connect to the supervisor itself, after its router has lost it, or after the router is lost.
+/// Supervisor and child see that at about the same time.
 constexpr auto kChildComes = std::chrono::milliseconds(500);
 constexpr auto kChildrenCome = std::chrono::milliseconds(2000);
 /// An agent that waits longer for its router is invited to the supervisor.

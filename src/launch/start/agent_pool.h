@@ -1,7 +1,7 @@
 // The agents of one job, one per host: starts them, admits only them, and knows how far each has come. Other hosts are
-// reached by a command; a limited number of such commands run at the same time. Of more than 16 such agents, in a job
-// whose hosts do not change, some are routers, and the others are connected to these. The messages to and from agents
-// are the supervisor's business. One thread.
+// reached by a command; a limited number of such commands run at the same time. If a job whose hosts do not change has
+// more than 16 such agents, some of them are routers, to which the others connect. The messages to and from agents are
+// the supervisor's business. One thread.
 #pragma once
 
 #include "launch/loop.h"
@@ -37,10 +37,10 @@ struct AgentHandle {
   AgentHandle* router = nullptr;        ///< the agent to which this one is to connect; nullptr: to the supervisor
   std::vector<net::Endpoint> routes;    ///< addresses at which a router awaits its children
   Timer invited;                        ///< limit of waiting for the router before this agent is invited
-  std::unique_ptr<AgentLine> line;      ///< exists before a child has said its greeting
+  std::unique_ptr<AgentLine> line;      ///< for a child, exists before its greeting
   AgentLine* channel = nullptr;         ///< the line, once the agent has joined
   bool given_up = false;                ///< the line is closed
-  bool closed = false;                  ///< that event has been taken
+  bool closed = false;                  ///< the event ChannelClosed has been taken
   bool started = false;                 ///< its ranks run; set by the supervisor
   bool all_gone = false;                ///< its ranks and their descendants have ended; set by the supervisor
   bool process_gone = false;            ///< its process, or the guard around it, has ended, and has been reaped
@@ -84,7 +84,7 @@ class AgentPool {
   AgentPool(const AgentPool&) = delete;
   AgentPool& operator=(const AgentPool&) = delete;
 
-  /// Agents that start on this host from now on keep `fd` open until their workers are gone, and so a lock on it.
+  /// Agents that start on this host from now on keep `fd` open, and so keep a lock on it, until their workers are gone.
   void keep_open(int fd) noexcept { held_fd_ = fd; }
 
   /// Returns the next event; to be called after each step of the loop until there is none.
@@ -103,8 +103,8 @@ class AgentPool {
   bool somebody_is_silent() const;
   /// Ends the lifelines: agents and their processes end by themselves.
   void drop_lifelines();
-  /// Sends the message to all agents that have joined, or those of them that are wanted. Once for the children of a
-  /// router.
+  /// Sends the message to all agents that have joined, or only to those that are `wanted`. The children of one router
+  /// get it through a single message.
   void broadcast(const Message& message, bool (*wanted)(const AgentHandle&) = nullptr);
   /// Called when nothing of the job is left on any host, and nothing more comes. Agents end; a command in between that
   /// does not end is killed. The launchers of other nodes wait for `send_exit_status`.
@@ -178,7 +178,7 @@ class AgentPool {
   bool start_again(AgentHandle& member);
   void end_command(AgentHandle& member, int signal);
   void on_process_ended(AgentHandle& member);
-  /// `child`: the agent behind a router that says this; else `connection`.
+  /// `child`: the agent that said this through its router; null: it said this over `connection`.
   void on_hello(AgentHandle* child, std::optional<net::SecureConnection> connection, Hello hello);
   std::unique_ptr<Channel> make_channel(AgentHandle& member, net::SecureConnection connection);
   void on_message(AgentHandle& member, Message message);

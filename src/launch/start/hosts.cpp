@@ -479,7 +479,7 @@ int first_ranks(const JobSpec& spec, Plan& plan, int processes) {
   if (!elastic || plan.node) return processes;  // (each node reports its own number)
   const int slots = sum_of_slots(plan.hosts);
   plan.spares = elastic.spares;
-  // As in Horovod: with a script, -np only says how many ranks have to be available before anything starts.
+  // As in Horovod, -np with a script only says how many ranks have to be available before anything starts.
   if (!elastic.script.empty()) {
     processes = slots;
     if (elastic.most > 0) plan.spares = std::clamp(slots - elastic.most, 0, elastic.spares);

@@ -45,8 +45,8 @@ Result<sys::ChildProcess> spawn(const sys::SpawnOptions& options, const std::str
 
 namespace {
 
-/// Runs $1. The first line is a process that waits for the end of descriptor 3, which comes with the end of the process
-/// that started this, and then kills the process group.
+/// Runs $1. The first line starts a process that waits for the end of descriptor 3, which comes when the process that
+/// started this ends, and then kills the process group.
 constexpr const char* kShellScript = R"({ read -r x; kill -KILL 0; } <&3 >/dev/null 2>&1 &
 exec 3<&-
 (eval "$1")
@@ -315,7 +315,7 @@ Result<AgentProcess> start_remote_agent(const JobSpec& spec, StartMethod method,
   options.stderr_fd = err->write_end.get();
   // A session without a terminal: this process passes on Ctrl-C, and ssh cannot ask for a password.
   options.group = sys::Group::Session;
-  // Before ssh has connected, it does not read its stdin, whose end would say that we are gone.
+  // Before ssh has connected, it does not read its stdin, so it would not notice that we are gone.
   options.parent_death_signal = SIGTERM;
   auto process = spawn(options, words.front());
   if (!process) return tl::unexpected(process.error());

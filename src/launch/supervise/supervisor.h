@@ -29,9 +29,9 @@ struct JobResult {
 
 /// Runs the job to its end. Returns the exit status as a shell gives it: 0 if all ranks succeeded; the first failing
 /// rank's code, or 128 + signal; kRequeueStatus if all have ended with it; 124 after `timeout`; 127 if the program
-/// could not be started; 128
-/// + signal if this process was told to end. Throws cohort::Error if nothing was started. Blocks signals and adopts
-/// orphans for this process: call it from a process that does nothing else, before it has a second thread.
+/// could not be started; 128 and the signal's number if a signal has told this process to end. Throws cohort::Error if
+/// nothing was started. Blocks signals and adopts orphans for this process: call it from a process that does nothing
+/// else, before it has a second thread.
 JobResult run_job(const JobSpec& spec, Plan plan);
 
 /// Runs this node's part of a job, `plan.node`. Rank 0 runs the job as soon as the other launchers can find it. Any
