@@ -77,8 +77,7 @@ bool is_removed(std::uint64_t announced);
 void conclude(store::MeetingStore& store, const std::string& prefix, const Membership& membership, int rank,
               net::Deadline deadline, const JobEnds& ends);
 
-// Records of the epoch in which each world of this process was last formed. Worlds have names, and may differ in their
-// epochs.
+// Records of the epoch in which each world of this process was last formed. Worlds differ in name and epoch.
 
 inline constexpr std::string_view kWorld = "world";  ///< default name in `init`
 

@@ -282,8 +282,7 @@ class MungeExchange final : public Exchange {
                   "`srun --mpi=pmi2`, or with --distribution=block",
                   hosts_.front());
     }
-    // Answers in the background: ranks with the value go on to the meeting, and the meeting names those that do not
-    // come.
+    // Answers in the background. Ranks with the value go on to the meeting, where missing ranks are named.
     deadline_ = deadline;
     answers_.reset();
     std::string reasons;

@@ -46,8 +46,7 @@ struct TfPlace {
   int rank = 0;
   int size = 1;
   int servers = 0;
-  std::vector<net::Address>
-      ranks;  ///< address of each rank; rank 0 leads. An evaluator has the addresses in its TF_CONFIG
+  std::vector<net::Address> ranks;  ///< by rank (0 leads); for an evaluator, the addresses in its TF_CONFIG
 };
 
 /// Returns a task's rank: the chief, if there is one, is rank 0; then the workers by index. Fails with InvalidArgument

@@ -102,8 +102,7 @@ struct LossStatus {
   std::atomic<std::uint64_t> timeouts;     ///< retransmission time-outs; 0 where the kernel does not count them
   std::atomic<std::uint64_t> timeouts_ms;  ///< time spent in them
   std::atomic<std::uint64_t> most;         ///< segments sent again to `host`, less those to other hosts since
-  std::array<std::atomic<std::uint64_t>, kWords>
-      host;  ///< the host to which most were sent recently, padded with zeros
+  std::array<std::atomic<std::uint64_t>, kWords> host;  ///< the host with most losses of late, zero-padded
 };
 
 /// The reason why the rank fails, for programs to read; the text for people is in its last words.

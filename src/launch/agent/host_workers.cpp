@@ -228,8 +228,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   // Reports what the other ranks are doing: useful for the post-mortem, and lost after they have been stopped.
   if (!status.success() && !epoch_.stopping) send_reports();
   const bool asks = worker.role() == Role::Worker && status.shell_status() == kRequeueStatus;
-  if (asks && worker.report().preempted_by != 0)
-    epoch_.saved = true;  // (a rank that leaves by itself also ends with it)
+  if (asks && worker.report().preempted_by != 0) epoch_.saved = true;  // (a rank that leaves ends with it, too)
   if (status_alone_ && worker.role() == Role::Worker && status.shell_status() != kRequeueStatus)
     status_alone_ = 128 + SIGTERM;
   Exited report;

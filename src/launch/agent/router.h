@@ -1,7 +1,6 @@
 // The router in an agent: the agents of other hosts, its children, reach the supervisor through its connection. It
 // passes on their messages undecoded and in order, and tells the supervisor what becomes of their connections. It
-// buffers no more than sockets and two windows, since it reads nothing from children while its own connection is full.
-// One thread.
+// buffers little, since it reads nothing from children while its own connection is full. One thread.
 #pragma once
 
 #include "launch/loop.h"

@@ -52,8 +52,7 @@ void Health::report(RankReport report, Clock::time_point now) {
   Rank& rank = ranks_[static_cast<std::size_t>(report.rank)];
   report.step = std::max<std::int64_t>(report.step, 0);  // the page may hold any value
   const bool stays = rank.known && same_operations(rank.report, report);
-  // A rank that waits in slices (as Python does, for signals) may report between two slices, so one such report is
-  // ignored.
+  // A rank that waits in slices (as Python does, for signals) may report between slices; one such report is ignored.
   rank.paused = stays && !rank.paused && waits(rank.report) && !waits(report);
   if (rank.paused) {
     report.groups = rank.report.groups;

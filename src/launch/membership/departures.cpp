@@ -352,8 +352,7 @@ void Departures::act_on_notices() {
   const std::string why = fmt::format("the agent{} of {} {} told to end by {}", plural(going.size()), names,
                                       going.size() == 1 ? "was" : "were", sys::signal_name(SIGTERM));
   if (!workers.empty() && !job_.can_lose(workers)) {
-    // Another worker may get the state soon. Otherwise ranks that are told to end late have half of the time to save
-    // it.
+    // Another worker may get the state soon; if not, ranks that are told late have half of the time to save it.
     const bool soon = static_cast<int>(workers.size()) < job_.roster.size() && job_.are_last_with_state(workers);
     if (std::ranges::any_of(held_, &Held::is_notice)) return;  // an earlier notice is held until its limit
     if (!soon) return succession_.end_as_told(going.front(), SIGTERM);
