@@ -113,7 +113,7 @@ SharedFolder probe_shared_folder(Communicator& comm, const FolderOptions& option
 /// Returns the hosts of the given ranks: "h2 (ranks 2, 3), h3 (rank 4)".
 std::string places_of(const SharedFolder& folder, const std::vector<int>& ranks);
 
-/// Returns on every rank when the checkpoint is on the disks of all keepers of a part. If a rank fails (to write, to
+/// Returns on every rank once all keepers of a part have the checkpoint on their disks. If a rank fails (to write, to
 /// see the folder), all ranks get an error, and the folder is unchanged. If no rank or two ranks pass an element,
 /// InvalidArgument names its tensor. The bundle's views are not used afterwards.
 formats::StoredCheckpoint save(Communicator& comm, const FolderOptions& options, const Bundle& bundle);
@@ -131,7 +131,7 @@ struct Found {
   std::optional<formats::StoredCheckpoint> stored;  ///< nullopt: no checkpoint is whole
   std::map<std::string, sys::FileBytes> files;      ///< all but parts, compared with their digests
   std::optional<sys::FileBytes> part;               ///< part of the saved rank with this rank's number
-  std::vector<std::string> passed_over;             ///< problems of newer checkpoints, which are damaged
+  std::vector<std::string> passed_over;             ///< problems of newer, damaged checkpoints, which were skipped
   std::shared_ptr<const StoredTensors> tensors;     ///< set if there are shards, or `unwanted` has model.safetensors
 };
 

@@ -303,7 +303,7 @@ void State::enter(World& world, const std::filesystem::path& ledger) {
   self.steps = agreement.steps;
   self.first_size = agreement.first_size;
   self.fresh = false;
-  // Also if all begin, since a rank may be lost after it has ended the first step, and the others then continue.
+  // Done even if all begin, since a rank may be lost after it has ended the first step, and the others then continue.
   status::StatusPage::own().note_state();
   self.whole = true;
   self.interrupted = true;  // until `step` resets it

@@ -91,7 +91,7 @@ struct SamplerPosition {
   std::int64_t size = 0;
 };
 
-/// The newest known version, which checkpoints with shards have; other checkpoints have the version before.
+/// Newest known version, which is that of checkpoints with shards. Other checkpoints have the previous version.
 inline constexpr int kManifestVersion = 3;
 
 struct Manifest {

@@ -35,30 +35,31 @@ class Accumulation {
     ends_part_ = true;
     sync_ = last;
   }
-  /// Returns to an earlier state, taken between backwards. Stays in no_sync or not, and what the last backward was.
+  /// Returns to an earlier state, taken between backwards. Whether it is in no_sync, and what the last backward was,
+  /// stay as they are.
   void go_back_to(const Accumulation& earlier) noexcept;
 
   // State of the backward under way, or of the last one.
 
-  /// True if the backward reduces: it is outside of no_sync, and there were not only forwards within no_sync before it.
+  /// True if the backward reduces because it is outside of no_sync and had a forward outside of no_sync before it.
   bool sync() const noexcept { return sync_; }
-  /// True if the backward ends its part of the step: the same as sync(), but for virtual ranks before the last.
+  /// True if the backward ends its part of the step: the same as sync(), except for virtual ranks before the last.
   bool ends_part() const noexcept { return ends_part_; }
   /// True if this rank has declared 0 samples, so that the backward's gradients are dropped.
   bool discards() const noexcept { return samples_ == 0; }
   /// True if there has been a forward since the last reduction, or with virtual ranks since the last part has ended.
   bool has_forward() const noexcept { return forwards_ != Forwards::None; }
-  /// The same for the whole step: also true if an earlier part has had its forward.
+  /// Like has_forward, but for the whole step, so also true if an earlier part has had its forward.
   bool follows_forward() const noexcept { return has_forward() || earlier_ != Backwards::None; }
   /// Returns the samples declared for the gradients that are reduced; nullopt if none were declared.
   std::optional<std::int64_t> declared() const noexcept;
   /// Weight of this rank's gradients in the average over the ranks. 0: this rank has no samples.
   double weight() const noexcept { return earlier_weight_ + part_weight(); }
-  /// Weight of the part of the step under way: of one virtual rank. Without virtual ranks, the same as weight().
+  /// Weight of the part of the step under way, i.e. of one virtual rank. Equals weight() without virtual ranks.
   double part_weight() const noexcept {
     return backwards_ == Backwards::Undeclared ? 1 : static_cast<double>(total_ - earlier_total_);
   }
-  /// The same, with the forwards that wait for their backward.
+  /// Like part_weight, but as it will be after the backward for which forwards wait.
   double coming_weight() const noexcept;
   /// True if the weight is not known: some backwards have a number of samples and others have none, forwards of one
   /// backward declared different numbers, or a number is kUnknown.

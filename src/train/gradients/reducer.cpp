@@ -389,7 +389,7 @@ void Reducer::launch_next() {
                   .result = {},
                   .weight = accumulation_.weight(),
                   .tag = number_ << 16 | static_cast<std::uint32_t>(number + 1),
-                  // Set even if this rank needs no check: all ranks have to pass the same options.
+                  // Set even if this rank needs no check, since all ranks have to pass the same options.
                   .check_finite = (finite_.looks_at_averages() && !bucket.on_gpu()) || keeps_losses()};
   if (bucket.dtype() == DType::Float32) view.wire_format = options_.wire_format;
   if (divides_gradients()) view.check_finite = false;
@@ -528,7 +528,7 @@ void Reducer::settle_unused() {
 void Reducer::finish() {
   pass_.reset();
   const auto begin = std::chrono::steady_clock::now();
-  // Until a synchronising backward ends well, the other ranks wait for its reductions: `require_whole` checks this.
+  // Until a synchronising backward ends well, the other ranks wait for its reductions. `require_whole` checks that.
   in_backward_ = accumulation_.sync();
   if (!in_backward_) return end_virtual_rank();
   bool averages_finite = true;

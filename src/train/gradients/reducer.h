@@ -95,7 +95,7 @@ class Reducer {
   VirtualPart* virtual_part() noexcept { return virtual_.get(); }
   /// True from the first forward after a reduction to the next reduction.
   bool in_step() const noexcept { return accumulation_.has_forward() || (virtual_ && virtual_->ranks().in_step()); }
-  /// True after a backward that has left averages. With virtual ranks: false after those of all but this rank's last.
+  /// True after a backward that has left averages, which with virtual ranks is only that of this rank's last one.
   bool step_complete() const noexcept { return step_complete_; }
   /// See DataParallelCore::mean_loss. Throws InvalidArgument without virtual ranks.
   std::optional<double> mean_loss(double loss);

@@ -23,7 +23,7 @@ class Reductions {
   /// Waits until gradients that reductions hold, and `bytes` more, are no more than `limit`. Bounds memory: otherwise a
   /// rank that is ahead of the others might queue all of its gradients.
   void await_room(std::size_t bytes, std::size_t limit);
-  /// Waits for all. `by_host`: also for those of a GPU's memory, for which otherwise autograd's current stream waits.
+  /// Waits for all. `by_host`: also for reductions of GPU memory; else autograd's current stream waits for these.
   void wait(Autograd& autograd, bool by_host);
   /// Returns whether all averages that were checked are finite.
   bool are_finite() const;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kComparedAtOnce = 8;
 constexpr std::size_t kComparedBytes = 256;
 constexpr std::size_t kComparedWords = kComparedBytes / sizeof(std::uint64_t);
-// Number of first steps whose batches are compared.
+// Number of steps, from the first one, whose batches are compared.
 constexpr std::int64_t kComparedBatches = 2;
 // Steps without comparisons after a difference that may come from rounding, since it would be found again.
 constexpr std::int64_t kStepsBetweenRoundings = 100;

@@ -46,7 +46,7 @@ class StepChecks {
   bool wants_batch(std::int64_t step) const noexcept;
   void note_batch(std::uint64_t digest);
   /// Notes the first dimension of the last forward's first tensor, and the epoch of its sampler. Ranks' epochs are
-  /// compared if all forwards of a step are of one.
+  /// compared if all forwards of a step have the same one.
   void note_forward(std::optional<std::int64_t> rows, std::optional<std::int64_t> epoch) noexcept;
   /// Samples parameter values at a step's first forward. Later in the step a program may have changed its parameters
   /// temporarily, to restore them before the optimizer's step.
@@ -70,7 +70,7 @@ class StepChecks {
   const bool replicas_;
   std::optional<std::int64_t> rows_;
   bool told_of_rows_ = false, told_of_epochs_ = false;
-  std::optional<std::int64_t> epoch_, shown_epoch_;  // of the forwards of this step, and of the one that was reduced
+  std::optional<std::int64_t> epoch_, shown_epoch_;  // of this step's forwards, and of the reduced one
   bool several_epochs_ = false;
   std::uint64_t batches_ = 0;  // digest of the first batches of the first steps
   int batches_seen_ = 0;

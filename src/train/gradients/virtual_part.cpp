@@ -23,7 +23,7 @@ void VirtualPart::begin_pass(std::size_t parameters, const Places& place_of) {
   const bool first = !std::exchange(taken_, true);
   if (first) used_.assign(parameters, false);
   for (std::size_t i = 0; i < parameters; ++i) {
-    // A gradient that is added to has other bits than one that is written, if only in the sign of a zero.
+    // Adding to a gradient gives other bits than writing it, if only in the sign of a zero.
     if (!autograd_.put_in_place(i)) continue;
     if (first) {
       const Buffer place = place_of(i);

@@ -38,11 +38,11 @@ class VirtualPart {
   bool used(std::size_t parameter) const { return parameter < used_.size() && used_[parameter]; }
   /// Ends the virtual rank under way, whose backward has reached the end.
   void end(double weight, const Accumulation& accumulation);
-  /// The virtual rank under way begins anew, after a backward that failed: its micro-batches are dropped.
+  /// Makes the virtual rank under way begin anew after a backward that failed. Its micro-batches are dropped.
   void restart(Accumulation& accumulation);
   /// Drops the step under way.
   void drop(Accumulation& accumulation);
-  /// Adds the gradients that were there before the step to the averages; those that nobody has used are as they were.
+  /// Adds the gradients that were there before the step to the averages; those without a use stay as they were.
   void add_gradients_from_before(const StepMessage& message, const Places& place_of);
 
  private:
@@ -52,7 +52,8 @@ class VirtualPart {
   bool begun_ = false;     // it has had a backward
   bool taken_ = false;     // gradients from before the step were put aside
   std::vector<bool> used_;
-  std::vector<std::pair<std::size_t, std::vector<std::byte>>> before_;  // parameters, and those gradients
+  std::vector<std::pair<std::size_t, std::vector<std::byte>>>
+      before_;  // parameters, with their gradients from before the step
 };
 
 }  // namespace cohort::gradients

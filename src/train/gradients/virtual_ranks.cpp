@@ -51,7 +51,7 @@ void append_subtrees(VirtualRange tree, VirtualRange block, std::vector<VirtualR
   append_subtrees({middle, tree.end}, block, found);
 }
 
-/// An expression of sums over ranks. Sums of two are the same to the bit in either order, so each has one text.
+/// An expression of sums over ranks. A sum of two has the same bits in either order, so it has only one text.
 struct Term {
   int lowest = 0;
   std::string text;
@@ -86,7 +86,7 @@ Term order_of_sum(std::span<const int> hosts) {
   return by_tree ? tree_over(sums) : ascending_over(sums);
 }
 
-/// The tree's order, where each rank's block is one of its subtrees.
+/// The order of the tree, if each rank's block is one of its subtrees.
 Term order_of_tree(VirtualRange tree, std::span<const VirtualRange> blocks) {
   const auto own = std::ranges::find(blocks, tree);
   if (own != blocks.end()) return rank_term(static_cast<int>(own - blocks.begin()));
@@ -155,7 +155,7 @@ std::uint16_t narrow_to_float16(float value) noexcept {
 
 namespace {
 
-// Elements that are folded at a time, so that what is between the folds stays in the first-level cache.
+// Number of elements folded at a time, so that results between folds stay in the first-level cache.
 constexpr std::int64_t kChunk = 1024;
 using Chunk = std::array<double, kChunk>;  // of float32 or float64
 
@@ -241,7 +241,7 @@ double weighted_mean(std::span<const double> values, std::span<const double> wei
 
 // ---------------------------------------------------------------------------------------------------- a rank's part
 
-/// One or two operations of a bucket, each with what follows it.
+/// One or two operations of a bucket, and the functions to be called after each.
 class VirtualRanks::Exchange {
  public:
   std::unique_ptr<step::Pending> first, second;
@@ -322,8 +322,8 @@ std::size_t VirtualRanks::merges(const std::vector<Sum>& sums) const {
   return number;
 }
 
-// Adds the part under way to the sums that it completes. `to`: memory for the result, of the bucket's type, if that is
-// all there is; else null.
+// Adds the part under way to the sums that it completes. `to`: memory for the result, in the bucket's type, if this
+// completes the last sum; else null.
 void VirtualRanks::fold_in(std::size_t number, const Bucket& bucket, double weight, void* to, double postscale) {
   std::vector<Sum>& sums = sums_[number];
   const DType dtype = bucket.dtype(), wide = accumulated_as(dtype);
@@ -381,7 +381,7 @@ void VirtualRanks::add(std::size_t number, const Bucket& bucket, double weight) 
 
 std::unique_ptr<step::Pending> VirtualRanks::exchange(std::size_t number, const Bucket& bucket, double weight,
                                                       double total) {
-  // The reducer owns a Pending, and `advance` needs the exchange, too.
+  // Shared, since the reducer owns a Pending, and `advance` needs the exchange, too.
   struct Shared final : step::Pending {
     explicit Shared(std::shared_ptr<Exchange> one) : exchange(std::move(one)) {}
     void wait() override { exchange->wait(); }
@@ -509,7 +509,7 @@ std::optional<double> VirtualRanks::mean_loss(double loss, std::optional<double>
   losses_.push_back(loss);
   if (static_cast<int>(losses_.size()) < block_.count()) return std::nullopt;
   const auto all = static_cast<std::size_t>(count_);
-  std::vector<double> table(2 * all);  // values, then weights; each is not 0 on one rank only, so sums are exact
+  std::vector<double> table(2 * all);  // values, then weights; each is nonzero on one rank only, so sums are exact
   for (std::size_t i = 0; i < losses_.size(); ++i) {
     const std::size_t at = static_cast<std::size_t>(block_.begin) + i;
     const double weight = i < ended ? weights_[i] : *coming;

@@ -39,14 +39,14 @@ std::vector<VirtualRange> subtrees_of(int virtual_ranks, VirtualRange block);
 /// True if a sum over ranks, in the order of a Communicator, adds the ranks' blocks in the order of the tree. `hosts`:
 /// the number of each rank's host.
 bool sum_has_order_of_tree(int virtual_ranks, std::span<const int> hosts);
-/// The seed of torch's random numbers for a virtual rank's part of a step: the step is `cursor` of an epoch.
+/// The seed of torch's random numbers for a virtual rank's part of a step. `cursor` is the step's place in the epoch.
 std::uint64_t virtual_seed(std::uint64_t seed, std::int64_t epoch, std::int64_t cursor, int virtual_rank) noexcept;
 
 // Both conversions keep denormals in every floating-point mode; any NaN becomes the one NaN, and rounding is to even.
 float widen_float16(std::uint16_t bits) noexcept;
 std::uint16_t narrow_to_float16(float value) noexcept;
 
-/// A sum over a range, of as many elements as all others.
+/// A sum over a range of virtual ranks. All sums have equally many elements.
 struct PartialSum {
   VirtualRange range;
   const void* values = nullptr;  ///< of the type in which sums are accumulated: float32 or float64
@@ -62,7 +62,7 @@ class VirtualRanks {
  public:
   /// Throws InvalidArgument if there are more ranks than virtual ranks.
   VirtualRanks(int virtual_ranks, std::shared_ptr<step::Ranks> ranks);
-  /// Frees the memory of partial sums, of which there may be none; there are so many buckets from now on.
+  /// Drops the step under way, frees the memory of partial sums, and sets the number of buckets.
   void lay_out(std::size_t buckets);
 
   int count() const noexcept { return count_; }
@@ -77,7 +77,8 @@ class VirtualRanks {
 
   /// Begins a step if none is under way.
   void begin_step();
-  /// Adds the bucket's values, times `weight`, to the partial sums. Weight 0: counts as zeros, and is not read.
+  /// Adds the bucket's values, times `weight`, to the partial sums. With weight 0, the values count as zeros, and are
+  /// not read.
   void add(std::size_t number, const Bucket& bucket, double weight);
   /// Does the same for the last virtual rank, and starts the exchange that leaves the average in the bucket. `total`:
   /// the sum of all weights.
@@ -88,10 +89,10 @@ class VirtualRanks {
   void end_part(double weight);
   /// Takes back the loss of a part that begins anew.
   void restart_part() { losses_.resize(std::min(losses_.size(), weights_.size())); }
-  /// Drops what the step has left, as it is refused, or lost.
+  /// Drops what the step has left, because it was refused or lost.
   void drop();
 
-  /// Notes the loss of the virtual rank under way, or of the last one that was; see DataParallelCore::mean_loss.
+  /// Notes the loss of the virtual rank under way, or of the last one that ended; see DataParallelCore::mean_loss.
   /// `coming`: the weight of a part that has not ended. Collective for the last virtual rank.
   std::optional<double> mean_loss(double loss, std::optional<double> coming);
 

@@ -48,7 +48,7 @@ class Transaction {
   /// Ends a step: kept state is committed, dropped or left unchanged. Throws Internal, naming method and part, if the
   /// first accepted step has not used a part that the method declares.
   void end(Decision decision);
-  /// Notes that a step that another process began, and whose averages all ranks have, ends here; it is not the first.
+  /// Notes that a step ends here that another process began, and whose averages all ranks have. So it is not the first.
   void resume() noexcept { resumed_ = true; }
   /// True if the last step ended in an error that all ranks have, so that no rank has its averages.
   bool last_refused() const noexcept { return last_ == Outcome::Refused; }
