@@ -333,7 +333,7 @@ struct Kind {
         const std::string prefix = fmt::format("state/{}/", names.at(parameter.unsafeGetTensorImpl()));
         const auto first = source.tensors.lower_bound(prefix);
         bool has_state = first != source.tensors.end() && first->first.starts_with(prefix);
-        // Only SGD's state can be without any tensor, namely without momentum.
+        // Only SGD's state can lack tensors, which is so without momentum.
         if (!has_state) continue;
         auto state = std::make_unique<State>();
         Loader load_state(source, prefix, &parameter, own_shapes);

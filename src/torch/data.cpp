@@ -63,7 +63,7 @@ struct DistributedSampler::Shared {
   std::int64_t global_batch = 0;  // 0: batch_size for each rank
   SamplerState state;
   std::int64_t drawn = 0;             // samples of this epoch's steps that were handed out, over all ranks
-  int drawn_parts = 0;                // virtual ranks of this rank that were handed out of the next step
+  int drawn_parts = 0;                // this rank's virtual ranks that were handed out of the next step
   std::deque<DrawnStep> drawn_steps;  // drawn, and `step` not called yet; oldest first
   std::vector<std::int64_t> order;    // the permutation of
   std::int64_t ordered_epoch = -1;
@@ -194,7 +194,7 @@ std::int64_t DistributedSampler::global_batch() const noexcept {
   return shared_->drawn_steps.empty() ? 0 : shared_->drawn_steps.front().global;
 }
 
-// Number of samples in a forward's batch, the oldest drawn one whose `step` has not been called; -1 if there is none.
+// Number of samples in a forward's batch: the oldest drawn batch whose `step` has not been called. -1: there is none.
 // `trained_at` is the cursor at which the model may already have been trained on that batch. It does not matter if all
 // drawn batches have equally many samples.
 std::int64_t DistributedSampler::samples_of_batch(std::optional<std::int64_t> trained_at) const {

@@ -95,7 +95,7 @@ Contents contents_of(const torch::nn::Module& module, const DistributedDataParal
   return contents;
 }
 
-// Most elements of a batch's tensor that are digested; if it has more, these are evenly spread.
+// Most elements of a batch's tensor that are digested. If a tensor has more, the digested ones are evenly spread.
 constexpr std::int64_t kDigested = std::int64_t{1} << 22;
 
 // Digest of the dense tensors in the batch; nullopt if there are none.
@@ -216,8 +216,8 @@ void DataParallelCore::State::attach() {
   before->succeed_by(reducer);
 }
 
-// Refuses, on all ranks, whose models and options are the same, what has no order that is the same for any number of
-// ranks.
+// Refuses whatever lacks an order that is the same for any number of ranks. Refuses it on all ranks, since their models
+// and options are the same.
 void DataParallelCore::State::refuse_beside_virtual_ranks(const Contents& contents) const {
   constexpr auto kWrong = ErrorCode::InvalidArgument;
   const std::int64_t of_sampler = sampler ? sampler->options().virtual_ranks : options.virtual_ranks;
@@ -344,8 +344,8 @@ std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std:
   return number_of(options.samples(inputs), "DistributedDataParallel: samples()");
 }
 
-// Begins a forward with virtual ranks, or what takes its place. Only the first of a step, in no_sync too, exchanges
-// anything.
+// Begins a forward with virtual ranks, or what takes its place. Only the first forward of a step exchanges anything,
+// also in no_sync.
 void DataParallelCore::State::begin_virtual_rank() {
   const int due = reducer->core().virtual_part()->ranks().due();
   const int drawn = sampler ? sampler->virtual_rank() : -1;
@@ -390,7 +390,7 @@ void DataParallelCore::State::require_same_parameters(std::size_t tensors) {
   cohort::require_same_parameters(comm, {named.begin(), end}, {.step = reducer->core().progress()});
 }
 
-// The buffers of a step are rank 0's, which may be lost before the next step begins: all ranks get them.
+// A step's buffers are those of rank 0, which may be lost before the next step begins, so all ranks get them.
 void DataParallelCore::State::end_virtual_rank(bool well) {
   virtual_step->end_backward(reducer->core());
   if (well && reducer->core().step_complete() && options.broadcast_buffers) broadcast_buffers();

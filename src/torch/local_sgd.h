@@ -58,7 +58,8 @@ class LocalCore {
   void note(Fragment& fragment);
   /// Throws InvalidArgument if parameters are trained that would never be averaged.
   void require_held(const char* where);
-  /// Throws InvalidArgument for parameters that something but the optimizer has changed since the last synchronisation.
+  /// Throws InvalidArgument for parameters that something other than the optimizer has changed since the last
+  /// synchronisation.
   void require_unwritten() const;
   /// Checks a step's number of samples. An impossible one is a fault, recorded if other ranks may start an average.
   double taken(double samples);

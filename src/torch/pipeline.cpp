@@ -532,8 +532,7 @@ class Pipeline::Run {
   std::vector<at::Tensor> inputs_, targets_, outputs_;  // each by micro-batch; outputs may be losses
   std::map<std::pair<int, int>, Alive> alive_;          // by stage and micro-batch
   std::map<int, Messages::Received> here_;              // messages between stages of this rank
-  std::size_t next_ = 0, ahead_ = 0;                    // numbers of the action under way, and of the first whose
-                                                        // receive is not started
+  std::size_t next_ = 0, ahead_ = 0;                    // action under way, and first one whose receive is not started
   int waiting_ = 0;                                     // number of started receives
   std::int64_t with_rows_ = 0;                          // number of micro-batches whose target has rows
   double loss_ = 0;

@@ -147,8 +147,8 @@ void Reducer::hook_node(std::size_t index) {
 
 void Reducer::detach() noexcept {
   detached_ = true;
-  // An accumulator that nobody holds ends with its hooks; else a parameter that stays would gather them, and its
-  // accumulator would know the size that it had.
+  // Lets each accumulator end with its hooks, unless somebody else holds it. Otherwise a parameter that stays would
+  // gather hooks, and its accumulator would keep its old size.
   for (Parameter& parameter : parameters_) parameter.accumulator.reset();
 }
 

@@ -66,7 +66,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   /// Note that all writes to parameters so far were legitimate: made by the optimizer, or (note_writes) by others.
   void note_step();
   void note_writes();
-  /// Records the parameters' values and who is frozen, for `changed_parameter`.
+  /// Records the parameters' values, and which are frozen, for `changed_parameter`.
   void note_begin() { at_begin_ = shown(); }
   /// Name of a parameter that was changed or frozen since `note_begin`; null if there is none. Values written through
   /// `.data()` are not noticed.
@@ -88,8 +88,8 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
   bool look_at_parameters();
   /// Sets the parameters that are not reduced, being frozen at wrapping. `drop_all` drops their gradients, too.
   void set_frozen(std::vector<NamedTensor> frozen) { frozen_ = std::move(frozen); }
-  /// Sets a function that is called at the end of each backward, with whether it has ended well, and may refuse the
-  /// parameters it has used.
+  /// Sets a function that is called at the end of each backward, with true if it has ended well. The function may
+  /// refuse the parameters that the backward has used.
   void after_backward(std::function<void(bool)> check) { after_backward_ = std::move(check); }
   /// Notes that `other` replaces this reducer: no_sync guards of this reducer then apply to `other`.
   void succeed_by(const std::shared_ptr<Reducer>& other) { successor_ = other; }
@@ -132,8 +132,7 @@ class Reducer final : public gradients::Autograd, public std::enable_shared_from
     at::ScalarType type = at::kFloat;  // type when it was wrapped
     at::Device device = at::kCPU;
     std::vector<std::int64_t> sizes = {};
-    at::Tensor place;               // place of its gradient; undefined: the gradient is reduced from where autograd
-                                    // made it
+    at::Tensor place;               // place of its gradient; undefined: reduced from where autograd made it
     const void* address = nullptr;  // address of `place`
     at::Tensor bucket;              // the bucket in which `place` lies,
     std::int64_t offset = 0;        // and the place's first element there

@@ -114,9 +114,7 @@ void broadcast_on_host(Communicator& comm, const std::vector<at::Tensor>& tensor
       filled += bytes;
       if (filled == chunk) send();
     }
-    if (flat.data_ptr() != tensor.data_ptr() && is_root)
-      write_back.emplace_back(tensor, flat);  // kept alive until
-                                              // sent
+    if (flat.data_ptr() != tensor.data_ptr() && is_root) write_back.emplace_back(tensor, flat);  // keeps `flat` alive
   }
   send();
   if (is_root) return;

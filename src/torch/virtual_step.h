@@ -27,8 +27,8 @@ class VirtualStep {
     friend bool operator==(const Place&, const Place&) = default;
   };
   /// Begins a forward. `begins_step`: the step's first one, with buffers that are the same on all ranks. Throws
-  /// InvalidArgument if a parameter was changed since the step began, the sampler has moved within it, or not since the
-  /// last one, or torch has another number of threads now.
+  /// InvalidArgument if, since the step began, a parameter was changed, the sampler has moved, or torch got another
+  /// number of threads; also if the sampler has not moved since the last step.
   void begin_forward(Reducer& reducer, const Place& place, bool begins_step);
   void end_forward() noexcept { failed_ = false; }
   /// Called when a backward has ended, well or not. After a step, buffers are those after virtual rank 0.
@@ -41,7 +41,7 @@ class VirtualStep {
   std::shared_ptr<torch::nn::Module> module_;
   std::vector<at::Tensor> at_begin_;     // buffers when the step began
   std::vector<at::Tensor> after_first_;  // and after virtual rank 0, once others follow it on this rank
-  int part_ = -1;                        // the virtual rank whose forward was the last
+  int part_ = -1;                        // the virtual rank that had the last forward
   int forwards_ = 0;                     // its forwards so far
   bool failed_ = false;                  // the last forward has not ended
   const int threads_ = at::get_num_threads();
@@ -49,7 +49,7 @@ class VirtualStep {
   bool accepted_ = false;      // the last step has ended well
 };
 
-/// Overwrites a buffer with contiguous values. Does not use copy_ where it need not: running statistics must not
+/// Overwrites a buffer with contiguous values. Avoids copy_ where possible, since running statistics must not
 /// invalidate an earlier pass's gradient.
 void assign_buffer(const at::Tensor& buffer, const void* values);
 
