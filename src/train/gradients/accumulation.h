@@ -35,8 +35,7 @@ class Accumulation {
     ends_part_ = true;
     sync_ = last;
   }
-  /// Returns to an earlier state, taken between backwards. Whether it is in no_sync, and what the last backward was,
-  /// stay as they are.
+  /// Returns to an earlier state, taken between backwards, except for no_sync and what the last backward was.
   void go_back_to(const Accumulation& earlier) noexcept;
 
   // State of the backward under way, or of the last one.

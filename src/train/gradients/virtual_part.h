@@ -52,8 +52,7 @@ class VirtualPart {
   bool begun_ = false;     // it has had a backward
   bool taken_ = false;     // gradients from before the step were put aside
   std::vector<bool> used_;
-  std::vector<std::pair<std::size_t, std::vector<std::byte>>>
-      before_;  // parameters, with their gradients from before the step
+  std::vector<std::pair<std::size_t, std::vector<std::byte>>> before_;  // parameters, and their gradients then
 };
 
 }  // namespace cohort::gradients

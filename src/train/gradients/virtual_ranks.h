@@ -77,8 +77,7 @@ class VirtualRanks {
 
   /// Begins a step if none is under way.
   void begin_step();
-  /// Adds the bucket's values, times `weight`, to the partial sums. With weight 0, the values count as zeros, and are
-  /// not read.
+  /// Adds the bucket's values, times `weight`, to the partial sums. Weight 0: they count as zeros, and are not read.
   void add(std::size_t number, const Bucket& bucket, double weight);
   /// Does the same for the last virtual rank, and starts the exchange that leaves the average in the bucket. `total`:
   /// the sum of all weights.
