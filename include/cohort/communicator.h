@@ -83,7 +83,7 @@ class Communicator {
   // the Work. An output may be the input ("in place") where stated; otherwise the two share no byte.
 
   /// Reduces `data` over all ranks, in place. Every element is folded by ascending rank within each host, then by
-  /// ascending host (more than 16: by one tree), so the bits depend on the layout, and not on timing, size or position.
+  /// ascending host (by one tree above 16), so the bits depend on the layout, not on timing, size or position.
   Work all_reduce(Buffer data, const AllReduceOptions& options = {});
   /// Reduces out of place, or in place if both buffers are the same; `input` and `output` have the same count.
   Work all_reduce(ConstBuffer input, Buffer output, const AllReduceOptions& options = {});
@@ -94,7 +94,7 @@ class Communicator {
   /// `input` holds size() parts of `output.count` elements; rank r receives the reduction of part r. In place: `output`
   /// is part rank() of `input`.
   Work reduce_scatter(ConstBuffer input, Buffer output, const ReduceScatterOptions& options = {});
-  /// Part r has `counts[r]` elements; `counts` is the same on all ranks. May be in place, as reduce_scatter.
+  /// Part r has `counts[r]` elements; `counts` is the same on all ranks. May be in place, like reduce_scatter.
   Work reduce_scatter_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                         const ReduceScatterOptions& options = {});
   /// Copies `data` from the root to all other ranks.
@@ -102,7 +102,7 @@ class Communicator {
   /// `output` receives size() parts of `input.count` elements, by ascending rank. In place: `input` is part rank() of
   /// it.
   Work all_gather(ConstBuffer input, Buffer output, const AllGatherOptions& options = {});
-  /// Rank r contributes `counts[r]` elements; `counts` is the same on all ranks. May be in place, as all_gather.
+  /// Rank r contributes `counts[r]` elements; `counts` is the same on all ranks. May be in place, like all_gather.
   Work all_gather_v(ConstBuffer input, Buffer output, std::span<const std::int64_t> counts,
                     const AllGatherOptions& options = {});
   /// Like all_gather, but only the root receives: `output` may be empty elsewhere.

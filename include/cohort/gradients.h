@@ -95,8 +95,8 @@ struct DistributedDataParallelOptions {
   /// more than V ranks, and together with sharding, wire_format, error_feedback, hooks, `join`, parameters on a GPU,
   /// SyncBatchNorm, and buffers without broadcast_buffers.
   std::int64_t virtual_ranks = 0;
-  /// Threads of torch's operations on this rank, on which the bits of some depend; set at construction. 0: as they are,
-  /// but the same on all ranks with virtual_ranks. Default: 1 with virtual_ranks, else 0.
+  /// Number of threads of torch's operations on this rank, which affects the bits of some; set at construction. 0:
+  /// unchanged, but the same on all ranks with virtual_ranks. Default: 1 with virtual_ranks, else 0.
   std::optional<std::int64_t> compute_threads = {};
   /// Receives each bucket that becomes ready. Not owned; must outlive the DistributedDataParallel.
   Observer* observer = nullptr;

@@ -41,9 +41,9 @@ struct DistributedSamplerOptions {
   /// sampler. "even": equal shares. Empty: as COHORT_SHARES says in a DistributedDataParallel with this sampler, else
   /// even. Uneven shares need averages by samples, as of a DistributedDataParallel with a sampler.
   std::string shares = {};
-  /// V > 0, for a DistributedDataParallel with as many virtual_ranks: a step is of batch_size * V samples, and
-  /// `next_batch` gives this rank's virtual ranks one after the other, each what a rank of a world of V would get. Call
-  /// `step` after each. Not with shares.
+  /// V > 0, for a DistributedDataParallel with as many virtual_ranks: a step has batch_size * V samples, and
+  /// `next_batch` serves this rank's virtual ranks in turn, each as a rank in a world of V ranks. Call `step` after
+  /// each. Not with shares.
   std::int64_t virtual_ranks = 0;
   int rank = 0;        ///< used where no Communicator is given
   int world_size = 1;  ///< used where no Communicator is given
@@ -100,13 +100,13 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// This rank's samples of the next step, possibly none; nullopt at the end of the epoch. May draw ahead of `step`:
   /// drawn batches whose `step` has not been called are drawn again after `reset` or a restored state.
   std::optional<std::vector<std::int64_t>> next_batch();
-  /// Moves the cursor past the oldest batch drawn (with virtual ranks: past its step, when this rank's last batch of
-  /// the step is), which the optimizer has used. With `steps`, moves it past that many batches, accumulated in one step
-  /// of the optimizer. A DistributedDataParallel demands that these batches have equally many samples, or a `step`
-  /// after each. Throws InvalidArgument for more steps than were drawn, and below 1.
+  /// Moves the cursor past the oldest drawn batch, which the optimizer has used (with virtual ranks: past a step, at
+  /// this rank's last batch of that step). With `steps`, moves it past that many batches, accumulated in one step of
+  /// the optimizer. A DistributedDataParallel demands that these batches have equally many samples, or a `step` after
+  /// each. Throws InvalidArgument for more steps than were drawn, and below 1.
   void step(std::int64_t steps = 1);
 
-  /// Virtual rank of the oldest batch drawn whose `step` has not been called; -1 if there is none, or no virtual ranks.
+  /// Virtual rank of the oldest drawn batch whose `step` was not called; -1 if there is none, or without virtual ranks.
   int virtual_rank() const noexcept;
   /// The global batch, that is the samples over all ranks, of the oldest batch drawn whose `step` has not been called;
   /// 0 if there is none.
@@ -129,8 +129,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void load_state(const SamplerState& state);
   /// Divides the rest of the epoch over the ranks of another world, in steps of `global_batch` samples over all ranks,
   /// of which each rank has its share (equal or not). 0: batch_size for each rank. Drawn batches whose `step` has not
-  /// been called are drawn again. Virtual ranks stay as many, and so do a step's samples. Throws InvalidArgument for a
-  /// rank outside the world, more ranks than virtual ranks, and another global batch than that of virtual ranks.
+  /// been called are drawn again. Virtual ranks and a step's samples keep their numbers. Throws InvalidArgument for a
+  /// rank outside the world, more ranks than virtual ranks, and another global batch than theirs.
   void set_world(int rank, int world_size, std::int64_t global_batch = 0);
 
   // For torch's DataLoader. The DataLoader's batch size replaces options().batch_size; give both the same. The
@@ -160,7 +160,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::shared_ptr<Shared> shared_;
 };
 
-/// Seed for a sample's own random numbers (augmentation), the same wherever and with whatever it is loaded.
+/// Seed for a sample's own random numbers (augmentation), the same on any rank and in any batch.
 std::uint64_t sample_seed(std::int64_t index, std::int64_t epoch, std::uint64_t seed = 0) noexcept;
 
 /// The permutation itself; see DistributedSampler.

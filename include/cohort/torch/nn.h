@@ -98,8 +98,8 @@ class DataParallelCore {
   /// optimizer.step(); optimizer.zero_grad(); }`. Not inside no_sync.
   bool step_without_samples();
 
-  /// True after the backward that ended a step and left the average in the gradients: after each outside of no_sync,
-  /// but with virtual ranks only after that of this rank's last one.
+  /// True after a backward that ended a step and left the average in the gradients. Each one outside of no_sync does
+  /// so; with virtual ranks, only that of this rank's last one.
   ///
   ///   loss.backward();
   ///   if (model.step_complete()) { optimizer.step(); model.zero_grad(); }
