@@ -31,7 +31,7 @@ using ClientPlace = std::map<std::string, std::string>;
 /// `uri`: "http://HOST:PORT[?experiment=NAME&run=ID]", "databricks", "sqlite:///FILE", a folder ("/...", "./..." or
 /// "file:..."), or empty, which means MLFLOW_TRACKING_URI; other values come from MLflow's own variables. Throws
 /// InvalidArgument for any other text, with a proposal. The place: "uri" (with absolute paths, without a password),
-/// "user", "password", "experiment", "experiment_id", "run" (one that there is, which its owner ends), "name".
+/// "user", "password", "experiment", "experiment_id", "run" (an existing one, which its owner ends), "name".
 ClientPlace mlflow_place(std::string_view uri, const env::Source& variables);
 
 /// `where`: "PROJECT[?entity=NAME&name=NAME&group=NAME&run=ID]". Throws InvalidArgument. The place: "project" and

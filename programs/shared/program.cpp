@@ -129,8 +129,7 @@ std::string choices(const CLI::Option& option) {
   std::string_view all = std::string_view(type).substr(begin + 1, end - begin - 1);
   while (!all.empty()) {
     const std::string_view one = take_until(all, ",");
-    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // without the value it is
-                                                                                   // transformed into
+    words.append(words.empty() ? "" : " ").append(one.substr(0, one.find("->")));  // without its value
   }
   return words;
 }

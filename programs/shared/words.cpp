@@ -67,10 +67,10 @@ constexpr Foreign kForeign[] = {
     {"--owner-folder", "", "--owner PID,DIR"},
 };
 
-/// A word as CLI11 takes it. To CLI11 alone, -np is -n with the value p, but it is one word to everyone who comes from
-/// MPI (also as -np4 and -nproc), as other launchers' options are that it would read as several of ours (-mca);
-/// torchrun's --node_rank is an unknown option; the value of `-n=4` begins with =; that of `--run-dir=` is the next
-/// word.
+/// Returns a word in the form that CLI11 takes. CLI11 reads -np as -n with the value p, but for people from MPI it is
+/// one word (also as -np4 and -nproc), like other launchers' options that CLI11 would read as several of ours (-mca).
+/// To CLI11, torchrun's --node_rank is unknown, the value of `-n=4` begins with =, and the value of `--run-dir=` is the
+/// next word.
 std::vector<std::string> spelled(const CLI::App& command, const std::string& word) {
   if (word.size() < 2 || word[0] != '-' || word == "--") return {word};
   const auto find = [&command](const std::string& name) { return command.get_option_no_throw(name); };
@@ -124,7 +124,7 @@ void require_one(const std::string& name, const std::vector<std::string>& values
 std::string foreign_option(std::string_view word) {
   std::string name(word.substr(0, word.find('=')));
   std::ranges::replace(name, '_', '-');
-  name.erase(0, name.find_first_not_of('-'));  // mpirun takes its long ones with one, too
+  name.erase(0, name.find_first_not_of('-'));  // mpirun accepts its long options with one dash, too
   for (const Foreign& foreign : kForeign) {
     if (foreign.name.substr(foreign.name.find_first_not_of('-')) != name) continue;
     return (foreign.whose.empty() ? "was removed; now: " : "is " + std::string(foreign.whose) + "'s; here: ") +

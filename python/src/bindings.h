@@ -31,8 +31,8 @@ class Held {
   /// Returns the GPU of the arrays.
   std::optional<int> gpu() const noexcept { return gpu_; }
   /// Releases the arrays soon after the operation has ended, even if Python neither waits for it nor starts another,
-  /// because GPU memory is too scarce to keep for forgotten operations. `on_done` is the operation's. Call once; if no
-  /// thread can be started, the next operation releases them.
+  /// because GPU memory is too scarce to keep for forgotten operations. `on_done` is that of the operation. Call once;
+  /// if no thread can be started, the next operation releases them.
   static void let_go_at_end(const std::shared_ptr<Held>& self,
                             const std::function<void(std::function<void()>)>& on_done);
   /// Ends the thread that releases arrays. Call without the GIL. The thread is started again when needed.
