@@ -1,7 +1,7 @@
 // Backup: a primary's side of the copies of its rows, which get the same records: the journal, if there is one, and the
-// process that gets or has a copy. Holds answers back until both have what the answers know of. Finds that process dead
-// or silent, and has the map say so. Everything on the thread of the RpcServer, from construction to destruction; the
-// map is changed on other threads.
+// process that gets or has a copy. Holds answers back until both have the commands that the answers depend on. Detects
+// that the process is dead or silent, and changes the map then. Runs on the thread of the RpcServer, from construction
+// to destruction, and changes the map on other threads.
 #pragma once
 
 #include "net/rpc.h"
@@ -50,14 +50,14 @@ class Backup {
   /// Forgets the connection of the process with the copy, and returns it; null if there is none.
   ClientPtr release() { return std::exchange(client_, nullptr); }
 
-  /// Takes the journal, which is written no more.
+  /// Takes the journal, which is not written any more.
   std::optional<Journal> take_journal() { return std::exchange(journal_, std::nullopt); }
 
-  /// Writes and sends a command that the state is about to run. Fails with Io if the journal cannot have it; then
-  /// nobody has it.
+  /// Writes and sends a command that the state is about to run. Fails with Io if the journal cannot take it; then it is
+  /// not sent either.
   Result<void> append(const Command& command);
-  /// Called when the state has run all commands: now and then, writes the journal anew, and has copies compared with
-  /// it.
+  /// Called when the state has run all commands. From time to time, writes the journal anew, and has the copy compared
+  /// with the state.
   Result<void> look_after(State& state);
 
   /// Answers a call, like `RpcServer::answer`, when the process with the copy has all commands so far.
@@ -110,7 +110,7 @@ class Backup {
   std::uint64_t since_verified_ = 0, turn_ = 0;
   std::deque<Held> held_;
   std::size_t held_bytes_ = 0;
-  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // lets other threads know its end
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // expires at the end, for other threads
 };
 
 }  // namespace cohort::ps

@@ -23,7 +23,7 @@ class Journal {
   /// Renames the file at the path, which is of an earlier job, if there is one. Fails with Unavailable if another
   /// process has it, or Io if there can be none.
   static Result<void> set_aside(const std::string& path);
-  /// Removes the file, which is of an earlier copy, if there is one. Fails likewise.
+  /// Removes the file, which is of an earlier copy, if there is one. Fails like set_aside.
   static Result<void> remove(const std::string& path);
   /// Opens or creates the file, and runs each command in it on `state`, which must be new. An incomplete record at the
   /// end, left when its writer died, is moved to a file beside it. `tail`: bytes of commands after which the journal is

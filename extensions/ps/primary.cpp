@@ -42,7 +42,7 @@ Primary::~Primary() {
   for (const Late& late : std::exchange(late_, {})) clients.push_back(late.client);
   for (const Waiting& waiting : std::exchange(waiting_, {})) clients.push_back(waiting.client);
   for (const ClientPtr& client : clients) rpc_.close(client);
-  // Its end may have to wait for the disk.
+  // The end of the journal may have to wait for the disk.
   if (auto journal = backup_.take_journal())
     options_.aside([kept = std::make_shared<std::optional<Journal>>(std::move(journal))] { kept->reset(); });
 }
@@ -428,7 +428,7 @@ Result<void> Primary::note(Command command, const std::string& body) {
   return {};
 }
 
-/// Makes no more changes if the journal cannot have them.
+/// Makes no more changes once the journal cannot take them.
 Result<void> Primary::kept(const Result<void>& done) {
   if (done) return {};
   broken_ = Error(ErrorCode::Io, fmt::format("this server makes no changes any more: {}", done.error().what()));
@@ -526,7 +526,7 @@ void Primary::on_gone(const ClientPtr& client) {
 
 void Primary::be_patient(std::uint32_t number, std::uint64_t incarnation, milliseconds time) {
   patience_timers_[number] = rpc_.after(time, [this, number, incarnation] {
-    // A worker that has come again meanwhile waits among the calls.
+    // A worker that has connected again meanwhile waits among the calls.
     if (must_wait()) return be_patient(number, incarnation, kStillWorking);
     const Worker& worker = state_.workers().at(number);
     if (worker.incarnation != incarnation) return;

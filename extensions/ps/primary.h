@@ -1,6 +1,6 @@
-// Primary: serves one server's rows: calls of its workers, waits for each other, lost workers. On the thread of the
-// RpcServer, from construction to destruction. Long work (files, clocks of many rows) is done on other threads.
-// Meanwhile calls wait, except those of the backup, which would take silence for death.
+// Primary serves one server's rows: its workers' calls, their waits for each other, and lost workers. Runs on the
+// thread of the RpcServer, from construction to destruction. Long work (files, clocks of many rows) is done on other
+// threads. Meanwhile calls wait, except those of the backup, which would take silence for death.
 #pragma once
 
 #include "net/rpc.h"

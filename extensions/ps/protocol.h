@@ -69,11 +69,11 @@ enum class Method : std::uint8_t {
   Restore,
   Leave,
   Refused,  ///< a command, not a call: a change was refused
-  Joined,   ///< likewise: a worker was let in
-  Lost,     ///< likewise: a worker is taken for lost
-  Adopt,    ///< likewise: takes over rows of a snapshot
-  Piece,    ///< likewise: a piece of a state's image, with which a new state begins
-  Verify,   ///< likewise: the digest that some rows must have now
+  Joined,   ///< a command: a worker was let in
+  Lost,     ///< a command: a worker is taken for lost
+  Adopt,    ///< a command: takes over rows of a snapshot
+  Piece,    ///< a command: a piece of a state's image, with which a new state begins
+  Verify,   ///< a command: the digest that some rows must have now
   Await,    ///< a call, sent to the first server only
 };
 /// True for calls of workers and servers; the other methods are commands only (journals, copies).
@@ -168,7 +168,7 @@ struct Await {
   std::uint32_t wait_ms = 0;
 };
 void visit_fields(auto& m, auto& a, const Await*) { a(m.clock, m.wait_ms); }
-/// Its answer.
+/// The answer to Await.
 struct Ended {
   std::int64_t clocks = 0;
 };
@@ -203,7 +203,7 @@ void visit_fields(auto& m, auto& a, const Leave*) { a(m.order); }
 struct Pull {
   std::uint32_t table = 0;
   std::uint32_t count = 0;
-  std::int64_t clock = 0;     ///< the worker's
+  std::int64_t clock = 0;     ///< the worker's clock
   std::uint32_t wait_ms = 0;  ///< longest time that the answer may wait for other workers
 };
 void visit_fields(auto& m, auto& a, const Pull*) {
@@ -240,7 +240,7 @@ struct Snapshot {
   std::uint32_t wait_ms = 0;
 };
 void visit_fields(auto& m, auto& a, const Snapshot*) { a(m.folder, codec::longest(m.file, 200), m.clock, m.wait_ms); }
-/// Its answer.
+/// The answer to Snapshot.
 struct Written {
   std::string file;  ///< differs from the requested name if this is not the first process that serves the rows
   std::uint64_t bytes = 0;

@@ -264,7 +264,7 @@ void Follower::fetch(net::RpcClient& primary) {
       batch->commands.push_back({*command, before.substr(0, before.size() - rest.size())});
     }
     // This process has the commands now, whatever happens to the primary, so it confirms them while they are being run.
-    // (If both die, the primary's journal counts: this one's does when this process has taken its place, with all.)
+    // (If both die, the primary's journal counts. This process's journal has all commands when it takes that place.)
     received_ += batch->commands.size();
     if (!batch->commands.empty()) {
       const std::lock_guard lock(mutex_);

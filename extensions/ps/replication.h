@@ -81,7 +81,7 @@ class Replication {
   bool joined(const Holder& other) noexcept;
   /// Called when the process is lost. Returns true, once, if the map has to be changed (phase Dropping).
   bool lose();
-  /// Called when the map names the backup no more. Returns false if no such change is awaited.
+  /// Called when the map does not name the backup any more. Returns false if no such change is awaited.
   bool dropped(const Holder& other);
 
   /// Returns whether an answer made at this position may go out.

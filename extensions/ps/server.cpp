@@ -36,7 +36,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kCopyAgain(300);   // pause after a copy that was given up
 constexpr milliseconds kFirstCopy(3000);  // longest time that workers wait for it at the start
-constexpr milliseconds kTurn(1000);       // a server's wait per server before it (turn_of) when rows need a backup
+constexpr milliseconds kTurn(1000);       // a server's wait for each one before it (turn_of) when rows need a backup
 constexpr milliseconds kLookForWorkers(50);
 constexpr std::chrono::milliseconds kRecoverAgain{5000};
 // A child of the previous process that has its files open may still be about to exit.
@@ -276,8 +276,7 @@ class Server::Impl final : RpcServer::Service {
     primaries_[rows] = std::make_unique<Primary>(server_, std::move(options), std::move(kept));
   }
 
-  /// Serves rows that no process has: as the journal has them, which another thread reads, or without one from the
-  /// beginning.
+  /// Serves rows that no process has. Another thread reads them from the journal; without a journal they begin anew.
   void recover(std::uint32_t rows, std::uint64_t epoch) {
     recovered_[rows] = std::nullopt;
     aside([this, rows, epoch] {
@@ -428,7 +427,7 @@ class Server::Impl final : RpcServer::Service {
       case Follower::End::Damaged: damaged_.insert(rows); break;
     }
     count_workers();
-    // Its end may have to wait for the disk.
+    // The follower's end may have to wait for the disk.
     aside([ended = std::move(follower)]() mutable { ended.reset(); });
   }
 
@@ -443,7 +442,7 @@ class Server::Impl final : RpcServer::Service {
   std::map<std::uint32_t, std::shared_ptr<void>> turns_;
   // Rows that the map gives to this process, and that another thread is reading, or why they cannot be read.
   std::map<std::uint32_t, std::optional<Error>> recovered_;
-  std::map<std::uint32_t, std::shared_ptr<void>> again_;  ///< timers of another try
+  std::map<std::uint32_t, std::shared_ptr<void>> again_;  ///< timers for another attempt
   std::set<std::uint32_t> damaged_;
   std::list<Task> aside_;
   std::atomic<bool> stopping_{false};

@@ -24,7 +24,7 @@ Result<std::string> own_endpoint() {
   if (!place) return tl::unexpected(place.error());
   auto own = net::address_towards(*place);
   if (!own) return tl::unexpected(own.error());
-  // (If the job is on this host alone, no process connects over a network.)
+  // (If the job is only on this host, no process connects over a network.)
   if (!net::is_loopback_name(*own) && env::get(env::kNetwork)) {
     const auto offered = net::offered_addresses();
     if (!offered) return tl::unexpected(offered.error());
@@ -106,7 +106,7 @@ bool ServerMap::lives(const Holder& holder) const noexcept {
 
 namespace {
 
-/// To the latest process of the server that had them last: its journal has all that was acknowledged.
+/// Gives rows to the latest process of the server that had them last, since its journal has all that was acknowledged.
 void give_back(const ServerMap& map, Serving& rows) {
   const std::uint32_t server = rows.primary.server;
   rows = {rows.epoch + 1, {server, map.members[server].life}, {}};

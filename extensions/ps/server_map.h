@@ -72,8 +72,8 @@ void visit_fields(auto& m, auto& a, const ServerMap*) {
 /// Outcome of a change. Made: the map has it now; Already: the map had it before; Refused: it contradicts the map.
 enum class Outcome : std::uint8_t { Made, Already, Refused };
 
-/// Adds a process. The map is formed when the last server has joined. Rows of which neither holder is left get the
-/// latest process of the primary's server as primary: as its journal has them or, without one, empty.
+/// Adds a process. The map is formed when the last server has joined. If neither holder of some rows is left, the
+/// latest process of the primary's server becomes their primary, with the rows of its journal, if any.
 Outcome enter(ServerMap& map, std::uint32_t servers, std::uint32_t number, const Member& member,
               std::uint32_t replicas);
 // Changes by a process whose server has another process by now are refused.

@@ -41,7 +41,7 @@ class SnapshotWriter {
   const Aside& aside_;
   Backup& backup_;
   std::list<Writing> writing_;
-  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // lets other threads know its end
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();  // expires at the end, for other threads
 };
 
 }  // namespace cohort::ps

@@ -1,6 +1,6 @@
 // The tables of a server, and the pushes to them that wait for the end of their clock (staged): steps them together,
-// and knows the memory that they take now and will take then. Which clock has ended is for the State to say. One thread
-// at a time, except for views.
+// and knows the memory that they take now and will take then. The State decides which clocks have ended. One thread at
+// a time, except for views.
 #pragma once
 
 #include "base/result.h"

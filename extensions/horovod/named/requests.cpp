@@ -159,7 +159,7 @@ Requests::News Requests::take_news() {
   stirred_ = false;
   if (join_ && !join_announced_) {
     join_announced_ = own.joins = true;
-    // Joined ranks set all bits, so outstanding requests have to be described to be told from bits of no request.
+    // Joined ranks set all bits, so outstanding requests are described, to tell them from bits without a request.
     for (std::size_t slot = 0; slot < by_slot_.size(); ++slot) {
       if (PendingPtr pending = clear_slot(slot)) {
         pending->stage = Pending::Stage::New;

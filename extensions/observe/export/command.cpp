@@ -141,8 +141,7 @@ void export_run(ExportArguments& arguments) {
   const auto sink = track::make_sink(arguments.destination, sink_options);
   request.sink = sink.get();
   if (arguments.follow && arguments.destination == "kubeflow")
-    request.may_be_absent = true;  // the user has not asked
-                                   // for it
+    request.may_be_absent = true;  // not asked for by the user
   const track::ExportSummary summary = track::export_record(request);
   fmt::print(
       "{}: {} events from {}{}{}\n", arguments.destination, summary.events, request.record.string(),

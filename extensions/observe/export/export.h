@@ -45,7 +45,7 @@ struct SinkOptions {
   bool openmetrics = false;           ///< prometheus:FILE: OpenMetrics 1.0; otherwise text format 0.0.4
   std::string token_file = {};        ///< prometheus:HOST:PORT: token for clients; only loopback may go without
   std::filesystem::path record = {};  ///< the record; MLflow's state and the warnings are beside it
-  /// prometheus, kubeflow: called to report where the metrics are, and a server that does not answer.
+  /// For prometheus and kubeflow: called to report where the metrics are, and that a server does not answer.
   std::function<void(const std::string&)> say = {};
   std::chrono::milliseconds patience = std::chrono::minutes(15);  ///< mlflow: limit if a server does not answer
 };
@@ -59,7 +59,7 @@ struct ExportRequest {
   Sink* sink = nullptr;        ///< not owned
   bool may_be_absent = false;  ///< true: a job that ends without a record is no failure
   /// Empty: only the present lines are read. Else reads until the run has ended, which is checked after each
-  /// `interval`; `wait` waits for that long and says whether to stop early: lines there by then are still read.
+  /// `interval`; `wait` waits that long and returns whether to stop early; lines that are there by then are still read.
   std::function<bool(std::chrono::milliseconds)> wait = {};
   std::chrono::milliseconds interval = std::chrono::milliseconds(250);
 };

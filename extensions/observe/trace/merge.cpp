@@ -35,8 +35,7 @@ Placed::Placed(const TraceSet& set, const ChromeTrace& trace) : set_(set), piece
 
 std::int64_t Placed::operator()(std::int64_t realtime_ns) const {
   const std::int64_t host_ns = piece_->clock.host_ns_of(realtime_ns).value_or(0);
-  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our own traces, so that sums with times of clocks
-                                                            // do not overflow
+  constexpr std::int64_t kLongest = std::int64_t{1} << 60;  // as in our traces: sums with clock times fit
   return piece_->common_ns(std::clamp<std::int64_t>(host_ns - piece_->clock.base_ns(), 0, kLongest), set_.zero_ns);
 }
 

@@ -200,7 +200,7 @@ void remove_runs(const RunsArguments& arguments) {
              watch::bytes_text(static_cast<double>(bytes)));
 }
 
-/// Returns 1 if weights differ, so every error is told by the status of a wrong call, 2.
+/// Returns 1 if weights differ, so every error has the status of wrong use, 2.
 int compare_runs(const RunsArguments& arguments) try {
   const auto comparison =
       watch::compare_weights(run_named(arguments, arguments.runs[0]), run_named(arguments, arguments.runs[1]));

@@ -1,5 +1,5 @@
-// Compares the weights of two runs by the digests in their records (RunRecord::write_weights). Pure but for reading the
-// files; any thread.
+// Compares the weights of two runs by the digests in their records (RunRecord::write_weights). Pure except for reading
+// the files; any thread.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct WeightsComparison {
   std::optional<std::int64_t> equal_until;  ///< the last step before `differ` at which they are equal
   std::optional<std::int64_t> differ;       ///< the first step at which they are not
   std::vector<std::string> names;           ///< what differs at that step, in the first run's order
-  std::vector<std::string> missing;         ///< what one of the runs alone has at that step
+  std::vector<std::string> missing;         ///< what only one of the runs has at that step
   std::size_t tensors = 0;                  ///< how many both runs have at that step
 };
 

@@ -64,12 +64,12 @@ struct Ftrl {
 
 using Optimizer = std::variant<optim::Sgd, optim::Adagrad, optim::RowAdagrad, optim::Adam, optim::AdamW, optim::Ftrl>;
 
-/// Initial values of a row, before its first push: a function of the table's seed, the key and the position alone.
+/// Initial values of a row, before its first push: a function of only the table's seed, the key and the position.
 struct Initializer {
   enum class Kind : std::uint8_t { Constant, Uniform, Normal };
   Kind kind = Kind::Constant;
   double a = 0;  ///< the constant, the lower bound, the mean
-  double b = 0;  ///< the upper bound (not reached but by rounding), the standard deviation
+  double b = 0;  ///< the upper bound (reached only by rounding), the standard deviation
 
   static Initializer constant(double value) { return {Kind::Constant, value, 0}; }
   static Initializer uniform(double low, double high) { return {Kind::Uniform, low, high}; }
