@@ -28,8 +28,8 @@ def permutation(size: int, seed: int = 0, epoch: int = 0) -> array.array:
 
 
 def sample_seed(index: int, epoch: int, seed: int = 0) -> int:
-    """Returns a seed for a sample's own random numbers (augmentation in a DataLoader's worker), the same wherever and
-    with whatever it is loaded, and in C++."""
+    """Returns a seed for a sample's own random numbers (augmentation in a DataLoader's worker), the same on any
+    rank, in any batch, and in C++."""
     return _core.virtual_seed(seed % 2**64, epoch, index, 0)
 
 
@@ -85,10 +85,10 @@ class DistributedSampler:
                    COHORT_SHARES if a DistributedDataParallel has been given the sampler, else even. Uneven shares need
                    averages weighted by samples, as DistributedDataParallel with a sampler computes
     comm           a Communicator that rank and size are taken from instead
-    virtual_ranks  V, for a DistributedDataParallel with the same: a step is of batch_size * V samples, and iterating gives
-                   this rank's virtual ranks one after the other, each what a rank of a world of V would get. Call step()
+    virtual_ranks  V, the same as the DistributedDataParallel's: a step has batch_size * V samples, and iterating gives
+                   those of this rank's virtual ranks in order, each like a rank's in a world of V ranks. Call step()
                    after each; the cursor moves with the last of a step. len() is the batches of this rank, steps_left()
-                   and steps_per_epoch() count steps. Takes a batch_size; not with shares
+                   and steps_per_epoch() count steps. Needs a batch_size; not with shares
 
     Iterating begins an epoch at the cursor. If that epoch was used up, or drawn to its end without any `step`, the next
     epoch begins, as after set_epoch(epoch + 1). Calling set_epoch as for torch's sampler has the same effect.
@@ -358,7 +358,7 @@ class DistributedSampler:
 
         global_batch  samples of a step over all ranks, spread evenly; default: batch_size on each
 
-        Virtual ranks stay as many, and so do a step's samples. Raises InvalidArgument for a rank outside the world, a global
+        Virtual ranks and a step's samples keep their numbers. Raises InvalidArgument for a rank outside the world, a global
         batch below 1, or one for a sampler without a batch_size, and for more ranks than virtual ranks.
         """
         if not 0 <= rank < size:

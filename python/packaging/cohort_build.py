@@ -3,14 +3,14 @@
     pip install .                      CMake, Ninja, a C++20 compiler and the packages of tools/packages.txt
     pip install --editable .           the package of the build folder, wherever it is edited
 
-Without a network it needs Debian's pybind11-dev; where that is not, pip fetches pybind11 (and CMake, Ninja). The build
+Without a network it needs Debian's pybind11-dev; if that is missing, pip fetches pybind11 (and CMake, Ninja). The build
 folder is build/wheel-PYTHON; a second build takes seconds. The wheel is for Python and C++. In site-packages/cohort/:
   *.py, _core.*.so    the package, with a module for each Python
   lib/                libcohort-VERSION.so, which the modules, the programs and users' C++ programs link; the shared
                       libraries that it needs beyond those of the C and C++ run-time (OpenSSL and zlib are in it)
   include/, lib/cmake/cohort/, share/    C++ headers, the CMake package, what belongs to them
-The programs lie in the environment's bin/. A wheel's tag names the glibc that it needs at least: that of the machine it
-was built on, mostly; tools/release/make-wheels makes those for others.
+The programs lie in the environment's bin/. A wheel's tag names the oldest glibc that it runs with, usually that of the
+machine it was built on; tools/release/make-wheels makes wheels for older ones.
 """
 
 import base64
@@ -26,8 +26,8 @@ import tarfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The tag of a wheel speaks of glibc only. By the last number of a GLIBCXX_3.4 that is needed: the glibc of the first
-# distributions with that libstdc++ (GCC 11: RHEL 9; 12: Ubuntu 22.04; 13: Fedora 38; 14: Ubuntu 24.04).
+# A wheel's tag names no libstdc++, only a glibc. So, by the last number of a GLIBCXX_3.4.N that is needed: the glibc
+# of the first distributions with that libstdc++ (GCC 11: RHEL 9; 12: Ubuntu 22.04; 13: Fedora 38; 14: Ubuntu 24.04).
 GLIBC_BESIDE = {29: (2, 34), 30: (2, 35), 31: (2, 37), 32: (2, 37), 33: (2, 39)}
 # Libraries that every system that runs CPython has.
 RUNTIME = ("ld-linux", "libc.so.", "libm.so.", "libdl.so.", "librt.so.", "libpthread.so.", "libgcc_s.so.", "libstdc++.so.")
@@ -109,7 +109,7 @@ def _tell(text):
         with open("/dev/tty", "w") as terminal:
             terminal.write(f"\n{text}\n")
     except OSError:
-        pass  # nobody sits there
+        pass  # there is no terminal
 
 
 def _rpath():
@@ -140,7 +140,7 @@ def _needed(files, compiler):
 
 
 def _glibc(files):
-    """The least version of glibc on systems that all of `files` can be loaded on."""
+    """The oldest version of glibc with which all of `files` can be loaded."""
     versions = [(2, 17)]
     for file in files:
         symbols = subprocess.run(["readelf", "-V", str(file)], check=True, capture_output=True, text=True).stdout

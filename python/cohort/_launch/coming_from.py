@@ -127,7 +127,7 @@ def _made_by(one: Any) -> list[type]:
 
 
 def _member(makers: Sequence[type], name: str, surely: bool) -> Any:
-    """Returns a member of an object of one of these classes; `surely`: the object is of no derived class."""
+    """Returns a member of an object of one of these classes; `surely`: the object is of no class derived from it."""
     bases = [base for maker in makers for base in maker.__mro__ if base is not object]
     own = [base for base in bases if base.__module__.split(".")[0] in ("cohort", "horovod", "torch")]
     for base in own:

@@ -61,7 +61,7 @@ def new_world(init_method: str = "", *, rank: int = -1, world_size: int = -1, se
                   the plug-in of `cohort build-mpi`); default: COHORT_TRANSPORT, else tcp
     alone         form a world of one rank on purpose, also under a launcher of more
     trust_network  let ranks on several hosts meet at an address without a secret, so that anyone who reaches it may be one.
-                  Also COHORT_TRUST_NETWORK=1. Rank 0 says so in a warning
+                  Also COHORT_TRUST_NETWORK=1. Rank 0 warns of that
     share         instead of an init_method, with rank and world_size: a function share(key, mine, seconds) over a channel
                   of the program's own (a key-value store, MPI) that gives every rank rank 0's text. Called once, maybe
                   on another thread: rank 0 passes a text, the others None, and all return that text within `seconds`.

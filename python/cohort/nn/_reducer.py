@@ -115,7 +115,7 @@ class Reducer:
         self.core = GradientReducer(comm, described, options, self, transaction)
         self.core.lay_out()
         self._hook: tuple[Hook, Any] | None = None  # the hook and its state
-        # Called at the end of each backward, with whether it has ended well; may refuse the state that it used.
+        # Called at the end of each backward, with whether it has ended well; may raise to refuse the state it used.
         self.after_backward: Callable[[bool], None] = lambda _ended: None
         self._nodes_at = 0  # the step in which all nodes were last checked
         self._found: set[int] = set()  # parameters whose gradients in this backward came from nodes without our hooks
@@ -194,7 +194,7 @@ class Reducer:
         self._remove_hooks()
         self._nodes.clear()
         for parameter in self._parameters:
-            parameter.node = None  # a node that lives on would know the shape that the parameter had
+            parameter.node = None  # a node kept alive would know only the shape that the parameter had
             _owners.pop(id(parameter.tensor), None)
 
     def use_hook(self, hook: Hook, state: Any) -> None:
@@ -416,7 +416,7 @@ class Reducer:
             parameter.version = parameter.tensor._version
 
     def note_begin(self) -> None:
-        """Records the parameters' values and who is frozen, for `changed_parameter`."""
+        """Records the parameters' values and which are frozen, for `changed_parameter`."""
         self._at_begin = self._states()
 
     def changed_parameter(self) -> Optional[str]:

@@ -1,5 +1,5 @@
 """Checks that all ranks hold the same parameters, to the bit. A memory error, a nondeterministic library or a step that
-one rank took alone lets replicas drift apart, and nothing else detects that."""
+only one rank took lets replicas drift apart, and nothing else detects that."""
 
 from __future__ import annotations
 

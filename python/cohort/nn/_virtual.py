@@ -15,8 +15,8 @@ from cohort.errors import InvalidArgument
 
 
 def refuse_beside(module: torch.nn.Module, options: Any, of_sampler: int) -> None:
-    """Refuses, on all ranks, whose models and options are the same, what has no order that is the same for any number
-    of ranks."""
+    """Refuses whatever has no order that is the same for any number of ranks. All ranks refuse it, because their models
+    and options are the same."""
     if of_sampler != options.virtual_ranks:
         raise InvalidArgument(
             f"DistributedDataParallel: virtual_ranks={options.virtual_ranks}, and {of_sampler} of its sampler -- give both "
@@ -56,7 +56,7 @@ class VirtualStep:
         self._seed_python = seed_python
         self._at_begin: list[torch.Tensor] = []  # buffers when the step began
         self._after_first: Optional[list[torch.Tensor]] = None  # after virtual rank 0, once others follow it on this rank
-        self._part = -1  # the virtual rank whose forward was the last
+        self._part = -1  # the virtual rank that had the last forward
         self._forwards = 0  # its forwards so far
         self._failed = False  # the last forward has not ended
         self._threads = torch.get_num_threads()
@@ -66,7 +66,7 @@ class VirtualStep:
     def begin_forward(self, reducer: Any, place: tuple[int, int, int], begins_step: bool) -> None:
         """Begins a forward. place: seed, epoch and cursor of the step; begins_step: the step's first forward, with
         buffers that are the same on all ranks. Raises InvalidArgument if a parameter was changed since the step began,
-        the sampler has moved within it, or not since the last one, or torch has another number of threads now.
+        the sampler has moved within the step or not since the last step, or torch has another number of threads now.
         """
         due = reducer.core.virtual_rank
         _refuse_buffers(self._module, self._options)

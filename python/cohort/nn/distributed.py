@@ -218,8 +218,8 @@ class DistributedDataParallel(torch.nn.Module):
                         sampler the same V; step_complete() says when gradients are the average. Not with sharding,
                         wire_format, error_feedback, hooks, join, SyncBatchNorm, parameters on a GPU, or buffers without
                         broadcast_buffers. Default 0: off
-    compute_threads     threads of torch's operations, on which the bits of some depend; set here. 0: as they are, but
-                        the same on all ranks with virtual_ranks. Default: 1 with virtual_ranks, else 0
+    compute_threads     number of threads of torch's operations, on which the bits of some depend; set here. 0: not set,
+                        but with virtual_ranks the same on all ranks. Default: 1 with virtual_ranks, else 0
     seed_python         with virtual_ranks: each seeds Python's `random` and NumPy, too, not only torch
     process_group       instead of comm: a group of torch.distributed, of the backend "cohort"
 
@@ -468,7 +468,7 @@ class DistributedDataParallel(torch.nn.Module):
             samples = self._weights.of(args, kwargs, reducer.core)
         first = next(iter(tensors_in((args, kwargs))), None)
         rows = first.shape[0] if first is not None and first.dim() > 0 else None
-        del first  # releases what forward frees early
+        del first  # so that forward can free it early
         batch = digest_of((args, kwargs)) if reducer.core.wants_batch else None
         if self._virtual is not None:
             reducer = self._begin_virtual_rank(reducer, self._virtual)
@@ -486,8 +486,8 @@ class DistributedDataParallel(torch.nn.Module):
         return output
 
     def _begin_virtual_rank(self, reducer: Reducer, virtual: VirtualStep) -> Reducer:
-        # Begins a forward with virtual ranks, or what takes its place. Only the first of a step, in no_sync too, exchanges
-        # anything.
+        # Begins a forward with virtual ranks, or a call for a virtual rank without samples. Only the first of a step
+        # exchanges anything, also within no_sync.
         sampler, due = self._weights.sampler, reducer.core.virtual_rank
         drawn = -1 if sampler is None else sampler._virtual_rank()
         if drawn not in (-1, due):
@@ -600,15 +600,15 @@ class DistributedDataParallel(torch.nn.Module):
         return any_samples
 
     def _end_virtual_rank(self, virtual: VirtualStep, well: bool) -> None:
-        # The buffers of a step are rank 0's, which may be lost before the next step begins: all ranks get them.
+        # A step's buffers are those of rank 0, which may be lost before the next step begins: all ranks get them now.
         core = self._attached.core
         virtual.end_backward(core)
         if well and core.step_complete and self.options.broadcast_buffers:
             self._broadcast_buffers()
 
     def step_complete(self) -> bool:
-        """Returns True after the backward that ended a step and left the average in the gradients: after each outside of
-        no_sync, but with virtual ranks only after that of this rank's last one:
+        """Returns True after a backward that ended a step and left the average in the gradients: any outside of no_sync,
+        but with virtual ranks only that of this rank's last virtual rank:
 
             loss.backward()
             if model.step_complete():
