@@ -185,8 +185,8 @@ class CommunicatorBase:
     # -------------------------------------------------------------------------------------------- arrays
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        """Sends an array, or a tuple of arrays, to another rank. Waits until it is being sent, at most until it is
-        received.
+        """Sends an array, or a tuple of arrays, to another rank. Returns when sending has begun, or when it has been
+        received at the latest.
 
         tag  from 0, below 2**30. Raises InvalidArgument if dest is this rank.
         """

@@ -23,7 +23,7 @@ __all__ = ["create_multi_node_optimizer"]
 def create_multi_node_optimizer(actual_optimizer: torch.optim.Optimizer, communicator: CommunicatorBase,
                                 double_buffering: bool = False, zero_fill: bool = True,
                                 compare_ranks: bool = True) -> Any:  # fmt: skip
-    """Returns an optimizer with the class, the groups and the state of `actual_optimizer`, which is not to be used any
+    """Returns an optimizer with the class, the groups and the state of `actual_optimizer`, which must not be used any
     more.
     Collective.
 
@@ -125,7 +125,7 @@ class MultiNodeOptimizer(Wrapped):
             self._under_way = self._start(copied=True)
             if before is not None:
                 before.deliver()
-            # The other parameters, unfrozen, added or first used since, have only this rank's current gradient.
+            # Parameters that were unfrozen, added or first used since then have only this rank's current gradient.
             known = set() if before is None else set(map(id, before.parameters))
             for group in self.param_groups:
                 for tensor in group["params"]:

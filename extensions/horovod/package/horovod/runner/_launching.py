@@ -104,7 +104,7 @@ def plan_of(processes: int, wishes: Mapping[str, Any], spelled: Callable[[str], 
 
 
 def environment_of(wishes: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables that horovodrun sets for these options, if they have an effect here, and Cohort's own for them."""
+    """Returns variables for these options: those of horovodrun that have an effect here, and Cohort's own."""
     out: dict[str, str] = {}
 
     def put(name: str, wish: str, text: Callable[[Any], str] = str) -> None:

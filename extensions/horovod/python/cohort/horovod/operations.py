@@ -146,7 +146,7 @@ class Call(NamedTuple):
 
     # In a compiled program of JAX: the rows of each rank. All ranks have to contribute.
     rows: Tuple[Tuple[int, ...], ...] = ()
-    # In a graph of TensorFlow: no name is used twice at a time, whichever functions call each other.
+    # In a graph of TensorFlow: True if no name can be used twice at a time, however functions are called.
     once: bool = False
 
     def also(self, suffix: str, **changes: Any) -> "Call":
@@ -212,7 +212,7 @@ def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: C
     values  the inputs, for Min, Max and Product
     run     runs a call and returns its results
     equal   for two values: 1 where they are equal, else 0
-    products_of_others  returns products of the other ranks' (scaled) values; dividing by the own value fails at zeros
+    products_of_others  returns products of the other ranks' (scaled) values, also where this rank's own value is 0
     """
     if back.op not in (Min, Max, Product):
         return run(back, grads)
@@ -221,7 +221,7 @@ def reduced_back(back: Call, grads: Sequence[Any], values: Sequence[Any], run: C
     if back.op == Product:
         shares = products_of_others(back, values)
     else:
-        # 1 if this rank's value is the minimum or maximum, divided among the ranks that have it; else 0.
+        # If this rank's value is the minimum or maximum: 1 divided by the number of ranks that have it; else 0.
         op = back.op if back.prescale >= 0 else Max if back.op == Min else Min
         best = run(plain.also("best", op=op), values)
         wins = [equal(value, one) for value, one in zip(values, best)]

@@ -18,7 +18,7 @@ def name() -> str:
 
 
 def module(package: str = "") -> Any:
-    """Returns that package."""
+    """Imports that package, or the given one."""
     return importlib.import_module(package or name())
 
 

@@ -136,7 +136,7 @@ def DistributedGradientTape(gradtape: Any, device_dense: str = "", device_sparse
     tape: Any = make(base.__name__, bases, {"__module__": base.__module__, "__doc__": base.__doc__})
     made = tape.__new__(tape)
     made.__dict__.update(vars(gradtape))
-    made._recording = False  # the other tape, if recording, ends that itself
+    made._recording = False  # if the given tape records, it ends that itself
     made._options = {
         "op": op,
         "prescale": 1.0 / gradient_predivide_factor,

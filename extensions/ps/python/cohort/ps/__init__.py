@@ -400,8 +400,8 @@ class Server:
 def serve(endpoint: str = "", **options: Any) -> None:
     """Runs a server of `cohort run --servers`: publishes its address, for `connect()`, and serves until all workers
     have left or are lost. `options`: those of Server; if `journal` is a folder, each server writes a file there. A
-    server that `cohort run --server-restarts` has restarted listens at its predecessor's address; under TF_CONFIG
-    alone, at its address there. Raises InvalidArgument in a process that is no server."""
+    server that `cohort run --server-restarts` has restarted listens at its predecessor's address; without
+    `cohort run`, under TF_CONFIG, at its address there. Raises InvalidArgument in a process that is no server."""
     with Server(endpoint, **options, _of_job=True) as server:
         while not server.workers_gone:
             time.sleep(0.05)

@@ -28,7 +28,7 @@ _PATIENCE = 1.0  # seconds
 _DESCRIPTION_BYTES = 4096  # more than enough for the first value that is not finite
 
 
-# By id of a parameter, whose reducers keep it alive: the last one that was attached to it.
+# The last reducer that was attached to a parameter, by its id. (Reducers keep their parameters alive.)
 _reduced_by: "weakref.WeakValueDictionary[int, Reducer]" = weakref.WeakValueDictionary()
 
 
@@ -379,7 +379,7 @@ class Reducer:
         self._own_kinds[parameter] = gradient.sparse_dim()
         if gradient.sparse_dim() == kind:
             return gradient
-        return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zeroed ones have all dimensions
+        return gradient.to_dense().to_sparse(kind) if kind else gradient.to_dense()  # torch 1.13's zero_() makes all dimensions sparse
 
     def _output(self, parameter: Tensor, sent: Tensor) -> Optional[Tensor]:
         """Returns the output for the reduction of `sent`; None: reduce in place."""
@@ -457,7 +457,7 @@ class Reducer:
             self._passes_left[parameter] = self.passes
         self._started = {} if complete else dict.fromkeys(self._started, False)
         for parameter in self._lent:
-            # Another rank may have used the layer before it was frozen; else an optimizer has nothing to step.
+            # Not zero if another rank used the layer before it was frozen. Otherwise an optimizer has nothing to step.
             if parameter.grad is not None and _is_zero(parameter.grad):
                 parameter.grad = None
         self._lent.clear()

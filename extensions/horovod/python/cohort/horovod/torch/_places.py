@@ -92,7 +92,7 @@ class Places:
             return None
         self._keep_up(parameter, all)
         place = self._places.get(parameter)
-        # If the place is not free, this gradient is mostly the reason: it is there already.
+        # If the place is not free, the reason is usually that this gradient lies there already.
         if place is None or not place.is_free() or not place.fits(gradient):
             return None
         if not _is_ready(gradient) or _is_shared(parameter, gradient, all):
@@ -124,7 +124,7 @@ class Places:
 
 
 def _deserves(parameter: Tensor) -> bool:
-    """Returns True if the engine will mostly be able to use the parameter's gradients without a copy."""
+    """Returns True if the engine will usually be able to use the parameter's gradients without a copy."""
     return (
         parameter.layout is torch.strided
         and parameter.device.type == "cpu"
