@@ -28,7 +28,7 @@ class NumberedMessages {
  public:
   explicit NumberedMessages(int host) : host_(host) {}
 
-  /// Numbers a message, which is kept until the other end has it. To be sent now, if there is a connection.
+  /// Numbers a message, and keeps it until the other end has it. The caller sends it, if there is a connection.
   Relayed add(std::string bytes);
   /// Returns the message, if there is one and it is new. Fails with Corrupt if it cannot be decoded, or if an earlier
   /// message is missing.

@@ -89,8 +89,8 @@ Shard shard_of(const Communicator& comm, const at::Tensor& part, std::int64_t di
   return shard;
 }
 
-// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked. Ids that no rank has stay
-// outside of the part on every rank, so that their use fails.
+// Positions of `ids` in this rank's part of 0 .. whole - 1. Ids of other ranks are masked. Ids that belong to no rank
+// stay outside of the part on every rank, so that using them fails.
 struct OwnIds {
   at::Tensor index, elsewhere;
 };

@@ -143,7 +143,7 @@ Piece Chunking::piece(std::size_t which, std::byte* room) const {
     return {room + offset, static_cast<std::int64_t>(in_room / element_)};
   };
   const bool is_root = rank_ == request_.root;
-  // The piece is in place, except where that is not allowed.
+  // Input and output share the piece's memory, except in an all_to_all, which cannot be in place.
   std::tie(piece.request.input, piece.request.input_count) = share(input_of(kind_, is_root), 0, piece.input);
   std::tie(piece.request.output, piece.request.output_count) =
       share(output_of(kind_, is_root), kind_ == Kind::AllToAll ? in_lines(in_room) : 0, piece.output);

@@ -242,7 +242,7 @@ struct LateReader : rl::test_suite<LateReader, 3> {
   }
   void thread(unsigned index) {
     if (index < 2) {
-      if (begin_end(state, kNone, kWriting)) firsts($) = firsts($) + 1;  // two first callers would race
+      if (begin_end(state, kNone, kWriting)) firsts($) = firsts($) + 1;  // if two were first, Relacy finds a race
       if (index == 0) memory.store(1, std::memory_order_relaxed);
     } else {
       const int seen = memory.load(std::memory_order_relaxed);

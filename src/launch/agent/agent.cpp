@@ -74,7 +74,7 @@ std::string names_of(const std::vector<WorkerPlan>& workers) {
 
 class Agent {
  public:
-  /// `saves` tells the guard that ranks save without a supervisor.
+  /// `saves` is set while ranks save without a supervisor, for the guard.
   Agent(const AgentOptions& options, const net::Secret& secret, std::atomic<bool>& saves);
   int run();
 

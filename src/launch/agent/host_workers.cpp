@@ -222,7 +222,7 @@ void HostWorkers::watch_for_dying() {
 void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
   if (worker.reported) return;
   worker.reported = true;
-  // The worker's last words are in the pipe: the window no longer matters. A pipe holds little, so this loop ends.
+  // The worker's last words are in the pipe, so the window does not matter now. A pipe holds little, so this loop ends.
   for (int piece = 0; piece < 32 && worker.drain(); ++piece) {
   }
   // Reports what the other ranks are doing: useful for the post-mortem, and lost after they have been stopped.
@@ -253,7 +253,7 @@ void HostWorkers::report_exit(Worker& worker, const sys::ExitStatus& status) {
 
 void HostWorkers::stop(const StopWorkers& order) {
   if (stage_ == Stage::Sweeping && epoch_.grace_end) {
-    // The workers have ended. The processes that they have started are within their grace, and this may shorten it.
+    // The workers have ended. The processes that they have started are in their grace, which this order may shorten.
     if (order.signal == SIGKILL || order.grace_ms == 0) return kill_all();
     for (const pid_t pid : sys::descendants(::getpid())) sys::signal_if(pid, order.signal, is_ours);
     epoch_.grace_end = Clock::now() + milliseconds(order.grace_ms);

@@ -42,7 +42,7 @@ class HostWorkers {
   bool empty() const noexcept { return workers_.empty(); }
   bool stopping() const noexcept { return epoch_.stopping; }
   bool elastic() const { return running() && launch_->job().elastic; }
-  /// Returns true if a rank saves when it is asked, or has saved.
+  /// Returns true if a rank would save if it were asked to end, or has already saved.
   bool makes_room() const;
   /// Returns true if SIGKILL does not end some process, and this was not known at the last call.
   bool take_stuck() noexcept { return std::exchange(stuck_, false); }
@@ -132,7 +132,7 @@ class HostWorkers {
   std::optional<int> status_alone_;
   KeptSignals kept_signals_{loop_, workers_, upstream_};
   Timer grace_;
-  Timer around_;  ///< for shells around ranks that were asked without their group
+  Timer around_;  ///< for shells around ranks that were asked to end without their group
   Timer reports_;
   GpuMeter gpus_;
   Timer stacks_;

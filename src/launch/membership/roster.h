@@ -26,11 +26,11 @@ struct KnownWorker {
   bool was_member = false;    ///< has been a member of some epoch, this one included
   bool counted = false;       ///< the job goes on with it: the worker is in the latest epoch, or will be in the next
   bool leaving = false;       ///< leaves as planned: ends by itself, or is told to end
-  bool waits = false;         ///< waits for a world, or to be a member; reported since some worker finished
+  bool waits = false;         ///< has reported, since some worker finished, that it waits for a world or to be a member
   bool to_be_member = false;  ///< has reported that it waits to be a member
   std::int64_t formed_epoch = -1;
-  bool has_state = false;                            ///< as last reported by the worker
-  bool reported = false;                             ///< has reported since a worker with the state saved and ended
+  bool has_state = false;  ///< as last reported by the worker
+  bool reported = false;   ///< has reported since the last worker with the state saved and ended
   std::optional<std::chrono::seconds> stopped = {};  ///< is killed because it was stopped for this time
 
   bool running() const noexcept { return stage == Stage::Running; }
@@ -59,7 +59,7 @@ class Roster {
 
   /// Records the worker's own report, and raises latest_formed().
   void report(KnownWorker& worker, std::int64_t formed_epoch, bool has_state);
-  /// Returns true if some worker has trained, as far as is known: a world of only fresh workers would begin anew.
+  /// Returns true if some worker has trained, as far as is known; then a world of only fresh workers would begin anew.
   bool begun() const noexcept { return state_said_ || formed(); }
   bool formed() const noexcept { return latest_formed_ >= 0; }
   /// Returns the latest epoch of which some worker has formed the world; -1: none.

@@ -38,7 +38,7 @@ struct ViewOptions {
   PrefixStyle style = PrefixStyle::Rank;
   std::vector<std::string> hosts;                 ///< host of each process
   Roles roles;                                    ///< roles of the processes
-  std::array<bool, 2> terminal = {false, false};  ///< whether stdout and stderr are: progress bars overwrite themselves
+  std::array<bool, 2> terminal = {false, false};  ///< is stdout, is stderr one? There, bars overwrite themselves
   std::array<bool, 2> colour = {false, false};
   std::size_t speakers = 0;                       ///< number of ranks that are shown; 0: all
   std::array<bool, 2> collapse = {false, false};  ///< "[0-3] | text" for a line that ranks 0 to 3 have printed

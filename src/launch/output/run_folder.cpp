@@ -45,7 +45,7 @@ Result<void> require_own(int fd, const std::string& path, bool run_folder) {
   return {};
 }
 
-/// Makes a folder with those above it; returns errno, or 0. Others cannot write to it, as it would be refused later.
+/// Makes a folder with those above it; returns errno, or 0. Only its owner can write to it: others are refused later.
 int make_all(const fs::path& folder) {
   std::error_code ignored;
   if (fs::is_directory(folder, ignored)) return 0;

@@ -60,7 +60,7 @@ struct ChannelClosed {
   std::optional<Error> error;
 };
 struct ProcessEnded {};
-/// The job cannot take an agent that came, or that did not come; `why` says the reason.
+/// An agent came that the job cannot take, or an agent did not come; `why` says the reason.
 struct Unfit {
   std::string why;
 };

@@ -82,7 +82,7 @@ struct Allocation {
   std::vector<std::vector<PlannedHost>> of_components;
 };
 
-/// Returns the nodes that the variables with this ending name.
+/// Returns the nodes named by the variables whose names have this ending.
 std::vector<PlannedHost> nodes_of(const Environment& environment, const std::string& ending) {
   const std::string list = "SLURM_JOB_NODELIST" + ending, tasks = "SLURM_TASKS_PER_NODE" + ending;
   const std::string nodes = environment.find(list).value_or("");
@@ -235,7 +235,7 @@ Result<std::vector<PlannedHost>> listed_hosts(const JobSpec& spec, StartMethod m
     const auto last = host.find_last_not_of(" \t\r");
     const std::string_view words = std::string_view(host).substr(0, last == std::string::npos ? 0 : last + 1);
     if (words.ends_with(":0") || words.ends_with(" slots=0")) {
-      line.clear();  // the line takes no more
+      line.clear();  // takes no slots, so it is left out
     } else if (!words.empty()) {
       none = false;
     }

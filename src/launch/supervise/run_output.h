@@ -110,7 +110,7 @@ class RunOutput {
   const JobSpec& spec_;
   RunState state_;
   RunFolder folder_;
-  Display display_;  ///< the index in the agent pool's members numbers its sources
+  Display display_;  ///< its sources are numbered by the agents' positions in the agent pool
   Announcer announcer_;
   LiveFile live_file_;
   // By process.
