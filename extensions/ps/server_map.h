@@ -87,8 +87,8 @@ Outcome add(ServerMap& map, std::uint32_t rows, const Holder& primary, const Hol
 /// of its server becomes the primary, as in `enter`.
 Outcome resign(ServerMap& map, std::uint32_t rows, const Holder& backup, std::uint64_t epoch);
 
-/// Returns how many servers come before this one when rows need a backup: first servers on other hosts than the
-/// primary's, then by number from the primary's on. nullopt if this server is the primary's.
+/// Returns how many servers come before this one when rows need a backup: first those on other hosts than the primary's
+/// server, then by number, from that server's on. nullopt if this is the primary's server.
 std::optional<std::uint32_t> turn_of(const ServerMap& map, std::uint32_t rows, std::uint32_t server);
 
 inline constexpr std::uint32_t kShards = 4096;

@@ -93,7 +93,7 @@ class Rows : public Slabs {
   std::uint32_t create(std::uint64_t key, std::uint64_t hash);
   void erase(std::uint32_t number);
 
-  /// A row's address for writing. An address that was read before may belong to a view.
+  /// A row's address for writing. (An address for reading may lie in memory that belongs to a view.)
   struct Row {
     RowHeader& header;
     float* floats;

@@ -175,7 +175,7 @@ std::string comparison_of(const std::vector<Point>& points, const Workload& work
   const Point* more = best_on(points, most_hosts);
   const Point* one = nullptr;
   for (int hosts = 1; hosts < most_hosts && one == nullptr; ++hosts) one = best_on(points, hosts);
-  // Another host's gain shows between points with equal numbers per host; of these, takes the fastest without the host.
+  // The gain of more hosts shows between points with equal numbers per host. Takes the fastest on fewer hosts.
   const Point* alike = nullptr;
   for (const Point& with : points) {
     if (one == nullptr || with.hosts != most_hosts) continue;

@@ -259,7 +259,7 @@ bool State::wait_for(std::chrono::nanoseconds limit) {
 
 void State::on_done(std::function<void()> callback) {
   if (done()) return callback();
-  engine_->urge();  // `end` relaxes
+  engine_->urge();  // until `end`
   if (!add_callback(mutex_, std::move(callback))) engine_->relax();
 }
 

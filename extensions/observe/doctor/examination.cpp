@@ -155,7 +155,7 @@ std::vector<Pairs> rounds_of_pairs(std::size_t count, bool all) {
       for (std::size_t at = first; at + 1 < count; at += 2) round.emplace_back(at, at + 1);
       if (!round.empty()) rounds.push_back(std::move(round));
     }
-    // The circle's last pair joins the second round if neither of its hosts is in that.
+    // The circle's last pair, which joins both ends, is added to the second round if that has neither of its hosts.
     if (count > 2) {
       if (count % 2 == 0)
         rounds.back().emplace_back(0, count - 1);
@@ -290,7 +290,7 @@ void Examination::on_joined(launch::AgentHandle& member) {
   examined_[at].joined = true;
   state(at).start_seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
   if (member.remote) state(at).printed = launch::last_of(member.remote->noise());
-  // Like a job's order: the environment that is passed on, what the agent does with it, and the end of the process.
+  // A job's order for the process, so its environment and its end are like a rank's.
   launch::StartJob job;
   job.path = "/proc/self/exe";  // the agent's executable, at any path on its host
   job.arguments = {"cohort", "doctor-host"};

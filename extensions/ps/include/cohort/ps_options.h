@@ -99,7 +99,7 @@ struct Eviction {
     LeastRecent,    ///< evicts, of the next 64 rows, the row whose last push was longest ago
     LeastFrequent,  ///< evicts, of the next 64 rows, the row with the fewest steps
   };
-  std::chrono::seconds age{0};  ///< since the last push; 0: none. To the second: a row past it is not there any more.
+  std::chrono::seconds age{0};  ///< after this time without a push a row counts as absent; 0: never
   std::int64_t rows = 0;        ///< at most this many on each server; 0: no bound
   Victim victim = Victim::LeastRecent;
 };
