@@ -65,7 +65,7 @@ struct DistributedSampler::Shared {
   std::int64_t drawn = 0;             // samples of this epoch's steps that were handed out, over all ranks
   int drawn_parts = 0;                // this rank's virtual ranks that were handed out of the next step
   std::deque<DrawnStep> drawn_steps;  // drawn, and `step` not called yet; oldest first
-  std::vector<std::int64_t> order;    // the permutation of
+  std::vector<std::int64_t> order;    // the permutation of the epoch and seed below
   std::int64_t ordered_epoch = -1;
   std::uint64_t ordered_seed = 0;
 };

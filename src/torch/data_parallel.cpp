@@ -344,8 +344,8 @@ std::optional<std::int64_t> DataParallelCore::State::declared_samples(const std:
   return number_of(options.samples(inputs), "DistributedDataParallel: samples()");
 }
 
-// Begins a forward with virtual ranks, or what takes its place. Only the first forward of a step exchanges anything,
-// also in no_sync.
+// Begins a forward with virtual ranks, or step_without_samples in place of one. Only the first of a step exchanges
+// anything, also in no_sync.
 void DataParallelCore::State::begin_virtual_rank() {
   const int due = reducer->core().virtual_part()->ranks().due();
   const int drawn = sampler ? sampler->virtual_rank() : -1;

@@ -414,7 +414,7 @@ void Reducer::make_place(Parameter& parameter) {
   parameter.address = parameter.place.data_ptr();
 }
 
-// Restores the place if the user has replaced its data: it is also the `.grad()` (set_data, a cast of the module).
+// Restores the place if its data was replaced (set_data, a cast of the module), since it is also the `.grad()`.
 const at::Tensor& Reducer::place(std::size_t index) {
   Parameter& parameter = parameters_[index];
   if (parameter.place.data_ptr() != parameter.address) make_place(parameter);

@@ -128,7 +128,7 @@ void point_latest_to(int runs, const std::string& name) {
 /// Locks the folder. The lock belongs to the open file: it ends with the last process of the job that holds it.
 Result<sys::UniqueFd> lock(int folder) {
   auto file = continue_file(folder, kLockFile, 0600);
-  // (A file system without locks has to do without.)
+  // (On a file system without locks, the folder is not locked.)
   if (file && ::flock(file->get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return fail(ErrorCode::Io, "another job is running in it");
   return file;

@@ -387,7 +387,7 @@ std::string way_out(const Detected& said) {
         said.size, said.source, way_out(said));
 }
 
-/// Returns the role in a pod or container whose environment names the first pod; each pod has a launcher.
+/// Returns this launcher's role if its pod or container has the first one's address. Each pod has a launcher.
 std::optional<NodeRole> role_in_pod(const Detected& said) {
   if (said.meeting != rendezvous::Meeting::Address) return std::nullopt;
   // TF_CONFIG lists tasks and not nodes, so several of them may be on one host.

@@ -96,7 +96,7 @@ JobSetup set_up_job(const JobSpec& spec, Plan plan) {
   // COHORT_ALONE makes a process a job of its own. It is meant for this command, not for its ranks, which are several.
   if (setup.plan.world_size > 1 && std::ranges::find(setup.chosen, env::kAlone) == setup.chosen.end())
     setup.environment.remove(env::kAlone);
-  // Operations wait for other tasks' operations, and with only a rank's cores no thread may be left to answer those.
+  // TensorFlow's operations wait for other tasks' ones. If each occupied a thread, none might be left to answer.
   if (spec.tf_config && setup.plan.servers > 0 && !setup.environment.find(env::kTfInterOpThreads))
     setup.environment.set(env::kTfInterOpThreads, std::to_string(setup.plan.world_size + 1));
   int ranks = 0;      // on this host

@@ -43,7 +43,7 @@ namespace {
 
 // Ranges of bytes, from files that a rank sees or from the rank that has them.
 
-/// Function that returns the copies that a rank makes from a file, ascending; without addresses for other ranks.
+/// Returns the copies that a rank makes from a file, ascending. For another rank they have no destination addresses.
 using CopiesOf = std::function<std::vector<formats::Copy>(const std::string& file, int rank)>;
 
 /// Sends a file's bytes to another rank, which waits for all of them, even after an error here.
