@@ -55,7 +55,7 @@ class Route {
  private:
   struct Place {
     std::string endpoint;
-    std::uint64_t epoch = 0;  ///< 0: no process would take its place
+    std::uint64_t epoch = 0;  ///< 0: no other process would take its place
   };
   /// Greets the process at `at`. Returns no connection, but sets `elsewhere`, if it says that another process serves
   /// the rows.
