@@ -49,7 +49,7 @@ class EndingWithEpoch final : public store::MeetingStore {
   Gathered get_all(std::span<const std::string> keys, std::span<const std::string> unless, Deadline deadline) override {
     std::vector<std::string> or_next(unless.begin(), unless.end());
     or_next.push_back(next_);
-    Gathered found = await_all(*store_, keys, or_next, deadline, ends_);  // ranks of one host poll
+    Gathered found = await_all(*store_, keys, or_next, deadline, ends_);  // ranks of one host call this repeatedly
     if (found.ended && found.ended->index == unless.size()) throw Superseded(epoch_);
     return found;
   }

@@ -114,7 +114,7 @@ constexpr auto kEnding = 2s;           // time for NCCL to free its resources
 constexpr auto kEndingBroken = 200ms;  // the same if the world has ended, since the caller waits for the error
 constexpr auto kReturning = 50ms;      // time for a call to return before its communicator is destroyed
 constexpr std::size_t kLeastScratch = std::size_t{1} << 20;
-constexpr std::int32_t kNoMemory = -1;  // reported by a rank that has kernels
+constexpr std::int32_t kNoMemory = -1;  // reported by a rank that has kernels, but too little memory
 constexpr auto kTelling = 100ms;        // time for other hosts to learn of the end, before kernels finish without data
 
 /// Runs a function that may hang on a thread of its own, and abandons the thread if it does.

@@ -141,7 +141,7 @@ void Core::abort(std::string_view reason) {
 void Core::stop() {
   const bool here = thread_.get_id() == std::this_thread::get_id();
   Queue::stop();         // the queue's thread ends when no message is under way either
-  matcher_.stop(!here);  // in a callback, that thread still has to serve messages
+  matcher_.stop(!here);  // if called in a callback, this thread still has to serve messages
 }
 
 bool Core::ended() noexcept {

@@ -125,7 +125,7 @@ static HWY_INLINE std::size_t first_of(const T* bits, std::size_t count, T limit
   const std::size_t lanes = hn::Lanes(d);
   const auto without_sign = hn::Set(d, static_cast<T>(std::numeric_limits<T>::max() >> 1));
   const auto too_large = hn::Set(d, static_cast<T>(limit - 1));
-  constexpr std::size_t kBlockVectors = 64;  // a multiple of the four maxima
+  constexpr std::size_t kBlockVectors = 64;  // a multiple of 4: the loop below has four maxima
   const std::size_t block = kBlockVectors * lanes;
   std::size_t i = 0;
   for (; i + block <= count; i += block) {

@@ -415,7 +415,7 @@ void Agent::on_signal() {
       continue;
     }
     if (told_as_launcher(*signal) || told_to_make_room(*signal)) continue;
-    // The loss of an ssh connection is also reported by a signal, and a batch system ends the step of a lost node.
+    // Ignored while ranks save: signals also come if the ssh connection is lost or a batch system ends the step.
     if (saves_ && (*signal == SIGTERM || *signal == SIGHUP) && ::getppid() == guard_) continue;
     ended = true;
     told = *signal;

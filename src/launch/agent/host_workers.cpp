@@ -303,7 +303,7 @@ void HostWorkers::ask_those_apart(const StopWorkers& order) {
   }
 }
 
-// Asks the remaining processes of an ended rank that was asked without its group.
+// Tells the processes left by an ended rank to end: only the rank itself was asked, without its group.
 void HostWorkers::ask_what_is_left_of(const Worker& worker) {
   const auto of_its_group = [&worker](pid_t pid) { return ::getpgid(pid) == worker.pid() && is_ours(pid); };
   for (const pid_t pid : sys::descendants(::getpid())) {
@@ -383,7 +383,7 @@ void HostWorkers::sweep_further() {
     sweeping_ = Timer(loop_, milliseconds(5), [this] { sweep_further(); });
     return;
   }
-  // All writers are gone, so the pipes hold the last output. It is small enough to ignore the window.
+  // All writers are gone, so the pipes hold the last output. It is little, so a full window is ignored.
   for (auto& worker : workers_) {
     while (worker->drain()) {
     }

@@ -182,7 +182,7 @@ void Epoch::on_unfit(AgentHandle* agent, const std::string& why) {
 
 void Epoch::on_message(AgentHandle& agent, Message message) {
   if (agent.lost) {
-    // Takes only the output of ended ranks, since other processes may have been given the numbers of the rest.
+    // Takes only the output of ended ranks, since the numbers of other ranks may have been given to new processes.
     const auto* words = std::get_if<Output>(&message);
     if (words == nullptr || !members_.roles().has(words->rank) || !members_.has_ended(words->rank)) return;
   }

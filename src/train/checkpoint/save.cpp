@@ -478,7 +478,7 @@ class Save {
     return stored;
   }
 
-  /// Removes old checkpoints. A checkpoint is complete if all disks have its manifest, and some disk each file.
+  /// Removes old checkpoints. A checkpoint is complete if all disks have its manifest, and each file is on some disk.
   void prune() {
     // After rank 0 has logged a non-finite loss, new checkpoints may be useless, so earlier ones are kept.
     const status::NotFiniteStatus& lost = status::StatusPage::own().layout().not_finite;
