@@ -60,7 +60,7 @@ Slabs::Slabs(std::size_t floats)
       in_slab_(static_cast<std::uint32_t>(std::max<std::size_t>(kHugePage / row_bytes_, 2))),
       slab_bytes_(in_slab_ * row_bytes_),
       inverse_(~std::uint64_t{0} / in_slab_ + 1) {
-  // A slab takes a whole huge page, or the system would use small ones.
+  // A slab of nearly a huge page is made a whole one, since the system would use small pages otherwise.
   if (slab_bytes_ > kHugePage / 16 * 15) slab_bytes_ = std::max(slab_bytes_, kHugePage);
 }
 

@@ -60,7 +60,7 @@ struct Column {
   std::string label;          ///< shown below the column
   std::string text;           ///< shown above the column
   std::vector<double> parts;  ///< heights, in the order of Panel::parts; those not above 0 are left out
-  double aim = 0;             ///< height of a line that shows the value that is possible; 0: no line
+  double aim = 0;             ///< height of a line that marks the ideal value; 0: no line
 };
 
 struct Part {

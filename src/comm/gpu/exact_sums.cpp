@@ -49,7 +49,7 @@ std::size_t scratch_of_parts(std::size_t bytes, const ExactWorld& world) noexcep
   const std::size_t slots = static_cast<std::size_t>(world.size) + (world.columns > 0 ? world.on.size() : 0);
   return lines(bytes) * kLine * slots;
 }
-/// Returns the scratch memory for a whole request.
+/// Returns the bytes of scratch memory that a whole request needs.
 std::size_t scratch_of_one(const Request& request, const ExactWorld& world) noexcept {
   if (request.input_count == 0) return 0;
   if (is_small(request, world.size)) return lines(request.input_bytes() * static_cast<std::size_t>(world.size)) * kLine;
