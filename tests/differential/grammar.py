@@ -72,6 +72,9 @@ def program(seed: int, method: str = "", world: int = -1, virtual: bool = True) 
     made["second_model"] = draw.random() < 0.1 and (
         method in ("ddp", "sharded", "local_sgd", "hvd") and not is_lossy(made))  # its averages are not recorded
     made["events"] = events_of(draw, made)
+    later = {event["to"] for event in made["events"] if event["kind"] == "cast"} - {"float64"}
+    if later and optimizer["kind"] != "SGD":  # as of a program that begins in that type
+        optimizer["options"]["eps"] = max(optimizer["options"].get("eps", 0.0), 0.1 if later - {"float32"} else 1e-2)
     if virtual:
         make_virtual(random.Random(f"virtual {seed}"), made)
     return made
