@@ -208,7 +208,10 @@ class Averaged:
     def are_others(self, replicas: list[Replica]) -> bool:
         """Whether other parameters are trained than the last time."""
         before, self.known = self.known, [self.trained(one) for one in replicas]
-        return any(now[0] != then[0] or now[1] - then[1] for now, then in zip(self.known, before))
+        others = any(now[0] != then[0] or now[1] - then[1] for now, then in zip(self.known, before))
+        if others and self.lossy is not None:
+            self.lossy.rebuilt()
+        return others
 
     def forward(self, replicas: list[Replica], weights: list[Any]) -> None:
         others = self.are_others(replicas)
