@@ -113,6 +113,9 @@ def verdict(program: dict[str, Any], reference: list[Any], replies: list[Optiona
                 return Verdict("different", f"fails on all ranks, and one by {refusal(error)} (first: {refusal(failed[0])})")
     if "virtual" in program:
         replies = replies[: min(phases)]  # the others leave records out
+        wanted = program.get("refused")
+        if wanted is not None and (not failed or any(len(reply["states"]) > wanted for reply in replies)):
+            return Verdict("different", f"not refused after {wanted} records")
     bound = bound_of(program)
     for rank, reply in enumerate(replies):
         states = reference[rank].states
@@ -124,6 +127,21 @@ def verdict(program: dict[str, Any], reference: list[Any], replies: list[Optiona
             return Verdict("different", f"rank {rank} has {len(reply['states'])} records, not {len(states)}")
     return differing(program, reference, replies, bool(failed)) or (
         Verdict("refused", refusal(failed[0]), min(len(reply["states"]) for reply in replies)) if failed else Verdict("same"))
+
+
+def other_bits(replies: list[Any], there: list[Any], phases: list[int]) -> Optional[str]:
+    """The difference between rank 0 here and ranks of another number that have the same virtual ranks, in words."""
+    if any(reply is None for reply in there):
+        return "no answer"
+    whole = there[: min(phases)]  # the others leave records out
+    for rank, reply in enumerate(whole):
+        if bool(reply["error"]) != bool(replies[0]["error"]) or len(reply["states"]) != len(replies[0]["states"]):
+            error = reply["error"] and refusal(reply["error"])
+            return f"rank {rank} has {len(reply['states'])} records in place of {len(replies[0]['states'])}, error: {error}"
+        for step, (ours, theirs) in enumerate(zip(reply["states"], replies[0]["states"])):
+            if found := first_difference(ours, theirs, 0.0):
+                return f"rank {rank}, record {step}: {found}"
+    return None
 
 
 def differing(program: dict[str, Any], reference: list[Any], replies: list[Any], refused: bool) -> Optional[Verdict]:

@@ -29,7 +29,7 @@ CHANGES = ("freeze", "thaw", "add_group", "rate", "rate_one", "eval", "gate", "r
 
 def program(seed: int, method: str = "", world: int = -1) -> grammar.Program:
     """Program of the grammar, without what runner.cpp does not know, which has not been written there."""
-    made = grammar.program(seed, method or METHODS[seed % len(METHODS)], world, virtual=False)
+    made = grammar.program(seed, method or METHODS[seed % len(METHODS)], world)
     made["pieces"] = [piece for piece in made["pieces"] if piece["kind"] in PIECES]
     made["dtype"] = made["dtype"] if made["dtype"] in ("float64", "float32") else "float32"
     made.update(schedule=None, scaler=False, ema=False, second_model=False)
@@ -56,7 +56,7 @@ def known(made: grammar.Program, event: dict[str, Any]) -> list[dict[str, Any]]:
     divided = method == "sharded" and options["sharding"] != "optimizer"
     plain = (
         how not in STEPS
-        or event.get("rank", 0) >= made["ranks"]
+        or event.get("rank", 0) >= grammar.replicas(made)
         or (how == "no_batch" and (method not in ("ddp", "sharded") or options.get("hook")))
         or (how == "keep" and divided)
         or (how == "direct" and options.get("weighted"))

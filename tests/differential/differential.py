@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import compare
@@ -57,20 +59,18 @@ class Suite:
         finally:
             self.jobs.after(program, replies)
         verdict = compare.verdict(program, plain or [], replies)
-        return self.on_one_rank(program, verdict, replies) if "virtual" in program and verdict.kind == "same" else verdict
+        return self.elsewhere(program, verdict, replies) if "virtual" in program and verdict.kind in ("same", "refused") else verdict
 
-    def on_one_rank(self, program: dict[str, Any], verdict: compare.Verdict, replies: list[Any]) -> compare.Verdict:
-        """Virtual ranks: all of them on one rank give the same bits."""
-        alone = {**program, "ranks": 1, "hosts": "", "events": [{**e, "ranks": 1} if e["kind"] == "resume" else e for e in program["events"]]}
-        job = self.jobs.of(alone)
-        job.start(alone)
-        one = job.finish()
-        self.jobs.after(alone, one)
-        if one[0] is None or one[0]["error"]:
-            return compare.Verdict("different", f"on one rank: {one[0] and one[0]['error']}")
-        for step, (ours, theirs) in enumerate(zip(replies[0]["states"], one[0]["states"])):
-            if found := compare.first_difference(ours, theirs, 0.0):
-                return compare.Verdict("different", f"record {step}, against one rank: {found}", step)
+    def elsewhere(self, program: dict[str, Any], verdict: compare.Verdict, replies: list[Any]) -> compare.Verdict:
+        """Virtual ranks: other numbers of ranks give the same bits."""
+        for other in grammar.elsewhere(program):
+            job = self.jobs.of(other)
+            job.start(other)
+            there = job.finish()
+            self.jobs.after(other, there)
+            found = compare.other_bits(replies, there, source.phases_of(other))
+            if found:
+                return compare.Verdict("different", f"on {other['ranks']} ranks of one host in place of {program['ranks']}: {found}")
         return verdict
 
     def prepare(self, program: Optional[dict[str, Any]]) -> None:
@@ -149,6 +149,7 @@ def main() -> int:
     parser.add_argument("--fixed", type=int, default=0, help="begin with so many seeds from 0")
     parser.add_argument("--seed", type=int, help="the first of the others; default: by the clock")
     parser.add_argument("--method", default="", choices=["", *grammar.METHODS], help="of programs; default: all")
+    parser.add_argument("--virtual", action="store_true", help="those of ddp with virtual ranks alone")
     parser.add_argument("--worlds", type=int, nargs="*", default=[], help="numbers in grammar.WORLDS; default: all")
     parser.add_argument("--shrink", type=float, default=60, help="seconds for a difference")
     parser.add_argument("--plant", default="", help="faults to plant (planted.py)")
@@ -174,16 +175,20 @@ def main() -> int:
     print("seeds", ", and ".join(seeds), flush=True)
     shown = 0
 
-    def drawn(number: int) -> dict[str, Any]:
-        seed = number if number < options.fixed else fresh + number - options.fixed
-        return draw(seed, options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
+    def drawn() -> Iterator[dict[str, Any]]:
+        for number in itertools.count():
+            seed = number if number < options.fixed else fresh + number - options.fixed
+            made = draw(seed, "ddp" if options.virtual else options.method, options.worlds[number % len(options.worlds)] if options.worlds else -1)
+            if "virtual" in made or not options.virtual:
+                yield made
 
+    programs = drawn()
     try:
-        program = drawn(0)
-        for number in range(options.count):
+        program = next(programs)
+        for _ in range(options.count):
             if time.monotonic() - begin > options.seconds:
                 break
-            following = drawn(number + 1)
+            following = next(programs)
             said = suite.run(program, following)
             if options.verbose:
                 print(program["seed"], said, flush=True)

@@ -14,8 +14,9 @@ The grammar is written from torch's API. It does not make:
   Sharded: gradients that are kept over a step, and relative writes to parameters that ranks share, both of which it says it does
   not have;
   random seeds that change between forward and backward: no wrapper sees them;
-  virtual ranks with a second model, non_finite, changes on one rank alone, or parameters that the first forward makes: a rank is not a
-  replica there, and what is refused by name has tests of its own.
+  virtual ranks with a second model, changes on one rank alone, or parameters that the first forward makes: a rank is not a replica there;
+  virtual ranks with non_finite: after a step that is refused a rank's buffers are its own until the next forward;
+  virtual ranks with sharding, join, a sampler, GPUs, or parameters that come within a step: what those refuse has tests of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def pick(draw: random.Random, weights: dict[str, float]) -> str:
     return draw.choices(list(weights), list(weights.values()))[0]
 
 
-def program(seed: int, method: str = "", world: int = -1, virtual: bool = True) -> Program:
+def program(seed: int, method: str = "", world: int = -1) -> Program:
     draw = random.Random(seed)
     ranks, hosts = WORLDS[world] if world >= 0 else draw.choices(WORLDS, [4, 4, 4, 2, 1, 2, 2, 1])[0]
     method = method or pick(draw, METHODS)
@@ -75,13 +76,16 @@ def program(seed: int, method: str = "", world: int = -1, virtual: bool = True) 
     later = {event["to"] for event in made["events"] if event["kind"] == "cast"} - {"float64"}
     if later and optimizer["kind"] != "SGD":  # as of a program that begins in that type
         optimizer["options"]["eps"] = max(optimizer["options"].get("eps", 0.0), 0.1 if later - {"float32"} else 1e-2)
-    if virtual:
-        make_virtual(random.Random(f"virtual {seed}"), made)
+    make_virtual(random.Random(f"virtual {seed}"), made)
     return made
 
 
+def replicas(made: Program) -> int:
+    return made.get("virtual", made["ranks"])
+
+
 # Steps with virtual ranks. (The others act on one rank alone, or pass by the wrapper; "twice" is two virtual ranks
-# to it, without a sampler, and "retain" is refused at once by ranks that have two, for which the others wait.)
+# to it, without a sampler, and "retain" is refused, at once by all ranks only where each has as many.)
 VIRTUAL_STEPS = ("plain", "accumulate", "clip", "clip_value", "nan", "inf", "skip", "keep", "validate", "no_batch", "zero_before",
                  "reassign_grad", "clip_weights", "drop_gradient", "step_twice", "grad_zeros", "penalty", "new_output", "autocast",
                  "two_forwards", "forward_only")  # fmt: skip
@@ -90,10 +94,19 @@ VIRTUAL_STEPS = ("plain", "accumulate", "clip", "clip_value", "nan", "inf", "ski
 def make_virtual(draw: random.Random, made: Program) -> None:
     """Gives some programs virtual ranks: the reference has a replica for each, and the ranks train blocks of them."""
     options = made["options"]
-    refused = ("hook", "wire_format", "broadcast_buffers", "non_finite")
-    if made["method"] != "ddp" or draw.random() < 0.6 or made["second_model"] or any(options.get(one) is not None for one in refused):
+    if made["method"] != "ddp" or draw.random() < 0.6 or made["second_model"] or "non_finite" in options:
+        return
+    refused = bool(options.get("hook") or options.get("wire_format"))
+    if "broadcast_buffers" in options:
+        refused |= any(piece["kind"] in ("BatchNorm", "Scale") for piece in made["pieces"])
+        if not refused:
+            return  # allowed, until a buffer is added
+    if refused and draw.random() < 0.8:
         return
     virtual = made["virtual"] = draw.randint(made["ranks"], 5)
+    if not refused and made["ranks"] > 1 and draw.random() < 0.05:
+        refused, virtual = True, made["ranks"] - 1
+        made["virtual"] = virtual
     made["sizes"] = [draw.randint(2, 5) if "weighted" in options else 3 for _ in range(virtual)]
     made["schedule"] = None if made["schedule"] == "Plateau" else made["schedule"]  # by a rank's own loss
     for piece in made["pieces"]:
@@ -102,11 +115,31 @@ def make_virtual(draw: random.Random, made: Program) -> None:
         piece["unmade"] = False
     made["events"] = [event for event in made["events"]
                       if not event["kind"].endswith("_one") and event["kind"] not in ("gate", "train_the_copy")]  # fmt: skip
-    for event in made["events"]:
-        if event["kind"] == "step" and event["how"] not in VIRTUAL_STEPS:
+    if refused:
+        made["refused"] = 0
+    steps = [event for event in made["events"] if event["kind"] == "step"]
+    same_blocks = virtual % made["ranks"] == 0 and all(event["kind"] != "resume" for event in made["events"])
+    for number, event in enumerate(steps):
+        if event["how"] == "retain" and same_blocks:
+            made.setdefault("refused", number)
+        elif event["how"] not in VIRTUAL_STEPS:
             event["how"] = "plain"
+    for event in made["events"]:
         if "rank" in event:
             event["rank"] = draw.randrange(virtual)
+
+
+def elsewhere(made: Program) -> list[Program]:
+    """The program on other numbers of ranks, which give the same bits, or refuse it at the same step."""
+    virtual, refused = made["virtual"], made.get("refused")
+    numbers = [ranks for ranks in (1, 2, 3) if ranks <= virtual and (ranks, "") != (made["ranks"], made["hosts"])]
+    if refused == 0:
+        return []
+    if refused is not None:
+        numbers = [ranks for ranks in numbers if virtual % ranks == 0]
+    return [{**made, "ranks": ranks, "hosts": "",
+             "events": [{**e, "ranks": min(ranks, e["ranks"])} if e["kind"] == "resume" else e for e in made["events"]]}
+            for ranks in (numbers if len(numbers) < 3 else numbers[:: len(numbers) - 1])]  # fmt: skip
 
 
 def pieces_of(draw: random.Random) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -108,7 +109,14 @@ class Program {
  public:
   Program(const json& program, cohort::Communicator comm)
       : p_(program), o_(program.at("options")), method_(program.at("method")), comm_(std::move(comm)) {
-    rank_ = comm_.rank();
+    rank_ = replica_ = comm_.rank();
+    first_ = rank_;
+    last_ = rank_ + 1;
+    if (const int parts = p_.value("virtual", 0); parts > 0) {
+      const auto begin = [&](int rank) { return rank * (parts / comm_.size()) + std::min(rank, parts % comm_.size()); };
+      first_ = begin(rank_);
+      last_ = begin(rank_ + 1);
+    }
     divided_ = method_ == "sharded" && o_.at("sharding") != "optimizer";
     dtype_ = p_.at("dtype") == "float64" ? at::kDouble : at::kFloat;
     torch::set_default_dtype(at::scalarTypeToTypeMeta(dtype_));
@@ -165,6 +173,7 @@ class Program {
     options.first_bucket_bytes = option<std::size_t>(o_, "first_bucket_bytes", options.first_bucket_bytes);
     options.broadcast_buffers = option(o_, "broadcast_buffers", true);
     options.compare_parameters_every = option<std::int64_t>(o_, "compare_parameters_every", 0);
+    options.virtual_ranks = p_.value("virtual", 0);
     options.wire_format = wire_format_of(o_.value("wire_format", json()));
     if (o_.contains("error_feedback") && !o_["error_feedback"].is_null())
       options.error_feedback = o_["error_feedback"].get<bool>();
@@ -338,9 +347,9 @@ class Program {
   // ------------------------------------------------------------------------------------------------ a step
 
   void draw(double at) {
-    const auto seed = static_cast<std::uint64_t>(static_cast<std::int64_t>(at * 10) * 100 + rank_);
+    const auto seed = static_cast<std::uint64_t>(static_cast<std::int64_t>(at * 10) * 100 + replica_);
     const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-    const auto count = p_.at("sizes").at(static_cast<std::size_t>(rank_)).get<std::int64_t>();
+    const auto count = p_.at("sizes").at(static_cast<std::size_t>(replica_)).get<std::int64_t>();
     const at::Tensor both = at::randn({2, count, kFeatures}, generator, at::dtype(at::kDouble)).to(dtype_);
     x_ = both[0];
     y_ = both[1];
@@ -389,11 +398,26 @@ class Program {
 
   void step(const json& event) {
     how_ = event.at("how");
-    const bool here = event.contains("rank") && event["rank"] == rank_;
+    if (how_ == "zero_before") clear_or_default();
+    for (replica_ = first_; replica_ < last_; ++replica_) train(event);
+    replica_ = rank_;
+    if (how_ == "no_batch") {
+      optimizer_->step();
+    } else {
+      if (how_ == "freeze_after") freeze_piece(event);
+      update(event);
+    }
+    if (how_ != "keep") clear_();
+    record();
+    ++t_;
+  }
+
+  /// One batch: that of the rank, or of one of its virtual ranks.
+  void train(const json& event) {
+    const bool here = event.contains("rank") && event["rank"] == replica_;
     draw(t_);
     if ((how_ == "nan" || how_ == "inf") && here)
       x_[0][0] = how_ == "nan" ? std::nan("") : std::numeric_limits<double>::infinity();
-    if (how_ == "zero_before") clear_or_default();
     if (how_ == "validate") {
       net_->eval();
       {
@@ -402,23 +426,16 @@ class Program {
       }
       net_->train(training_);
     }
-    if (how_ == "no_batch") {
-      if (here) {
-        model_->step_without_samples();
-      } else {
-        if (o_.value("weighted", "") == "set_sample_count") model_->set_sample_count(x_.size(0));
-        loss_of((*model_)(x_)).backward();
-      }
-      record_gradients();
-      optimizer_->step();
-    } else {
+    if (how_ != "no_batch") {
       passes(event);
-      if (how_ == "freeze_after") freeze_piece(event);
-      update(event);
+      return;
     }
-    if (how_ != "keep") clear_();
-    record();
-    ++t_;
+    if (here) {
+      model_->step_without_samples();
+    } else {
+      loss_of(forward(x_)).backward();
+    }
+    record_gradients();
   }
 
   /// As without an argument.
@@ -502,6 +519,8 @@ class Program {
   const std::string method_;
   cohort::Communicator comm_;
   int rank_ = 0;
+  int first_ = 0, last_ = 0;  // the rank's virtual ranks, or the rank
+  int replica_ = 0;           // of them, the one that is trained
   bool divided_ = false, training_ = true;
   at::ScalarType dtype_ = at::kFloat;
   Net net_{nullptr};

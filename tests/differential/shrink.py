@@ -25,8 +25,9 @@ def simpler(program: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield variant(events=events[:number] + events[number + 1 :])
     for ranks, hosts in ((1, ""), (2, ""), (2, "2"), (3, "")):
         if (ranks, bool(hosts)) < (program["ranks"], bool(program["hosts"])) and (hosts == "" or program["hosts"]):
-            fewer = [event for event in events if event.get("rank", 0) < ranks]
-            yield variant(ranks=ranks, hosts=hosts, sizes=program["sizes"][:ranks],
+            count = program.get("virtual", ranks)
+            fewer = [event for event in events if event.get("rank", 0) < count]
+            yield variant(ranks=ranks, hosts=hosts, sizes=program["sizes"][:count],
                           events=[{**e, "ranks": min(e["ranks"], ranks)} if e["kind"] == "resume" else e for e in fewer])  # fmt: skip
     for number in range(len(program["pieces"])):
         if len(program["pieces"]) > 1:
@@ -35,7 +36,7 @@ def simpler(program: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if name not in ("sharding", "sync_every", "op", "named", "hook", "outer_learning_rate", "outer_momentum", "fragments"):
             yield variant(options={key: value for key, value in program["options"].items() if key != name})
     for name, plain in (("optimizer", PLAIN), ("schedule", None), ("scaler", False), ("ema", False), ("second_model", False),
-                        ("seeded_by_rank", False), ("set_to_none", True), ("sizes", [3] * program["ranks"])):  # fmt: skip
+                        ("seeded_by_rank", False), ("set_to_none", True), ("sizes", [3] * len(program["sizes"]))):  # fmt: skip
         if program[name] != plain:
             yield variant(**{name: plain})
     for number, piece in enumerate(program["pieces"]):

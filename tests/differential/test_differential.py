@@ -14,6 +14,8 @@ from typing import Any
 import compare
 import differential
 import grammar
+import lossy
+import numpy
 import reference
 import shrink
 import source
@@ -85,6 +87,11 @@ class Faults(unittest.TestCase):
             job.start(ranks)
             verdict = compare.verdict(made, plain, job.finish())
             self.assertEqual((verdict.kind, verdict.step), ("different", 0), verdict)
+            virtual = {**made, "virtual": 3, "sizes": [3] * 3}
+            self.assertEqual(suite.judge(virtual), compare.Verdict("same"))
+            verdict = suite.judge({**virtual, "refused": 1})
+            assert verdict is not None
+            self.assertIn("not refused", verdict.text)
         finally:
             suite.jobs.close()
 
@@ -150,6 +157,22 @@ class Parts(unittest.TestCase):
             optimizer.step()
         ours = torch.cat([one.detach().reshape(-1) for one in net.parameters()])
         self.assertTrue(torch.allclose(torch.from_numpy(apart[1].states[-1][1]), ours, 1e-12, 1e-12))
+
+    def test_one_bit_is_told_between_numbers_of_ranks(self) -> None:
+        what, values = (("p0.weight", 2, "float64", True),), numpy.array([0.5, 1.0])
+        here = [{"states": [(what, values)], "error": None}]
+        there = [{"states": [(what, numpy.nextafter(values, 2))], "error": None}]
+        self.assertIsNone(compare.other_bits(here, copy.deepcopy(here), [1]))
+        self.assertRegex(compare.other_bits(here, there, [1]) or "", "rank 0, record 0")
+        self.assertRegex(compare.other_bits(here, [{"states": [], "error": None}], [1]) or "", "0 records in place of 1")
+
+    def test_what_error_feedback_may_owe_grows_only_where_a_host_has_several_ranks(self) -> None:
+        for hosts, most in (("2", 0.0), ("2,2", 0.5)):
+            made = program("ddp", PLAIN, options={"wire_format": "int8", "error_feedback": True}, hosts=hosts)
+            bounds = lossy.Bounds(made, [None] * (4 if "," in hosts else 2))
+            bounds.bound = {"p": 0.5}
+            bounds.rebuilt()
+            self.assertEqual(bounds.left.get("p", 0.0), most)
 
     def test_a_program_is_shrunk_to_what_fails(self) -> None:
         draw = random.Random(3)
