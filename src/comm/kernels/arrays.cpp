@@ -97,19 +97,6 @@ void widen(const std::uint16_t* from, float* to, std::size_t count) {
   std::memcpy(to + i, result, (count - i) * sizeof(float));
 }
 
-void round_all(float* values, std::size_t count) {
-  const std::size_t lanes = hn::Lanes(DU());
-  const auto through = [](const float* from)
-                           HWY_ATTR { return hn::BitCast(DF(), hn::ShiftLeft<16>(rounded(load(from)))); };
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) hn::StoreU(through(values + i), DF(), values + i);
-  if (i == count) return;
-  HWY_ALIGN float padded[HWY_MAX_BYTES / sizeof(float)] = {};
-  std::memcpy(padded, values + i, (count - i) * sizeof(float));
-  hn::StoreU(through(padded), DF(), padded);
-  std::memcpy(values + i, padded, (count - i) * sizeof(float));
-}
-
 template <class T>
 static HWY_INLINE bool reaches(const T* element, T limit) {
   T bits;  // elements need not be aligned
@@ -189,7 +176,6 @@ void copy(void* to, const void* from, std::size_t bytes, Stores stores) {
 
 HWY_EXPORT(narrow);
 HWY_EXPORT(widen);
-HWY_EXPORT(round_all);
 
 void narrow_to_bfloat16(const float* from, std::uint16_t* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(narrow)(from, to, count);
@@ -197,7 +183,6 @@ void narrow_to_bfloat16(const float* from, std::uint16_t* to, std::size_t count)
 void widen_from_bfloat16(const std::uint16_t* from, float* to, std::size_t count) {
   HWY_DYNAMIC_DISPATCH(widen)(from, to, count);
 }
-void round_to_bfloat16(float* values, std::size_t count) { HWY_DYNAMIC_DISPATCH(round_all)(values, count); }
 
 HWY_EXPORT(first_of_16);
 HWY_EXPORT(first_of_32);

@@ -30,8 +30,6 @@ void fence(Stores stores);
 /// Converts arrays of any alignment and length. The two ranges share no byte.
 void narrow_to_bfloat16(const float* from, std::uint16_t* to, std::size_t count);
 void widen_from_bfloat16(const std::uint16_t* from, float* to, std::size_t count);
-/// Rounds the values in place, as narrowing and widening would.
-void round_to_bfloat16(float* values, std::size_t count);
 
 // Search for the first element whose bits, without the sign, reach a limit. With the limit of its type, that is the
 // first NaN or infinity. Compares integers, so that neither the thread's floating-point mode nor denormals matter.

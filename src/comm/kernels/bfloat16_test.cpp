@@ -55,14 +55,11 @@ TEST_F(BFloat16, RoundsToTheNearestAndBack) {
   on_each([&] {
     std::vector<std::uint16_t> narrow(wide.size());
     std::vector<float> back(wide.size());
-    std::vector<float> through = wide;
     narrow_to_bfloat16(wide.data(), narrow.data(), wide.size());
     widen_from_bfloat16(narrow.data(), back.data(), wide.size());
-    round_to_bfloat16(through.data(), through.size());
     for (std::size_t i = 0; i < wide.size(); ++i) {
       ASSERT_EQ(narrow[i], nearest(wide[i])) << wide[i];
       ASSERT_EQ(std::bit_cast<std::uint32_t>(back[i]), std::uint32_t{narrow[i]} << 16);
-      ASSERT_EQ(std::bit_cast<std::uint32_t>(through[i]), std::bit_cast<std::uint32_t>(back[i]));
     }
   });
 }
@@ -82,9 +79,6 @@ TEST_F(BFloat16, TouchesNothingElse) {
       ASSERT_TRUE(slots.holds(1, reinterpret_cast<const std::byte*>(narrow.data()))) << count;
       auto* const again = slots.place(2, count * 4, count % 7);
       widen_from_bfloat16(reinterpret_cast<const std::uint16_t*>(to), reinterpret_cast<float*>(again), count);
-      ASSERT_TRUE(slots.holds(2, reinterpret_cast<const std::byte*>(back.data()))) << count;
-      auto* const in_place = slots.place(2, reinterpret_cast<const std::byte*>(wide.data()), count * 4, count % 7);
-      round_to_bfloat16(reinterpret_cast<float*>(in_place), count);
       ASSERT_TRUE(slots.holds(2, reinterpret_cast<const std::byte*>(back.data()))) << count;
     }
   });
