@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,8 +62,6 @@ class RpcServer {
 
   /// Address the server listens at, with the port that the system chose.
   const Endpoint& endpoint() const noexcept;
-  /// Returns "NAME at ENDPOINT".
-  std::string describe() const;
   /// Accepts no further connections; existing connections stay. Not to be called on the server's thread.
   void close_listener();
 

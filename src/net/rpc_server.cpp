@@ -375,7 +375,6 @@ RpcServer::RpcServer(Options options, Service& service) : impl_(std::make_unique
 }
 RpcServer::~RpcServer() { impl_->stop(); }
 const Endpoint& RpcServer::endpoint() const noexcept { return impl_->endpoint(); }
-std::string RpcServer::describe() const { return impl_->describe(); }
 void RpcServer::close_listener() { impl_->close_listener(); }
 void RpcServer::post(std::function<void()> callback) { impl_->post(std::move(callback)); }
 void RpcServer::answer(const ClientPtr& client, std::uint64_t id, std::string_view body) {

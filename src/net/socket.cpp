@@ -3,7 +3,6 @@
 #include "base/files.h"
 #include "base/parse.h"
 #include "base/thread.h"
-#include "net/address.h"
 #include "net/http.h"
 
 #include <arpa/inet.h>
@@ -13,7 +12,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -27,7 +25,6 @@
 #include <memory>
 #include <mutex>
 #include <sstream>
-#include <string>
 #include <system_error>
 
 namespace cohort::net {
@@ -336,6 +333,11 @@ Result<sys::UniqueFd> listen_on(const Endpoint& endpoint) {
   }
   return fail_system(error_number, ErrorCode::Unavailable, "cannot listen at {}: {}", to_string(endpoint),
                      errno_text(error_number));
+}
+
+Result<sys::UniqueFd> listen_everywhere(std::uint16_t port) {
+  auto both = listen_on({{"::", port}, {}});
+  return both ? std::move(both) : listen_on({{"0.0.0.0", port}, {}});
 }
 
 Result<Endpoint> local_endpoint(int fd) {

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ namespace cohort::net {
 /// Listens. Port 0 lets the system choose one; `local_endpoint` returns it. Fails with Unavailable; if the address is
 /// in use, the message names the process that uses it, provided that /proc shows it.
 Result<sys::UniqueFd> listen_on(const Endpoint& endpoint);
+/// Listens on all addresses of this host, on those of IPv4 alone where it has no IPv6.
+Result<sys::UniqueFd> listen_everywhere(std::uint16_t port);
 /// Address to which the socket is bound.
 Result<Endpoint> local_endpoint(int fd);
 /// Address of the other end. IPv4 addresses are in IPv4 notation even on an IPv6 socket.

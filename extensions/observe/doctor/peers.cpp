@@ -129,15 +129,10 @@ void keep_open(net::Acceptor& acceptor, int host) {
   }
 }
 
-Result<sys::UniqueFd> listen_everywhere() {
-  auto both = net::listen_on({{"::", 0}, {}});
-  return both ? std::move(both) : net::listen_on({{"0.0.0.0", 0}, {}});
-}
-
 }  // namespace
 
 Result<ProbeServer> ProbeServer::open(int host, const net::Secret& secret) {
-  auto listener = listen_everywhere();
+  auto listener = net::listen_everywhere(0);
   if (!listener) return tl::unexpected(listener.error());
   ProbeServer server;
   server.port_ = value_or_throw(net::local_endpoint(listener->get())).tcp.port;

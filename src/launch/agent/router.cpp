@@ -16,17 +16,12 @@ constexpr auto kChildSilent = std::chrono::milliseconds(1500);
 /// More addresses than this are not passed on in invitations.
 constexpr std::size_t kMostRouterAddresses = 16;
 
-sys::UniqueFd listen_for_children() {
-  auto both = net::listen_on({{"::", 0}, {}});
-  return both ? *std::move(both) : value_or_throw(net::listen_on({{"0.0.0.0", 0}, {}}));  // no IPv6 on this host
-}
-
 }  // namespace
 
 Router::Router(Loop& loop, const net::Secret& secret, std::chrono::milliseconds host_timeout)
     : loop_(loop), host_timeout_(host_timeout) {
   std::vector<sys::UniqueFd> listeners;
-  listeners.push_back(listen_for_children());
+  listeners.push_back(value_or_throw(net::listen_everywhere(0)));
   port_ = value_or_throw(net::local_endpoint(listeners.front().get())).tcp.port;
   net::Acceptor::Options accepting;
   accepting.secret = secret;

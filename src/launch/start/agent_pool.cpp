@@ -10,10 +10,8 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <map>
-#include <utility>
 
 namespace cohort::launch {
 namespace {
@@ -39,16 +37,14 @@ constexpr std::size_t kMostNamed = 4;
 
 sys::UniqueFd listen(bool elsewhere, std::uint16_t port, StartMethod method) {
   if (!elsewhere) return value_or_throw(net::listen_on({{"127.0.0.1", port}, {}}));
-  auto both = net::listen_on({{"::", port}, {}});
-  if (both) return *std::move(both);
-  auto one = net::listen_on({{"0.0.0.0", port}, {}});  // no IPv6 on this host
-  if (!one && method == StartMethod::Launcher) {
-    raise(one.error().code(),
+  auto listener = net::listen_everywhere(port);
+  if (!listener && method == StartMethod::Launcher) {
+    raise(listener.error().code(),
           "node rank 0 cannot listen at port {}: {} -- does another job, or a second launcher of node rank 0, use it? "
           "Name another one with --master-port, or in --rdzv-endpoint HOST:PORT, on all nodes",
-          port, one.error().what());
+          port, listener.error().what());
   }
-  return value_or_throw(std::move(one));
+  return value_or_throw(std::move(listener));
 }
 
 }  // namespace
