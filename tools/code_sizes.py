@@ -1,6 +1,6 @@
 """Lines of the product by component, and sizes of its classes, each against its limit. tools/check-layers looks at them.
 
-Counted are all lines of .h, .cpp, .in, .py and .pyi files, without tests and fakes. A class has the lines of its definition and
+Counted are all lines of .h, .cpp, .in, .py and .pyi files, without tests, what only they include, and fakes. A class has the lines of its definition and
 of its members' definitions outside it; it lies over as many files as define members outside headers.
 """
 
@@ -10,10 +10,10 @@ import re
 
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
-    "src/base": 3_677, "src/comm": 26_592, "src/launch": 20_414, "src/net": 7_096, "src/rendezvous": 5_485, "src/telemetry": 2_485,
-    "src/torch": 8_092, "src/c_api": 536, "src/train": 15_077, "include": 4_339, "programs": 4_136, "python": 18_821,
+    "src/base": 3_649, "src/comm": 24_772, "src/launch": 20_405, "src/net": 7_097, "src/rendezvous": 5_485, "src/telemetry": 2_485,
+    "src/torch": 8_089, "src/c_api": 536, "src/train": 15_077, "include": 4_339, "programs": 4_135, "python": 18_821,
     "extensions/bench": 3_920, "extensions/chainermn": 2_170, "extensions/horovod": 14_204, "extensions/jax": 1_350,
-    "extensions/observe": 10_338, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,
+    "extensions/observe": 10_330, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,
 }  # fmt: skip
 CLASS_LINES = 700
 # Larger ones, and those in several files, until they are divided: (lines, files) that they may have.
@@ -29,7 +29,7 @@ MEMBER = re.compile(r"^[\w:<>&*,()\[\] ]*?\b((?:\w+::)+)~?(?:\w+|operator[^(]+)\
 
 def product(folder):
     for path in sorted(folder.rglob("*")):
-        of_tests = path.stem.endswith("_test") or path.name.startswith("test_") or {"fake", "tests"} & set(path.parts)
+        of_tests = path.stem.endswith("_test") or path.name.startswith("test_") or {"fake", "tests", "testing"} & set(path.parts)
         if path.suffix in (".h", ".cpp", ".in", ".py", ".pyi") and not of_tests:
             yield path
 
