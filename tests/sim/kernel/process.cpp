@@ -642,7 +642,8 @@ int run_on_host(const std::string& name, const std::vector<std::string>& argumen
   Process& process = *here();
   const auto found = state->host_of.find(name);
   Host* const host = found == state->host_of.end() ? nullptr : found->second;
-  if (host == nullptr || !host->alive || state->cut.contains({process.host, host})) {
+  const auto is_cut = [](Host* from, Host* to) { return state->cut.contains({from, to}); };
+  if (host == nullptr || !host->alive || is_cut(process.host, host) || is_cut(host, process.host)) {
     std::fprintf(process.err, "ssh: connect to host %s port 22: Connection timed out\n", name.c_str());
     return 255;
   }
