@@ -2,6 +2,9 @@
 // executable, of which each simulated process has an image.
 #include "scenarios.h"
 #include "sim.h"
+#include "train/gradients/test_autograd.h"
+#include "train/gradients/virtual_ranks.h"
+#include "training.h"
 
 #include <cohort/communicator.h>
 #include <cohort/elastic.h>
@@ -100,9 +103,9 @@ int discover(int, char**) {
   return 0;
 }
 
-class Weights : public cohort::elastic::Part {
+class WeightsPart : public cohort::elastic::Part {
  public:
-  explicit Weights(std::vector<float>& values) : values_(values) {}
+  explicit WeightsPart(std::vector<float>& values) : values_(values) {}
   cohort::elastic::Contents contents() override {
     cohort::elastic::Contents all;
     all.items.push_back(
@@ -120,38 +123,99 @@ class Weights : public cohort::elastic::Part {
   std::vector<float>& values_;
 };
 
-/// An elastic training of so many steps: each adds 1 to the weights, whoever takes part.
+/// The product's reducer over this world, with gradients and weights of the simulated training.
+class Model {
+ public:
+  Model(const cohort::Communicator& comm, const sim::Training& training)
+      : training_(training),
+        block_(cohort::gradients::block_of(training.virtual_ranks, comm.size(), comm.rank())),
+        fake_(comm, parameters(), options(training)) {}
+
+  /// Trains this rank's virtual ranks, one after the other, and steps the weights.
+  void step(std::span<float> weights, const sim::Position& at) {
+    for (std::size_t number = 0, first = 0; number < fake_.values.size(); first += fake_.values[number++].size()) {
+      const auto own = weights.subspan(first, static_cast<std::size_t>(sim::Training::kParameters[number]));
+      fake_.values[number].assign(own.begin(), own.end());  // (which the reducer compares over the ranks)
+    }
+    const auto samples = training_.parts(at);
+    for (int rank = block_.begin; rank < block_.end; ++rank) backward(samples[static_cast<std::size_t>(rank)]);
+    std::size_t at_weight = 0;
+    for (std::size_t number = 0; number < fake_.values.size(); ++number) {
+      for (const float average : fake_.gradient(number)) {
+        weights[at_weight] = sim::Training::stepped(weights[at_weight], average);
+        ++at_weight;
+      }
+    }
+    fake_.drop_all();
+  }
+
+ private:
+  static std::vector<cohort::gradients::Parameter> parameters() {
+    std::vector<cohort::gradients::Parameter> all;
+    for (const std::int64_t count : sim::Training::kParameters)
+      all.push_back(cohort::gradients::vector_of("p" + std::to_string(count), count));
+    return all;
+  }
+  static cohort::nn::DistributedDataParallelOptions options(const sim::Training& training) {
+    cohort::nn::DistributedDataParallelOptions all;
+    if (training.seed % 2 == 0) all.first_bucket_bytes = all.bucket_bytes = 100;  // else there is one bucket
+    all.virtual_ranks = training.virtual_ranks;
+    return all;
+  }
+
+  /// A backward has the gradients of the last parameters first.
+  void backward(const std::vector<std::int64_t>& samples) {
+    fake_.begin(static_cast<std::int64_t>(samples.size()));
+    std::size_t end = sim::Training::kWeights;
+    for (std::size_t number = fake_.values.size(); number-- > 0;) {
+      const std::vector<float>& values = fake_.values[number];
+      end -= values.size();
+      if (!fake_.core.receive(number)) continue;  // there are no samples
+      const std::span<float> gradient = fake_.gradient(number);
+      for (std::size_t i = 0; i < values.size(); ++i) gradient[i] = training_.gradient(samples, end + i, values[i]);
+      fake_.defined[number] = true;
+      fake_.core.arrive(number);
+    }
+    fake_.end();
+  }
+
+  const sim::Training& training_;
+  const cohort::gradients::VirtualRange block_;
+  cohort::gradients::Fake fake_;
+};
+
+/// STEPS PAUSE_MS VIRTUAL_RANKS SEED: an elastic training, whose weights after each step are due, whoever takes part.
 int elastic(int argc, char** argv) {
-  const std::int64_t steps = argc > 1 ? std::atoll(argv[1]) : 100;
-  const auto pause = std::chrono::milliseconds(argc > 2 ? std::atoi(argv[2]) : 50);
+  if (argc < 5) return 2;
+  const std::int64_t steps = std::atoll(argv[1]);
+  const auto pause = std::chrono::milliseconds(std::atoi(argv[2]));
+  const sim::Training training{std::atoi(argv[3]), std::strtoull(argv[4], nullptr, 10)};
   const char* const restart = std::getenv("COHORT_RESTART");
   const int attempt = restart == nullptr ? 0 : std::atoi(restart);
-  std::vector<float> values(512, 0);
-  auto weights = std::make_shared<Weights>(values);
+  sim::Weights values(sim::Training::kWeights, 0);
+  auto weights = std::make_shared<WeightsPart>(values);
+  sim::Position at;
   cohort::elastic::State state;
-  state.add("weights", weights);
-  double sum = 0;
-  state.add("sum", sum);
+  state.add("weights", weights).add("epoch", at.epoch).add("cursor", at.cursor);
+  state.add_samples("samples", [&at] { return cohort::elastic::SamplePosition{at.epoch, at.cursor}; });
   try {
     const int status = cohort::elastic::run(state, [&](cohort::elastic::World& world) {
       sim::world_begins(attempt, state.steps(), world.rank(), world.size());
+      sim::weights_are(state.steps(), sim::Training::digest(values), world.rank(), world.size());
+      Model model(world.communicator(), training);
       while (state.steps() < steps) {
         std::this_thread::sleep_for(pause);
-        std::vector<float> gradient(values.size(), 1);
-        world.communicator().all_reduce(cohort::Buffer(std::span(gradient))).wait();
-        for (std::size_t i = 0; i < values.size(); ++i) values[i] += gradient[i] / static_cast<float>(world.size());
+        model.step(values, at);
+        training.advance(at);
         ++weights->version_of_step;
-        sum += 1;
+        sim::weights_are(state.steps() + 1, sim::Training::digest(values), world.rank(), world.size());
         state.step();
         sim::step_ends(attempt, state.steps());
       }
     });
-    const bool right = values.front() == static_cast<float>(state.steps()) && values.back() == values.front() &&
-                       sum == static_cast<double>(state.steps());
-    std::printf("ended with %d after %lld steps: %g %s\n", status, static_cast<long long>(state.steps()),
-                values.front(), right ? "right" : "WRONG");
+    std::printf("ended with %d after %lld steps\n", status, static_cast<long long>(state.steps()));
     std::fflush(stdout);
-    return right ? status : 3;
+    return status;
   } catch (const cohort::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;
@@ -172,5 +236,5 @@ int main(int argc, char** argv) {
                 {"sh", shell},
                 {"discover", discover},
                 {"elastic", elastic, true}});
-  return run_scenarios(argc, argv);
+  return scenarios::run(argc, argv);
 }

@@ -99,6 +99,10 @@ int run_on_host(const std::string& host, const std::vector<std::string>& argumen
 /// further.
 void world_begins(int attempt, std::int64_t steps, int rank, int size);
 void step_ends(int attempt, std::int64_t steps);
+/// Digests of the weights after 0, 1, .. steps, whoever takes part in them.
+void expect_weights(std::vector<std::uint64_t> digests);
+/// A rank has these weights after so many steps. Fails the run if they are not the ones expected.
+void weights_are(std::int64_t steps, std::uint64_t digest, int rank, int size);
 /// The size of the world that began last.
 int world_size();
 /// A rank saves after this many steps, and ends: all do so at the same step. Fails the run otherwise.

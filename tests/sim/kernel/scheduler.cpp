@@ -435,6 +435,7 @@ namespace {
 std::map<int, std::int64_t> furthest;  ///< by attempt: one that is restarted as a whole begins anew
 int last_size = 0, saved_ranks = 0;
 std::int64_t saved_steps = 0;
+std::vector<std::uint64_t> due_digests;
 
 }  // namespace
 
@@ -447,6 +448,14 @@ void world_begins(int attempt, std::int64_t steps, int rank, int size) {
   if (steps < furthest[attempt] - 1)
     finish("rank " + std::to_string(rank) + " of " + std::to_string(size) + " begins after step " +
            std::to_string(steps) + ", and the training had been at " + std::to_string(furthest[attempt]));
+}
+
+void expect_weights(std::vector<std::uint64_t> digests) { due_digests = std::move(digests); }
+
+void weights_are(std::int64_t steps, std::uint64_t digest, int rank, int size) {
+  if (digest != due_digests.at(static_cast<std::size_t>(steps)))
+    finish("rank " + std::to_string(rank) + " of " + std::to_string(size) + " has WRONG weights after step " +
+           std::to_string(steps));
 }
 
 int world_size() { return last_size; }
