@@ -63,10 +63,10 @@ class VirtualStep:
         self._place = (0, 0, -1)  # of the step under way, or the last one
         self._accepted = False  # the last step has ended well
 
-    def begin_forward(self, reducer: Any, place: tuple[int, int, int], begins_step: bool) -> None:
-        """Begins a forward. place: seed, epoch and cursor of the step; begins_step: the step's first forward, with
-        buffers that are the same on all ranks. Raises InvalidArgument if a parameter was changed since the step began,
-        the sampler has moved within the step or not since the last step, or torch has another number of threads now.
+    def begin_forward(self, reducer: Any, place: tuple[int, int, int], begins_step: bool, buffers: list[torch.Tensor]) -> None:
+        """Begins a forward. place: seed, epoch and cursor of the step; begins_step: the step's first forward, with buffers
+        that are the same on all ranks; buffers: the module's. Raises InvalidArgument if a parameter was changed since the step
+        began, the sampler has moved within the step or not since the last step, or torch has another number of threads now.
         """
         due = reducer.core.virtual_rank
         _refuse_buffers(self._module, self._options)
@@ -89,7 +89,7 @@ class VirtualStep:
         if begins_step:
             reducer.note_begin()
             self._place, self._accepted = place, False
-            self._at_begin, self._after_first = self._copies_of_buffers(), None
+            self._at_begin, self._after_first = _copies_of(buffers), None
         elif (name := reducer.changed_parameter()) is not None:
             raise InvalidArgument(
                 f"DistributedDataParallel: {name} was changed, or frozen, within a step, before virtual rank {due} -- let the "
@@ -98,7 +98,7 @@ class VirtualStep:
         # A forward that has raised may be tried again, if it was the first.
         if begins_step or not reducer.core.has_forward or (self._failed and self._forwards == 1):
             if not begins_step:
-                self._set_buffers(self._at_begin)
+                _set_buffers(buffers, self._at_begin)
             self._part, self._forwards = due, 0
             seed = _core.virtual_seed(*place, due)
             torch.default_generator.manual_seed(seed)
@@ -113,28 +113,29 @@ class VirtualStep:
     def end_forward(self) -> None:
         self._failed = False
 
-    def end_backward(self, core: Any) -> None:
-        """Called when a backward has ended, well or not. After a step, buffers are those after virtual rank 0."""
+    def end_backward(self, core: Any, buffers: list[torch.Tensor]) -> None:
+        """Called when a backward has ended, well or not, with the module's buffers: after a step, those after virtual rank 0."""
         if self._part < 0:
             return
         if core.in_step:
             if self._part == 0 and core.virtual_rank != 0 and self._after_first is None:
-                self._after_first = self._copies_of_buffers()
+                self._after_first = _copies_of(buffers)
             return
         self._accepted = core.step_complete
         if self._after_first is not None:
-            self._set_buffers(self._after_first)
+            _set_buffers(buffers, self._after_first)
         self._after_first, self._part = None, -1
 
-    def _copies_of_buffers(self) -> list[torch.Tensor]:
-        return [buffer.detach().clone() for buffer in self._module.buffers()]
 
-    def _set_buffers(self, values: list[torch.Tensor]) -> None:
-        buffers = list(self._module.buffers())
-        if [(one.shape, one.dtype) for one in buffers] != [(one.shape, one.dtype) for one in values]:
-            raise InvalidArgument(
-                "DistributedDataParallel: a buffer was added, removed or given another shape or type within a step of "
-                "virtual_ranks, each of which begins with the same buffers -- do it between two steps"
-            )
-        for buffer, value in zip(buffers, values):
-            buffer.data.copy_(value)  # running statistics are not part of an earlier pass's gradient
+def _copies_of(buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [buffer.detach().clone() for buffer in buffers]
+
+
+def _set_buffers(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    if [(one.shape, one.dtype) for one in buffers] != [(one.shape, one.dtype) for one in values]:
+        raise InvalidArgument(
+            "DistributedDataParallel: a buffer was added, removed or given another shape or type within a step of "
+            "virtual_ranks, each of which begins with the same buffers -- do it between two steps"
+        )
+    for buffer, value in zip(buffers, values):
+        buffer.data.copy_(value)  # running statistics are not part of an earlier pass's gradient

@@ -29,7 +29,7 @@ _TRAINABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PREFIX = "module."
 # Attributes that a copy or a pickle creates anew.
 _OF_THE_RANK = (
-    "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffer_packs _compared_at _next_samples _no_sync_depth _virtual".split()
+    "_comm _hook _transaction _reducer _frozen _known _slots _buffer_slots _buffers_found _buffer_packs _compared_at _next_samples _no_sync_depth _virtual".split()
 )
 
 
@@ -430,11 +430,16 @@ class DistributedDataParallel(torch.nn.Module):
 
     def _pack_buffers(self) -> None:
         self._buffer_slots = Slots(self.module, "_buffers", "_modules")
-        buffers = list(self.module.buffers())
+        buffers = self._buffers_found = list(self.module.buffers())
         self._buffer_packs = [
             Pack(self.communicator, [buffer for buffer in buffers if buffer.device == device])
             for device in sorted({buffer.device for buffer in buffers}, key=str)
         ]
+
+    def _current_buffers(self) -> list[torch.Tensor]:
+        if self._buffer_slots.changed():
+            self._pack_buffers()
+        return self._buffers_found
 
     def _named(self, buffers: bool = True) -> list[tuple[str, torch.Tensor]]:
         named = [(f"parameter '{name}'", tensor) for name, tensor in self.module.named_parameters()]
@@ -500,7 +505,7 @@ class DistributedDataParallel(torch.nn.Module):
         begins = not reducer.core.in_step
         reducer = self._begin_synchronising_pass(reducer) if begins else self._attach_again_if_changed(reducer)
         place = (0, 0, reducer.core.progress) if sampler is None else (sampler.seed, sampler.epoch, sampler.cursor)
-        virtual.begin_forward(reducer, place, begins)
+        virtual.begin_forward(reducer, place, begins, self._current_buffers())
         return reducer
 
     def _begin_synchronising_pass(self, reducer: Reducer) -> Reducer:
@@ -602,7 +607,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _end_virtual_rank(self, virtual: VirtualStep, well: bool) -> None:
         # A step's buffers are those of rank 0, which may be lost before the next step begins: all ranks get them now.
         core = self._attached.core
-        virtual.end_backward(core)
+        virtual.end_backward(core, self._current_buffers())
         if well and core.step_complete and self.options.broadcast_buffers:
             self._broadcast_buffers()
 
@@ -711,8 +716,7 @@ class DistributedDataParallel(torch.nn.Module):
         self._broadcast_buffers()
 
     def _broadcast_buffers(self) -> None:
-        if self._buffer_slots.changed():
-            self._pack_buffers()
+        self._current_buffers()
         for pack in self._buffer_packs:
             pack.broadcast()
 
