@@ -182,13 +182,14 @@ struct Plan {
   std::uint64_t inline_copy_bytes = 0;   ///< the same limit for operations that only move data
   std::uint64_t cross_reduce_bytes = 0;  ///< reductions read peers' memory through the kernel from this size on
   std::uint64_t cross_copy_bytes = 0;    ///< the same limit for operations that only move data
-  std::uint64_t chunk_bytes = 0;         ///< size of the chunks of staged operations
-  std::uint32_t zero_copy = 1;           ///< registered memory is read in place
-  std::uint32_t stores = 0;              ///< StorePolicy
+  std::uint64_t staged_copy_bytes = kNever;  ///< from this size on, broadcasts and gathers are staged all the same
+  std::uint64_t chunk_bytes = 0;             ///< size of the chunks of staged operations
+  std::uint32_t zero_copy = 1;               ///< registered memory is read in place
+  std::uint32_t stores = 0;                  ///< StorePolicy
 };
 
 struct Header {
-  static constexpr std::uint64_t kMagic = 0x35304c4f43484f43;  // "COHCOL05"
+  static constexpr std::uint64_t kMagic = 0x36304c4f43484f43;  // "COHCOL06"
   std::uint64_t magic;
   std::uint64_t id;  ///< random number of this world, not 0; distinguishes worlds in status pages
   std::uint32_t ranks;

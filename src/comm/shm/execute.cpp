@@ -45,6 +45,12 @@ std::size_t bytes_at_once(const Context& context, const Request& request) {
   }
 }
 
+/// True for operations in which one rank's core would move all data if blocks were read through the kernel, while the
+/// data's owner waits. (A scatter's root copies its own block meanwhile, which is as long.)
+bool moves_on_one_core(Kind kind) noexcept {
+  return kind == Kind::Broadcast || kind == Kind::Gather || kind == Kind::GatherV;
+}
+
 Path choose(const Context& context, const Request& request) {
   const Agreement& agreement = context.agreement;
   const Kind kind = agreement.agreed.kind;
@@ -58,8 +64,10 @@ Path choose(const Context& context, const Request& request) {
   }
   const bool everyone = static_cast<int>(agreement.active.size()) == context.size;
   const std::uint64_t least = is_reduction(kind) ? context.plan.cross_reduce_bytes : context.plan.cross_copy_bytes;
+  const std::size_t at_once = bytes_at_once(context, request);
   // Reads through the kernel only if the size is worth a system call.
-  if (everyone && bytes_at_once(context, request) >= least) return Path::Cross;
+  const bool staged = moves_on_one_core(kind) && at_once >= context.plan.staged_copy_bytes;
+  if (everyone && at_once >= least && !staged) return Path::Cross;
   const bool exchangeable = kind == Kind::AllReduce || kind == Kind::Reduce;
   return exchangeable && everyone && context.size == 2 && request.input_bytes() <= kMostExchanged ? Path::Exchanged
                                                                                                   : Path::Chunked;

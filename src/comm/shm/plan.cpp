@@ -28,6 +28,7 @@ constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // more repeats than a trial,
 constexpr std::size_t kLargeRead = std::size_t{32} << 10;
 constexpr std::size_t kSmallRead = std::size_t{4} << 10;
 constexpr std::uint64_t kMostReading = std::uint64_t{1} << 20;
+constexpr std::uint64_t kLeastStaging = std::uint64_t{4} << 20;  // for less, filling the first chunk takes too long
 
 double since(Clock::time_point begin, double unit) noexcept {
   return std::chrono::duration<double>(Clock::now() - begin).count() * unit;
@@ -71,9 +72,8 @@ std::optional<std::uint64_t> Distance::reading_pays_from() const noexcept {
   if (cached_ <= 0 || read_begin_ <= 0) return std::nullopt;
   // Staging also waits for its chunks. So in whole operations, reading is faster unless it takes more than twice as
   // long for each byte. It pays from the size whose staging takes half as long as the fixed cost of reading.
-  const double staged_byte = std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
-  if (read_byte_ > 2 * staged_byte) return kNever;
-  const double bytes = read_begin_ / (2 * staged_byte);
+  if (read_byte_ > 2 * staged_byte()) return kNever;
+  const double bytes = read_begin_ / (2 * staged_byte());
   std::uint64_t least = kLeastReading;
   while (static_cast<double>(least) < bytes) {
     least *= 2;
@@ -211,6 +211,7 @@ Result<void> force_one(Plan& plan, std::string_view name, std::string_view value
     const std::uint64_t least = value == "off" ? kNever : value == "on" ? 1 : *size;
     plan.cross_reduce_bytes = least;
     plan.cross_copy_bytes = least;
+    plan.staged_copy_bytes = kNever;
   } else {
     return fail(
         ErrorCode::InvalidArgument,
@@ -251,6 +252,7 @@ Plan make_plan(const World& world, bool cross, const Distance& distance) {
   // Reductions do not read through the kernel, which is slower than staging for data that a peer has just written.
   plan.cross_reduce_bytes = kNever;
   plan.cross_copy_bytes = least_cross;
+  if (cross && distance.staging_is_faster()) plan.staged_copy_bytes = kLeastStaging;
   if (const auto forced = env::get(env::kPlan)) value_or_throw(force(plan, *forced, layout, cross));
   return plan;
 }
@@ -265,8 +267,12 @@ void log_plan(const World& world, const Plan& plan, bool cross, const Distance& 
       "of {}; registered memory {}",
       size_text(plan.inline_bytes), size_text(plan.inline_root_bytes), size_text(plan.inline_copy_bytes),
       size_text(plan.chunk_bytes), plan.zero_copy ? "in place" : "staged");
-  log::info("plan", "through the kernel: {}; slices of reductions from {}, blocks that move from {}",
-            cross ? "allowed" : "not allowed", size_text(plan.cross_reduce_bytes), size_text(plan.cross_copy_bytes));
+  log::info(
+      "plan",
+      "through the kernel: {}; slices of reductions from {}, blocks that move from {}; broadcasts and gathers are "
+      "staged again from {}",
+      cross ? "allowed" : "not allowed", size_text(plan.cross_reduce_bytes), size_text(plan.cross_copy_bytes),
+      size_text(plan.staged_copy_bytes));
   log::info("plan", "staging is written {}{}",
             plan.stores != 0                      ? "as forced"
             : distance.better() == Stores::Cached ? "through the caches"

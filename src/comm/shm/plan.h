@@ -5,6 +5,7 @@
 #include "comm/shm/control.h"
 #include "comm/shm/world.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -47,12 +48,19 @@ class Distance {
   /// The size in bytes from which reading through the kernel is faster than a staging buffer; nullopt if not known,
   /// kNever if it never is.
   std::optional<std::uint64_t> reading_pays_from() const noexcept;
+  /// True if a long buffer reaches another core faster through staging, where one core writes a chunk while the other
+  /// reads the one before, than if the other core reads it through the kernel. False if not known.
+  bool staging_is_faster() const noexcept { return cached_ > 0 && read_byte_ > 0 && 2 * read_byte_ > staged_byte(); }
   /// The faster stores for buffers that other cores read next.
   Stores better() const noexcept {
     return streamed_ > 0 && streamed_ < 0.9 * cached_ ? Stores::NonTemporal : Stores::Cached;
   }
 
  private:
+  /// Microseconds in which a byte is written to a staging buffer and read from it.
+  double staged_byte() const noexcept {
+    return std::max(cached_ - round_trip_ / 1e3, 0.0) / static_cast<double>(trial_bytes());
+  }
   bool meet(std::uint64_t turn, std::chrono::microseconds patience) noexcept;
   bool await(std::uint64_t turn) const noexcept;
   bool trips(std::uint64_t first) noexcept;
