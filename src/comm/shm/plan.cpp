@@ -28,7 +28,7 @@ constexpr std::uint64_t kTurnsOfReading = 3 * 10;  // more repeats than a trial,
 constexpr std::size_t kLargeRead = std::size_t{32} << 10;
 constexpr std::size_t kSmallRead = std::size_t{4} << 10;
 constexpr std::uint64_t kMostReading = std::uint64_t{1} << 20;
-constexpr std::uint64_t kLeastStaging = std::uint64_t{4} << 20;  // for less, filling the first chunk takes too long
+constexpr std::uint64_t kLeastStaging = std::uint64_t{2} << 20;  // for less, filling the first chunk takes too long
 
 double since(Clock::time_point begin, double unit) noexcept {
   return std::chrono::duration<double>(Clock::now() - begin).count() * unit;
