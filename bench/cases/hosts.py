@@ -2,14 +2,19 @@
 
     bench/compare hosts --layouts 2x1,2x2,2x4,4x1 --rates 1000,0 --sizes 8,1K,64K,1M,16M --peers openmpi,gloo
     bench/compare hosts --against OLD/build/release --layouts 2x1,2x2,4x1 --rates 0 --sizes 8,1K,64K,1M,16M
+    bench/compare hosts --layouts 16x1 --rates 200 --queue 262144 --collectives gather --sizes 1M,16M --peers none
     bench/compare hosts --ours cohort,cohort/plain,cohort/encrypted,cohort/int8,cohort/mpi --peers none
 
 A layout is HOSTS x RANKS PER HOST; a rate is in Mbit/s for each host's link, 0 is what the machine gives. All hosts are
 on this machine, so that its cores are shared by all ranks. Each library is started once per layout and sleeps while it
 is not asked. `bound` is what the links allow: of an all_reduce n/R at 2 hosts and 2 (H-1)/H n/R beyond, of a
-reduce_scatter (H-1)/H n/R; its `ahead` is the share of the bound that we reach. The first of --ours is "Cohort" in the
-table and the others are columns: narrower on the wire, encrypted, without tags (plain), and our transport over Open MPI,
-whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once, but for those of formats that round.
+reduce_scatter, and of what only moves, (H-1)/H n/R; its `ahead` is the share of the bound that we reach. The first of
+--ours is "Cohort" in the table and the others are columns: narrower on the wire, encrypted, without tags (plain), and our
+transport over Open MPI, whose plug-in has to be there (`cohort build-mpi`). Results are compared in full, once, but for
+those of formats that round.
+
+--queue limits what the switch keeps for a host, and adds the TCP segments sent again and the retransmission time-outs of
+all hosts in a round. It is meant for one library; `--congestion-control cubic` where the machine has another one.
 
 --cpu adds what the processor did for it, in seconds for each GB (10^9 bytes) that the algorithm with the fewest bytes
 sends between hosts: user and system time of all ranks and threads. Waiting by spinning or yielding counts, too.
@@ -20,6 +25,7 @@ from cases.collectives import Libraries
 from lib import boxes, groups, records
 
 ROUNDS = 9
+BOUNDED = ["all_reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"]
 PEERS = ["openmpi", "gloo", "mpich"]
 OURS = ["cohort", *(f"cohort/{name}" for name in ("bfloat16", "int8", "int4")), "cohort/encrypted", "cohort/plain", "cohort/mpi"]
 WAYS = {"encrypted": ["--env", "COHORT_ENCRYPT=1"], "plain": ["--env", "COHORT_INTEGRITY=0"]}
@@ -31,6 +37,9 @@ def options(parser):
     parser.add_argument("--sizes", type=records.list_of(records.size_of), default=[8, 1024, 65536, 1 << 20, 16 << 20])
     parser.add_argument("--collectives", type=records.list_of(str), default=["all_reduce"])
     parser.add_argument("--ours", type=records.list_of(str, OURS), default=["cohort"])
+    parser.add_argument("--queue", type=int, default=0, help="bytes that the switch keeps for a host, beyond which it drops [50 ms]; "
+                        "with it, segments sent again and time-outs are measured, too")
+    parser.add_argument("--congestion-control", help="the kernel's on all hosts [the machine's]")
     parser.add_argument("--cpu", action="store_true", help="also seconds of the processor for each GB between hosts")
     parser.add_argument("--slice", type=float, default=0.1, help="seconds that one library gets in a round, if 3 calls fit")
 
@@ -72,7 +81,7 @@ def bytes_between(hosts, collective, size):
 
 def bound_us(box, collective, size):
     """The time that the links allow; None without limited links."""
-    if not box.rate or collective not in ("all_reduce", "reduce_scatter") or size < 65536:
+    if not box.rate or collective not in BOUNDED or size < 65536:
         return None
     hosts = len(box.hosts)
     moved = (hosts - 1) / hosts * size
@@ -99,11 +108,15 @@ def measure_box(options, box, per_host, recorder):
                 cell = {"collective": collective, "type": "float32", "bytes": size, "state": "hot"}
                 libraries.calibrate(cell, ["heap"])
                 for number in range(options.rounds):
+                    before = box.losses() if options.queue else None
                     values = {side: us for (side, _), us in libraries.round_of(cell, number).items()}
                     if "cohort" not in values:
                         continue
                     row = {"layout": f"{len(box.hosts)}x{per_host}", "Mbit/s": box.rate or "free", **cell}
                     recorder.add(number, row, "us", {**values, "bound": bound_us(box, collective, size)})
+                    if before:
+                        for unit, begin, end in zip(("segments again", "time-outs"), before, box.losses()):
+                            recorder.add(number, row, unit, {"cohort": end - begin})
                     moved = bytes_between(len(box.hosts), collective, size)
                     if options.cpu and moved:
                         recorder.add(number, row, "CPU s/GB", {side: us * 1e3 / moved
@@ -119,5 +132,5 @@ def measure(options, recorder):
         groups.needed(build, "cohort", "cohort_peer")
     for hosts, per_host in options.layouts:
         for rate in options.rates:
-            with boxes.Box(hosts, rate) as box:
+            with boxes.Box(hosts, rate, options.queue, options.congestion_control) as box:
                 measure_box(options, box, per_host, recorder)

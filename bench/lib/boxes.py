@@ -31,15 +31,27 @@ def layout_of(text):
 
 
 class Box:
-    """`rate` in Mbit/s of each host's link, 0: not limited."""
+    """`rate` in Mbit/s of each host's link, 0: not limited. `queue`: bytes that the switch keeps for a host, 0: 50 ms."""
 
-    def __init__(self, hosts, rate):
+    def __init__(self, hosts, rate, queue=0, congestion_control=None):
         self.name, self.hosts, self.rate = f"compare-{os.getpid()}", [f"h{i + 1}" for i in range(hosts)], rate
         limit = ["--rate", f"{rate}mbit"] if rate else []
-        done = tool("up", "--name", self.name, "--hosts", str(hosts), *limit)
+        done = tool("up", "--name", self.name, "--hosts", str(hosts), "--queue", str(queue), *limit)
         if done.returncode:
             self.__exit__()
             raise groups.Failed(f"no box of {hosts} hosts: {done.stderr.strip()}")
+        if congestion_control:
+            self._choose(congestion_control)
+
+    def _choose(self, congestion_control):
+        """By routes: who is no user of the first network namespace may not choose every one by sysctl."""
+        for host in self.hosts:
+            for family, *route in (("-4", "10.77.0.0/24"), ("-6", "fd77::/64", "metric", "256")):
+                words = ["ip", family, "route", "replace", *route, "dev", "eth0", "proto", "kernel", "congctl", congestion_control]
+                done = subprocess.run(self.on(host, words), capture_output=True, text=True, check=False)
+                if done.returncode:
+                    self.__exit__()
+                    raise groups.Failed(f"{host}, {' '.join(words)}: {done.stderr.strip()}")
 
     def __enter__(self):
         return self
@@ -54,3 +66,15 @@ class Box:
         said = subprocess.run(self.on(host, ["ip", "-json", "-4", "address", "show", "dev", "eth0"]), capture_output=True,
                               text=True, check=True).stdout
         return json.loads(said)[0]["addr_info"][0]["local"]
+
+    def losses(self):
+        """TCP segments sent again and retransmission time-outs of all hosts since the box is up."""
+        found = {"TCPTimeouts": 0, "RetransSegs": 0}
+        for host in self.hosts:
+            said = subprocess.run(self.on(host, ["cat", "/proc/net/netstat", "/proc/net/snmp"]), capture_output=True, text=True,
+                                  check=True).stdout.splitlines()
+            for names, values in zip(said, said[1:]):
+                for name, value in zip(names.split(), values.split()):
+                    if name in found and value.isdigit():
+                        found[name] += int(value)
+        return found["RetransSegs"], found["TCPTimeouts"]

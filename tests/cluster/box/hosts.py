@@ -10,7 +10,7 @@ import shutil
 
 from .system import NETNS, ROOT, BoxError, end_all, process_start, run
 
-MOST_HOSTS = 8
+MOST_HOSTS = 20
 PLAIN_ID = 7077  # of a user that only boxes have
 
 
@@ -81,8 +81,9 @@ class Box:
     def exists(self):
         return self.folder.exists() or bool(self.namespaces())
 
-    def up(self, hosts, rate, owner=None, ipv6_only=False, user="root"):
-        """The network. `owner`: the process without which nobody wants the box. `user`: who works there."""
+    def up(self, hosts, rate, queue=0, owner=None, ipv6_only=False, user="root"):
+        """The network. `queue`: as of `shape`. `owner`: the process without which nobody wants the box. `user`: who works
+        there."""
         self.folder.mkdir(mode=0o755)
         for part in ("ns", "inside"):
             (self.folder / part).mkdir()
@@ -105,7 +106,7 @@ class Box:
             self._add_host(host)
         if rate:
             for host in self.hosts():
-                self.shape(host, rate)
+                self.shape(host, rate, queue)
 
     def _add_host(self, host):
         space = self.namespace(host)
@@ -159,17 +160,19 @@ class Box:
         return ["nsenter", f"--net={NETNS / self.namespace(host)}", f"--uts={namespaces}/uts-{host}",
                 f"--mount={namespaces}/mnt-{host}", f"--wdns={os.getcwd()}", "--"]
 
-    def shape(self, host, rate):
-        """Limits what goes to and from the host; "none": no limit."""
+    def shape(self, host, rate, queue=0):
+        """Limits what goes to and from the host; "none": no limit. `queue`: bytes that the switch keeps for the host before
+        it drops what comes; 0: what 50 ms bring."""
         self.check_host(host)
         for space, device in ((self.switch, f"p{host[1:]}"), (self.namespace(host), "eth0")):
+            kept = ("limit", str(queue)) if queue and space == self.switch else ("latency", "50ms")
             if rate == "none":
                 run("tc", "-n", space, "qdisc", "del", "dev", device, "root", check=False)
             else:
                 # A whole packet of 64 KiB, else the system divides it, which takes more of a core than a fast link allows.
                 burst = "32kb" if rate_in_mbit(rate) <= 1000 else "128kb"
                 run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", burst,
-                    "latency", "50ms")
+                    *kept)
 
     def cut(self, host):
         """Unplugs the cable: no notification, packets are lost."""
