@@ -10,7 +10,7 @@ import re
 
 # Lines that each part may have. What a change makes superfluous goes with it; a limit is raised with a reason in the commit.
 LINES = {
-    "src/base": 3_649, "src/comm": 24_794, "src/launch": 20_405, "src/net": 7_097, "src/rendezvous": 5_485, "src/telemetry": 2_485,
+    "src/base": 3_649, "src/comm": 24_941, "src/launch": 20_405, "src/net": 7_097, "src/rendezvous": 5_485, "src/telemetry": 2_485,
     "src/torch": 8_089, "src/c_api": 536, "src/train": 15_077, "include": 4_339, "programs": 4_135, "python": 18_826,
     "extensions/bench": 3_920, "extensions/chainermn": 2_170, "extensions/horovod": 14_204, "extensions/jax": 1_350,
     "extensions/observe": 10_330, "extensions/ps": 10_741, "extensions/ray": 70, "extensions/spark": 690,

@@ -90,6 +90,7 @@ struct ManyMoves {
   int victim;
   void (*move)(Communicator& comm, std::vector<std::uint8_t>& own, std::vector<std::uint8_t>& all,
                std::chrono::milliseconds timeout);
+  int ranks = kMany;
 };
 
 ConstBuffer given(const std::vector<std::uint8_t>& from, bool any = true) {
@@ -112,6 +113,11 @@ constexpr ManyMoves kManyMoves[] = {
      [](Communicator& comm, auto& own, auto& all, auto timeout) {
        comm.gather(given(own), taken(all, comm.rank() == 0), {.timeout = timeout}).wait();
      }},
+    {"GatherOfFewHosts", 2,  // while others wait for their turn
+     [](Communicator& comm, auto& own, auto& all, auto timeout) {
+       comm.gather(given(own), taken(all, comm.rank() == 0), {.timeout = timeout}).wait();
+     },
+     9},
     {"Scatter", 16,
      [](Communicator& comm, auto& own, auto& all, auto timeout) {
        comm.scatter(given(all, comm.rank() == 0), taken(own), {.timeout = timeout}).wait();
@@ -123,10 +129,10 @@ class MovesOfManyHosts : public ::testing::TestWithParam<ManyMoves> {
   /// Ranks do the same again and again until something ends it. The first rounds, in which a busy machine may keep a
   /// rank from running for seconds, have more time than the others.
   void start_looping(std::chrono::milliseconds timeout) {
-    for (int rank = 0; rank < kMany; ++rank) {
+    for (int rank = 0; rank < GetParam().ranks; ++rank) {
       world_.start_rank(rank, [this, rank, timeout]() -> std::string {
         Communicator comm = Processes::form(world_.form_options(rank));
-        std::vector<std::uint8_t> own(kPart), all(kPart * kMany);
+        std::vector<std::uint8_t> own(kPart), all(kPart * GetParam().ranks);
         for (int i = 0;; ++i) {
           if (i == 3 && rank == GetParam().victim) world_.raise_flag("busy");
           GetParam().move(comm, own, all, i < 3 ? std::chrono::milliseconds(60s) : timeout);
@@ -137,19 +143,19 @@ class MovesOfManyHosts : public ::testing::TestWithParam<ManyMoves> {
   /// Waits until the victim is about to begin a round. If none of the ranks gets so far, it says what they have said.
   bool victim_is_busy() {
     if (world_.await_flag("busy")) return true;
-    for (int rank = 0; rank < kMany; ++rank) ADD_FAILURE() << rank << ": " << world_.collect(rank, 1s).said;
+    for (int rank = 0; rank < GetParam().ranks; ++rank) ADD_FAILURE() << rank << ": " << world_.collect(rank, 1s).said;
     return false;
   }
   /// All but the victim end with these words.
   void expect_all_say(std::string_view kind, const std::string& words) {
-    for (int rank = 0; rank < kMany; ++rank) {
+    for (int rank = 0; rank < GetParam().ranks; ++rank) {
       if (rank == GetParam().victim) continue;
       const Ending ending = world_.collect(rank);
       EXPECT_TRUE(contains(ending.said, kind) && contains(ending.said, words)) << rank << ": " << ending.said;
     }
   }
 
-  Processes world_{kMany, comm::testing::Worlds("hosts:18")};
+  Processes world_{GetParam().ranks, comm::testing::Worlds(fmt::format("hosts:{}", GetParam().ranks))};
 };
 
 TEST_P(MovesOfManyHosts, AKilledRankIsNamed) {

@@ -197,7 +197,7 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     return all_wait;
   };
   bool all_wait = leave_out_those_that_wait();
-  if (Clock::now() < deadline_of(missing) + (all_wait ? kGrace : 0ms)) return;
+  if (Clock::now() < deadline_of(missing) + (all_wait || for_turn_ ? kGrace : 0ms)) return;
   if (over) {
     // The missing rank may itself wait for another rank, from which this rank expects a frame too.
     const std::vector<int> owing = transport.owing();
@@ -259,6 +259,15 @@ void Context::wait_for(transport::Incoming& frame) {
 void Context::wait_for(transport::Outgoing& frame) {
   const auto done = [&] { return frame.done.load(std::memory_order_acquire); };
   wait(done, [&] { return done() ? std::vector<int>() : std::vector<int>{frame.peer}; });
+}
+
+void Context::wait_for_turn(int receiver, std::int64_t number) {
+  transport::Incoming turn;
+  const FrameGuard guard(world);
+  receive(turn, receiver, tag(Step::Turn, number), nullptr, 0);
+  for_turn_ = true;
+  wait_for(turn);
+  for_turn_ = false;
 }
 
 void Context::send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {

@@ -137,7 +137,20 @@ class FrameGuard {
 };
 
 /// Steps of an operation, in the upper bits of the tags of their frames, so that no step receives another's frame.
-enum class Step : std::uint32_t { Info, Raw, Folded, Chain, Block, Direct, Partial, Card, Descriptions, Up, Down };
+enum class Step : std::uint32_t {
+  Info,
+  Raw,
+  Folded,
+  Chain,
+  Block,
+  Direct,
+  Partial,
+  Card,
+  Descriptions,
+  Up,
+  Down,
+  Turn
+};
 inline std::uint32_t tag(Step step, std::int64_t index) noexcept {
   return static_cast<std::uint32_t>(step) << 28 | (static_cast<std::uint32_t>(index) & 0x0FFFFFFF);
 }
@@ -190,6 +203,9 @@ class Context {
   void attend();
   void wait_for(transport::Incoming& frame);
   void wait_for(transport::Outgoing& frame);
+  /// Waits until `receiver` lets this rank send (`receive_in_turns`). A receiver that waits for another sender knows
+  /// better who is late, so it is given time to report that first.
+  void wait_for_turn(int receiver, std::int64_t number);
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
 
@@ -250,6 +266,7 @@ class Context {
   Waiters& waiters_;
   const std::function<void()> meanwhile_;
   Clock::time_point looked_{};
+  bool for_turn_ = false;      // waits for its turn to send
   bool told_of_wait_ = false;  // peers were told that this rank waits, and not yet that it goes on
   Clock::time_point busy_until_{};
   Clock::duration spinning_ = kSpinning;

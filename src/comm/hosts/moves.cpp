@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,70 @@ void all_gather(Context& context, const void* input, void* output, const std::ve
 
 namespace {
 
+std::size_t not_asked(const std::vector<Share>& shares) {
+  std::vector<std::size_t> bytes;
+  bytes.reserve(shares.size());
+  for (const Share& share : shares) bytes.push_back(share.bytes);
+  return senders_at_once(bytes);
+}
+
+void post(Context& context, const Share& share, std::vector<transport::Incoming>& frames) {
+  receive_pieces(context, frames, share.peer, Step::Block, share.to, share.bytes, share.first);
+}
+
+}  // namespace
+
+void post_first_turns(Context& context, const std::vector<Share>& shares,
+                      std::vector<std::vector<transport::Incoming>>& in) {
+  const std::size_t first = not_asked(shares);
+  in.resize(shares.size());
+  for (std::size_t sender = 0; sender < first; ++sender) post(context, shares[sender], in[sender]);
+}
+
+void receive_in_turns(Context& context, const std::vector<Share>& shares,
+                      std::vector<std::vector<transport::Incoming>>& in, std::int64_t number) {
+  std::size_t next = not_asked(shares);
+  std::vector<std::size_t> waiting(next);
+  std::iota(waiting.begin(), waiting.end(), 0U);
+  std::vector<transport::Outgoing> asked(shares.size() - next);
+  const FrameGuard guard(context.world);
+  const auto is_done = [&](std::size_t sender) {
+    return std::all_of(in[sender].begin(), in[sender].end(),
+                       [](const auto& frame) { return frame.done.load(std::memory_order_acquire); });
+  };
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (const std::size_t sender : waiting) {
+      if (!is_done(sender)) ranks.push_back(shares[sender].peer);
+    }
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  };
+  std::size_t asks = 0;
+  while (!waiting.empty()) {
+    context.wait([&] { return std::any_of(waiting.begin(), waiting.end(), is_done); }, missing);
+    const auto done = std::find_if(waiting.begin(), waiting.end(), is_done);
+    wait_for_all(context, in[*done]);  // checks their lengths
+    waiting.erase(done);
+    while (next < shares.size() && shares[next].bytes == 0) ++next;
+    if (next == shares.size()) continue;
+    post(context, shares[next], in[next]);
+    context.send(asked[asks++], shares[next].peer, tag(Step::Turn, number), nullptr, 0);
+    waiting.push_back(next++);
+  }
+  for (std::size_t ask = 0; ask < asks; ++ask) context.wait_for(asked[ask]);
+}
+
+namespace {
+
+/// Bytes by host in the order in which hosts send to the root's, whose own are left out.
+std::vector<std::size_t> bytes_in_turn(const Layout& layout, const HostParts& parts, int root) {
+  std::vector<std::size_t> bytes;
+  for (int turn = 1; turn < layout.hosts; ++turn)
+    bytes.push_back(parts.length[static_cast<std::size_t>((layout.host_of(root) + turn) % layout.hosts)]);
+  return bytes;
+}
+
 // Gathers on each host to its leader, or to the root, and from the leaders to the root.
 void gather(Context& context, const Request& request, const std::vector<std::int64_t>& bytes) {
   const Layout& layout = context.layout;
@@ -82,16 +147,14 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   auto* const out = static_cast<std::byte*>(request.output);
   std::byte* const all = is_root && !layout.contiguous ? context.scratch(1, parts.total).data() : out;
   const auto block = [&](int host) { return all + parts.begin[static_cast<std::size_t>(host)]; };  // at the root
-  std::vector<std::vector<transport::Incoming>> in(static_cast<std::size_t>(layout.hosts));
+  std::vector<Share> shares;
+  std::vector<std::vector<transport::Incoming>> in;
   const FrameGuard guard(context.world);
-  if (is_root && !by_tree) {
-    for (int host = 0; host < layout.hosts; ++host) {
-      if (host == layout.host) continue;
-      auto& frames = in[static_cast<std::size_t>(host)];
-      receive_pieces(context, frames, layout.leader(host), Step::Block, block(host),
-                     parts.length[static_cast<std::size_t>(host)]);
-    }
+  for (int turn = 1; turn < layout.hosts && is_root && !by_tree; ++turn) {
+    const int host = (layout.host + turn) % layout.hosts;
+    shares.push_back({layout.leader(host), block(host), parts.length[static_cast<std::size_t>(host)]});
   }
+  post_first_turns(context, shares, in);
   const auto* here = static_cast<const std::byte*>(request.input);
   std::byte* const to = is_root ? block(layout.host) : takes ? context.scratch(2, length).data() : nullptr;
   if (layout.locals > 1) {
@@ -112,10 +175,12 @@ void gather(Context& context, const Request& request, const std::vector<std::int
   } else if (!at_root_host && layout.leads()) {
     std::vector<transport::Outgoing> frames;
     const FrameGuard inner(context.world);
+    const auto turn = static_cast<std::size_t>((layout.host - layout.host_of(root) - 1 + layout.hosts) % layout.hosts);
+    if (length > 0 && turn >= senders_at_once(bytes_in_turn(layout, parts, root))) context.wait_for_turn(root, 0);
     send_pieces(context, frames, root, Step::Block, here, length);
     wait_for_all(context, frames);
   }
-  for (auto& frames : in) wait_for_all(context, frames);
+  receive_in_turns(context, shares, in, 0);
   if (is_root) parts.unpack(layout, all, out);
 }
 

@@ -50,6 +50,39 @@ void wait_for_all(Context& context, std::vector<Frame>& frames) {
   for (Frame& frame : frames) context.wait_for(frame);
 }
 
+// Many ranks that send to one at once overflow the queue of its port in a switch; what is dropped at the end of a burst
+// is sent again only after a time-out of 200 ms. So they take turns: the first ones send without being asked, each of
+// the others once the receiver has all data of an earlier one.
+
+constexpr std::size_t kSendersAtOnce = 4;
+constexpr std::size_t kBytesAtOnce = std::size_t{256} << 10;  // together, more senders may send at once
+
+/// Number of senders that are not asked. `bytes` is by sender, in the order of their turns.
+inline std::size_t senders_at_once(const std::vector<std::size_t>& bytes) noexcept {
+  std::size_t senders = 0;
+  for (std::size_t sum = 0; senders < bytes.size(); ++senders) {
+    sum += bytes[senders];
+    if (senders >= kSendersAtOnce && sum > kBytesAtOnce) break;
+  }
+  return senders;
+}
+
+/// Data that a rank sends to this one.
+struct Share {
+  int peer = -1;
+  std::byte* to = nullptr;
+  std::size_t bytes = 0;
+  std::int64_t first = 0;  ///< number of its first frame
+};
+
+/// Posts the frames of those that are not asked, `in` by share. The shares are in the order of turns.
+void post_first_turns(Context& context, const std::vector<Share>& shares,
+                      std::vector<std::vector<transport::Incoming>>& in);
+/// Then waits for all shares, and asks the other senders, which use the same `number` in `Context::wait_for_turn`.
+/// Frames of a rank that has not been asked are not posted: it does not owe them if an operation ends late.
+void receive_in_turns(Context& context, const std::vector<Share>& shares,
+                      std::vector<std::vector<transport::Incoming>>& in, std::int64_t number);
+
 /// Location of all ranks' parts, in bytes, in two orders: by rank, and by host, with the parts of a host's ranks
 /// together. Both orders are the same if ranks are numbered by host.
 struct HostParts {

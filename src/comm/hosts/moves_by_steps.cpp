@@ -125,6 +125,7 @@ struct Slab {
   std::size_t number = 0;
   std::vector<std::byte> bytes;      // the slices of this position and of those below it
   std::vector<std::size_t> offsets;  // of each slice; then the end of the last one
+  std::vector<Share> shares;         // by source
   std::vector<std::vector<transport::Incoming>> in;
   std::vector<std::vector<transport::Outgoing>> out;
 };
@@ -139,6 +140,8 @@ struct Relay {
   const std::size_t most;  // bytes of a slice
   std::size_t slabs = 0;
   std::vector<Stream> up = {}, down = {};
+  std::vector<Stream> beside = {};  // what the parent gathers, in the order of turns
+  std::size_t turn = 0;             // this host's
   std::array<Slab, 2> memory = {};
 
   Relay(Context& in, const HostParts& of, int root);
@@ -158,6 +161,8 @@ struct Relay {
       if (bytes > 0) copy(slab.bytes.data() + slab.offsets[i], host_at(position), slab.number * most, bytes);
     }
   }
+  /// True if the parent asks for this host's data of a slab.
+  bool is_asked(std::size_t slab) const;
   template <class Put, class Take>
   void run(std::vector<Stream>& sources, std::vector<Stream>& sinks, const Put& put, const Take& take);
 };
@@ -177,8 +182,23 @@ Relay::Relay(Context& in, const HostParts& of, int root)
     return position == 0 ? root : layout.leader(static_cast<int>(host_at(position)));
   };
   const Neighbours found = radix_tree(at, layout.hosts);
-  if (found.parent >= 0) up.push_back({rank_at(found.parent), at, end});
+  if (found.parent >= 0) {
+    up.push_back({rank_at(found.parent), at, end});
+    for (const int child : radix_tree(found.parent, layout.hosts).children) {
+      if (child == at) turn = beside.size();
+      beside.push_back({rank_at(child), child, radix_end(child, layout.hosts)});
+    }
+  }
   for (const int child : found.children) down.push_back({rank_at(child), child, radix_end(child, layout.hosts)});
+}
+
+bool Relay::is_asked(std::size_t slab) const {
+  if (turn < kSendersAtOnce) return false;
+  std::vector<std::size_t> bytes(beside.size());
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    for (int position = beside[i].begin; position < beside[i].end; ++position) bytes[i] += slice_bytes(position, slab);
+  }
+  return bytes[turn] > 0 && turn >= senders_at_once(bytes);
 }
 
 template <class Put, class Take>
@@ -198,20 +218,22 @@ void Relay::run(std::vector<Stream>& sources, std::vector<Stream>& sinks, const 
         slab.offsets.push_back(slab.offsets.back() + slice_bytes(position, number));
       }
       if (slab.bytes.size() < slab.offsets.back()) slab.bytes.resize(slab.offsets.back());
-      slab.in.resize(sources.size());
       slab.out.resize(sinks.size());
-      for (std::size_t i = 0; i < sources.size(); ++i) {
-        const auto [begin, bytes] = stream(slab, sources[i]);
-        receive_pieces(context, slab.in[i], sources[i].peer, Step::Block, slab.bytes.data() + begin, bytes,
-                       sources[i].frames);
-        sources[i].frames += static_cast<std::int64_t>(slab.in[i].size());
+      slab.shares.clear();
+      for (Stream& source : sources) {
+        const auto [begin, bytes] = stream(slab, source);
+        slab.shares.push_back({source.peer, slab.bytes.data() + begin, bytes, source.frames});
+        source.frames += static_cast<std::int64_t>(pieces_of(bytes));
       }
+      post_first_turns(context, slab.shares, slab.in);
       put(slab);
     }
     if (number == 0) continue;
     Slab& slab = memory[(number - 1) % 2];
-    for (auto& frames : slab.in) wait_for_all(context, frames);
+    receive_in_turns(context, slab.shares, slab.in, static_cast<std::int64_t>(slab.number));
     take(slab);
+    if (&sinks == &up && is_asked(slab.number))
+      context.wait_for_turn(sinks.front().peer, static_cast<std::int64_t>(slab.number));
     for (std::size_t i = 0; i < sinks.size(); ++i) {
       const auto [begin, bytes] = stream(slab, sinks[i]);
       send_pieces(context, slab.out[i], sinks[i].peer, Step::Block, slab.bytes.data() + begin, bytes, sinks[i].frames);
