@@ -242,7 +242,11 @@ class Trainings:
             # The training was over, and an agent or a worker that was struck could not say so.
             unfinished = {int(path.stem.partition("-")[2]) for path in (training.run / "logs").glob("rank-*.out")
                           if "world " in path.read_text(errors="replace") and not ENDED.search(path.read_text(errors="replace"))}
-            assert unfinished <= training.struck | training.leaving, f"ends: with {status}, and {unfinished} have not ended"
+            # (At the start an agent is killed before its workers can be known.)
+            lost = re.findall(r"workers? (\d+)(?:-(\d+))? (?:is|are) lost with", training.complaints())
+            gone = {worker for first, last in lost for worker in range(int(first), int(last or first) + 1)}
+            left = unfinished - training.struck - training.leaving - (gone if plan.early else set())
+            assert not left, f"ends: with {status}, and {left} have not ended"
             status = 0
         elif status == 75 and not training.close:
             assert plan.hard, "ends: with 75, although somebody has the state and stays"
