@@ -49,8 +49,8 @@ def needed(build, *names):
     """Ends the command where a build lacks a program."""
     for name in names:
         if not program(build, name):
-            sys.exit(f"bench/compare: no {build}/bin/{name} -- build with COHORT_BUILD_BENCH=ON (the preset `release`; "
-                     "what trains needs libtorch), or give --build, --against")
+            sys.exit(f"bench/compare: no {build}/bin/{name} -- `cmake --build {build}` builds it where COHORT_BUILD_BENCH is ON "
+                     "(the preset `release`; what trains needs libtorch); or give --build, --against")
 
 
 def python_path(build):
