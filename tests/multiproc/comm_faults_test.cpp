@@ -91,6 +91,7 @@ struct ManyMoves {
   void (*move)(Communicator& comm, std::vector<std::uint8_t>& own, std::vector<std::uint8_t>& all,
                std::chrono::milliseconds timeout);
   int ranks = kMany;
+  const char* hosts = nullptr;  // default: a host for each rank
 };
 
 ConstBuffer given(const std::vector<std::uint8_t>& from, bool any = true) {
@@ -98,6 +99,11 @@ ConstBuffer given(const std::vector<std::uint8_t>& from, bool any = true) {
 }
 Buffer taken(std::vector<std::uint8_t>& to, bool any = true) {
   return {to.data(), any ? static_cast<std::int64_t>(to.size()) : 0, DType::UInt8};
+}
+
+void gather(Communicator& comm, std::vector<std::uint8_t>& own, std::vector<std::uint8_t>& all,
+            std::chrono::milliseconds timeout) {
+  comm.gather(given(own), taken(all, comm.rank() == 0), {.timeout = timeout}).wait();
 }
 
 constexpr ManyMoves kManyMoves[] = {
@@ -109,15 +115,10 @@ constexpr ManyMoves kManyMoves[] = {
      [](Communicator& comm, auto& own, auto& all, auto timeout) {
        comm.all_gather(given(own), taken(all), {.timeout = timeout}).wait();
      }},
-    {"Gather", 16,
-     [](Communicator& comm, auto& own, auto& all, auto timeout) {
-       comm.gather(given(own), taken(all, comm.rank() == 0), {.timeout = timeout}).wait();
-     }},
-    {"GatherOfFewHosts", 2,  // while others wait for their turn
-     [](Communicator& comm, auto& own, auto& all, auto timeout) {
-       comm.gather(given(own), taken(all, comm.rank() == 0), {.timeout = timeout}).wait();
-     },
-     9},
+    {"Gather", 16, gather},
+    {"GatherOfFewHosts", 2, gather, 9},  // while others wait for their turn
+    {"GatherToAStruckRoot", 0, gather, 9},
+    {"GatherOfHostsOfTwo", 3, gather, 13, "hosts:1,2,2,2,2,2,2"},
     {"Scatter", 16,
      [](Communicator& comm, auto& own, auto& all, auto timeout) {
        comm.scatter(given(all, comm.rank() == 0), taken(own), {.timeout = timeout}).wait();
@@ -155,7 +156,9 @@ class MovesOfManyHosts : public ::testing::TestWithParam<ManyMoves> {
     }
   }
 
-  Processes world_{GetParam().ranks, comm::testing::Worlds(fmt::format("hosts:{}", GetParam().ranks))};
+  Processes world_{GetParam().ranks,
+                   comm::testing::Worlds(GetParam().hosts != nullptr ? GetParam().hosts
+                                                                     : fmt::format("hosts:{}", GetParam().ranks))};
 };
 
 TEST_P(MovesOfManyHosts, AKilledRankIsNamed) {

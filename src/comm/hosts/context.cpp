@@ -84,6 +84,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kDriving = 2ms;       // how often a rank that waits for others of its host drives the transport
 constexpr auto kGrace = 1000ms;      // in which another host can report its missing ranks
+constexpr auto kTurnGrace = 3000ms;  // in which a receiver can report for whom it waits, with all of its own grace
 constexpr auto kLongWait = 200ms;    // longer waits are reported to peers
 constexpr auto kShortGrace = 100ms;  // in which a missing rank can report for whom it waits
 
@@ -197,7 +198,7 @@ void Context::look_after(const std::function<std::vector<int>()>& missing_now) {
     return all_wait;
   };
   bool all_wait = leave_out_those_that_wait();
-  if (Clock::now() < deadline_of(missing) + (all_wait || for_turn_ ? kGrace : 0ms)) return;
+  if (Clock::now() < deadline_of(missing) + (for_turn_ ? kTurnGrace : all_wait ? kGrace : 0ms)) return;
   if (over) {
     // The missing rank may itself wait for another rank, from which this rank expects a frame too.
     const std::vector<int> owing = transport.owing();
@@ -266,8 +267,8 @@ void Context::wait_for_turn(int receiver, std::int64_t number) {
   const FrameGuard guard(world);
   receive(turn, receiver, tag(Step::Turn, number), nullptr, 0);
   for_turn_ = true;
+  const std::unique_ptr<bool, void (*)(bool*)> until_end(&for_turn_, [](bool* on) { *on = false; });
   wait_for(turn);
-  for_turn_ = false;
 }
 
 void Context::send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes) {

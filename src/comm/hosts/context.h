@@ -203,8 +203,7 @@ class Context {
   void attend();
   void wait_for(transport::Incoming& frame);
   void wait_for(transport::Outgoing& frame);
-  /// Waits until `receiver` lets this rank send (`receive_in_turns`). A receiver that waits for another sender knows
-  /// better who is late, so it is given time to report that first.
+  /// Waits until `receiver` lets this rank send (`receive_in_turns`). It has time to report first who keeps it waiting.
   void wait_for_turn(int receiver, std::int64_t number);
   void send(transport::Outgoing& frame, int peer, std::uint32_t tag, const void* data, std::size_t bytes);
   void receive(transport::Incoming& frame, int peer, std::uint32_t tag, void* to, std::size_t room);
