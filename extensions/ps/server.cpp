@@ -260,7 +260,7 @@ class Server::Impl final : RpcServer::Service {
     options.patience = options_.patience;
     options.room = [this] { return room(); };
     options.aside = [this](std::function<void()> task) { aside(std::move(task)); };
-    options.changed = [this] { count_workers(); };
+    options.changed = [this] { server_.post([this] { count_workers(); }); };  // once the change's answer waits, too
     options.epoch = epoch;
     if (replicated_) {
       options.rows = rows;

@@ -548,6 +548,52 @@ else:
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), ["0 True", "1 True"], done.stderr)
 
+    #: Server 0 has all rows, and server 1 their copies, but is stopped most of the time while the worker leaves.
+    LEAVES = """
+import json, os, signal, sys, threading, time
+import cohort
+from cohort import ps
+
+def server_pids():
+    with open(os.environ["COHORT_RUN_DIR"] + "/job.json") as record:
+        return json.load(record)["server_pids"]
+
+def hold(pid, left):
+    while not left.is_set():
+        os.kill(pid, signal.SIGSTOP)
+        left.wait(0.3)
+        os.kill(pid, signal.SIGCONT)
+        left.wait(0.0002)
+
+if cohort.role() == "server":
+    ps.serve()
+else:
+    client, left = ps.connect(), threading.Event()
+    before = server_pids()[1]
+    os.kill(before, signal.SIGKILL)
+    while server_pids()[1] == before:
+        time.sleep(0.05)
+    time.sleep(2)  # server 1 has copies of all rows then
+    thread = threading.Thread(target=hold, args=(server_pids()[1], left))
+    thread.start()
+    time.sleep(0.1)
+    try:
+        client.leave()
+        print("left")
+    finally:
+        left.set()
+        thread.join()
+"""
+
+    def test_a_server_ends_when_the_last_worker_knows_that_it_has_left(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "program.py")
+            program.write_text(self.LEAVES)
+            words = ["--prefix", "none", "--timeout", "80", "-np", "1", "--servers", "2", "--server-restarts", "1"]
+            command = [os.environ["COHORT_COMMAND"], "run", *words, sys.executable, program]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=90)
+        self.assertEqual((done.returncode, done.stdout), (0, "left\n"), done.stderr)
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_what_a_server_without_memory_has_lost_ends_the_job(self):
         done, _ = self.run_killed("{'replicas': 0}", "1", "--servers", "2", "--server-restarts", "3")
