@@ -156,12 +156,12 @@ Context::Waiting::~Waiting() {
 
 // --- waiting ---
 
-/// Deadline of a wait for ranks on other hosts. A missing rank may itself wait for ranks of its host, and is given time
-/// to report them first. If several ranks are missing, one of them may still wait for another in the previous
-/// operation, and its report is more precise.
+/// Deadline of a wait for ranks on other hosts. A missing rank may itself wait for ranks of its host, or for a rank
+/// that does, and is given time to report them first. If several ranks are missing, one of them may still wait for
+/// another in the previous operation, and its report is more precise.
 Context::Clock::time_point Context::deadline_of(const std::vector<int>& missing) const noexcept {
-  if (layout.on(layout.host_of(missing.front())).size() > 1) return waiters_.deadline.when() + kGrace;
-  return waiters_.deadline.when() + (missing.size() > 1 && !over ? kShortGrace : 0ms);
+  const auto of_hosts = layout.size > layout.hosts ? kGrace : 0ms;
+  return waiters_.deadline.when() + of_hosts + (missing.size() > 1 && !over ? kShortGrace : 0ms);
 }
 
 /// Tells the ranks that may wait for this one that it waits itself, so that they do not take it for the late rank.
